@@ -41,8 +41,7 @@ COMMON = (
     "--checkpoint_every 10 "
 )
 SMALL = {  # the environments of the tests, so that a start takes seconds
-    "coma": COMMON
-    + "--algo coma --env helpers.tiny:Corridor --num_agents 2 --num_epochs 2 --hidden_size 8 "
+    "coma": COMMON + "--algo coma --env helpers.tiny:Corridor --num_agents 2 --num_epochs 2 --hidden_size 8 "
     "--num_envs 8 --minibatch_size 80 --total_env_steps 24000",
     "ddpg": COMMON + "--algo ddpg --env helpers.tiny:Corridor --batch_size 16 --buffer_size 2000 --learning_starts 160 "
     "--hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",

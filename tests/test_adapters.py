@@ -629,8 +629,7 @@ RUNS = {
     "jumanji": "--algo coma --env jumanji:Snake-v1 --observe grid --horizon 5 --total_env_steps 80 "
     f"--num_epochs 1 {TINY}",
     "brax": f"--algo sac --env brax:fast --horizon 10 --total_env_steps 160 --batch_size 16 {TINY}",
-    "jaxmarl": "--algo coma --env jaxmarl:MPE_simple_spread_v3 --horizon 4 --total_env_steps 64 "
-    f"--num_epochs 1 {TINY}",
+    "jaxmarl": f"--algo coma --env jaxmarl:MPE_simple_spread_v3 --horizon 4 --total_env_steps 64 --num_epochs 1 {TINY}",
 }
 
 

@@ -387,7 +387,9 @@ def test_the_baseline_of_coverage_flies():
 
 def test_the_torch_learner_of_coverage_learns():
     pytest.importorskip("torch")
-    config = command_line.parse(["--config", "coma_published", "--q", "2", "--budget", "2", "--hidden_size", "4"]).config
+    config = command_line.parse(
+        ["--config", "coma_published", "--q", "2", "--budget", "2", "--hidden_size", "4"]
+    ).config
     settings = config.algo_settings | {"num_epochs": 1, "minibatch_size": 100}
     learner = coverage.SYSTEM.learner(config.env_settings, settings, 0)
     assert learner.collect(2) == 6 and learner.threads > 0

@@ -146,6 +146,7 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
     from jaxrl.runtime.build import build_run, compile_run
     from jaxrl.runtime.config import changed
     from jaxrl.runtime.presets import base
+    from jaxrl.runtime.program import Program
     from jaxrl.runtime.train_state import Position
 
     name, settings = settings_of(task, algo)
@@ -162,7 +163,7 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
             position = dataclasses.replace(position, phase=index, iteration=0)
             state = dataclasses.replace(state, phase=np.int32(index), iteration=np.uint32(0))
         block, phase = compiled.blocks[index], phases[index]
-        assert block is not None
+        assert isinstance(block, Program)
         number = min(left[index], run.config.run.block_iterations)
         if phase.steps:
             missing = watch.every - position.env_steps % watch.every

@@ -311,8 +311,8 @@ class CompiledRun:
 
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
-        blocks: (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase; None for
-            a phase that is already complete.
+        blocks: (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase;
+            None for a phase that is already complete.
         evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
         needed: peak bytes on a device of every compiled function, with a checkpoint in progress.
     """
@@ -392,9 +392,8 @@ def compile_run(
                 setup.plan.check(needed)
                 found.append(needed)
                 if name == "end":  # the last one
-                    say(
-                        f"compiled phase '{phase.name}' in {largest[0]:.1f} s; it needs {gibibytes(largest[1])} per device"
-                    )
+                    took, most = largest[0], gibibytes(int(largest[1]))
+                    say(f"compiled phase '{phase.name}' in {took:.1f} s; it needs {most} per device")
 
             return Program(lambda: made[name], check)
 

@@ -171,6 +171,7 @@ class Pieces:
             unit = "episodes" if self.phase.restart else "environments"
             return Done("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
         epochs = self.algo.learn_stages[-1].epoch + 1
-        activity = "learning" if len({stage.name for stage in self.algo.learn_stages}) == 1 else f"training the {stage.name}"
+        names = {stage.name for stage in self.algo.learn_stages}
+        activity = f"training the {stage.name}" if len(names) > 1 else "learning"
         activity += f", epoch {stage.epoch + 1} of {epochs}" if epochs > 1 else ""
         return Done(activity, done, stage.steps, "minibatches", left)

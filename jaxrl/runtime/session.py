@@ -215,10 +215,9 @@ class Session:
             except _GivenUpError:
                 self.abandoned = True
                 self.checkpoints.wait()
-                saved = self._saved[0]
                 reason = (
-                    f"stopped by {self._received[0]}: the running block did not end within {GRACE_SECONDS:.0f} s and was "
-                    f"given up; continue from iteration {saved or 0:,} with --resume {self.directory}"
+                    f"stopped by {self._received[0]}: the running block took longer than {GRACE_SECONDS:.0f} s and was "
+                    f"given up; continue from iteration {self._saved[0] or 0:,} with --resume {self.directory}"
                 )
         return reason
 

@@ -423,14 +423,14 @@ class Trainer:
     # An iteration in pieces, between which the host can look after it; see `runtime.pieces`
 
     def make_pieces(self, phase: Phase) -> dict[str, tuple[Any, ...]]:
-        """Return jits that together are an iteration of a phase whose algorithm has stages, and their arguments' shapes.
+        """Return jits that together are an iteration of a phase, with the shapes of their arguments.
 
         "buffers": state -> empty buffers of what is collected.
         "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.
         "begin": (state, buffers) -> Learning.
         A stage's name: (state, Learning, epoch, first step, last step + 1) -> (Learning, token); `Learning` is donated.
-        "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; state and `Learning` are
-        donated.
+        "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; donates the first and the
+        last.
 
         A token is ready when the piece is done.
         """

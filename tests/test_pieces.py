@@ -1,0 +1,120 @@
+"""An iteration in pieces computes what a block of one iteration does, and can be given up."""
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.tiny import Corridor
+
+from envs_jax.batch import batched
+from jaxrl.algos.base import Algorithm
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ppo import Ppo
+from jaxrl.runtime import pieces as in_pieces
+from jaxrl.runtime.data_parallel import DataParallel, make_mesh
+from jaxrl.runtime.pieces import Done, Pieces
+from jaxrl.runtime.program import Program
+from jaxrl.runtime.trainer import Trainer
+
+ENVS, AGENTS, HORIZON = 8, 2, 10
+COMA = {"minibatch_size": 40, "num_epochs": 3, "actor_epochs": 2, "tau": 0.1, "hidden_size": 8}
+CASES: dict[str, tuple[type[Algorithm], dict[str, Any], int]] = {
+    "coma": (Coma, COMA, 1),
+    "coma on two devices": (Coma, COMA, 2),
+    "ppo": (Ppo, {"rollout_steps": 6, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8}, 1),
+}
+
+
+def make_trainer(case: str) -> Trainer:
+    algo, settings, devices = CASES[case]
+    env, layout = Corridor(num_agents=AGENTS), DataParallel(ENVS, shards=2, devices=devices)
+    made, chunk = algo(env.spec, layout, **settings), 2 if algo is Coma else 0
+    return Trainer(batched(env), made, layout, make_mesh(devices), 4, chunk, jnp.dtype("float16"), 1000)
+
+
+def make_pieces(trainer: Trainer) -> Pieces:
+    (phase,) = trainer.algo.phases
+    made = trainer.make_pieces(phase)
+    programs = {name: Program(lambda made=made[name]: made, lambda *_: None) for name in made}
+    return Pieces(programs, trainer.algo, phase, trainer.chunks(), ENVS // trainer.chunks())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
+    trainer = make_trainer(case)
+    (phase,) = trainer.algo.phases
+    block, pieces = trainer.make_block(phase), make_pieces(trainer)
+    state, other = trainer.init(jax.random.key(3)), trainer.init(jax.random.key(3))
+    shown: list[Done] = []
+    assert pieces.measure(other) > 0  # leaves no trace
+    for _ in range(3):
+        state, expected = block(state, jnp.int32(1))
+        result = pieces.run(other, shown.append, lambda left: False)
+        assert result is not None
+        other, metrics = result
+        first = jax.tree.map(lambda x: np.asarray(x)[:1], (expected.learning, expected.episodes))
+        chex.assert_trees_all_close((metrics.learning, metrics.episodes), first, rtol=2e-5, atol=1e-6)
+        assert int(metrics.not_finite) == int(expected.not_finite) == -1 and int(metrics.done) == 1
+    keys = lambda tree: jax.tree.map(  # noqa: E731
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree
+    )
+    chex.assert_trees_all_close(keys(other), keys(state), rtol=2e-5, atol=1e-6)
+    rollout = [done for done in shown if done.activity == "rolling out"]
+    assert [done.done for done in rollout] == [*range(ENVS // trainer.chunks(), ENVS + 1, ENVS // trainer.chunks())] * 3
+    updates = [done for done in shown if done.unit == "minibatches"]
+    stages = len(trainer.algo.learn_stages)
+    assert len(updates) == 3 * sum(stage.steps for stage in trainer.algo.learn_stages)
+    assert updates[-1].seconds_left == 0.0 and sum(done.done == done.total for done in updates) == 3 * stages
+    lefts = [done.seconds_left for done in shown[-len(shown) // 3 :]]
+    assert all(left is not None and left >= 0 for left in lefts)
+
+
+def test_an_iteration_that_is_given_up_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)
+    trainer = make_trainer("coma")
+    pieces, state = make_pieces(trainer), trainer.init(jax.random.key(0))
+    total = trainer.chunks() + sum(stage.steps for stage in trainer.algo.learn_stages)
+    before = jax.tree.map(np.asarray, jax.device_get(state.algo.replicated))
+    for piece in (1, 3, total - 1):
+        asked: list[float] = []
+
+        def stop(left: float, asked: list[float] = asked, piece: int = piece) -> bool:
+            asked.append(left)
+            return len(asked) == piece
+
+        assert pieces.run(state, lambda done: None, stop) is None and len(asked) == piece
+        chex.assert_trees_all_equal(jax.device_get(state.algo.replicated), before)
+    whole = pieces.run(state, lambda done: None, lambda left: False)
+    fresh, _ = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(1))
+    assert whole is not None
+    chex.assert_trees_all_close(whole[0].algo.replicated, fresh.algo.replicated, rtol=2e-5, atol=1e-6)
+
+
+def test_only_long_iterations_are_run_in_pieces() -> None:
+    def wanted(num_envs: int, backend: str) -> bool:
+        env = Corridor(num_agents=AGENTS)
+        algo = Coma(env.spec, DataParallel(num_envs))
+        return in_pieces.wanted(algo, algo.phases[0], backend)
+
+    least = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
+    assert wanted(least, "cpu") and not wanted(least - 1, "cpu") and not wanted(least, "gpu")
+    assert wanted(100 * least, "gpu")
+
+
+def test_a_value_that_is_not_finite_is_named() -> None:
+    trainer = make_trainer("coma")
+    (phase,) = trainer.algo.phases
+    pieces, state = make_pieces(trainer), trainer.init(jax.random.key(0))
+    params = state.algo.replicated
+    actor = dataclasses.replace(params.actor, params=params.actor.params.at[0].set(jnp.nan))
+    algo = dataclasses.replace(state.algo, replicated=dataclasses.replace(params, actor=actor))
+    bad = dataclasses.replace(state, algo=algo)
+    result = pieces.run(jax.tree.map(jnp.copy, bad), lambda done: None, lambda left: False)
+    _, expected = trainer.make_block(phase)(bad, jnp.int32(1))
+    assert result is not None
+    assert int(result[1].not_finite) == int(expected.not_finite) >= 0
