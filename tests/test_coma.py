@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
-from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
@@ -738,7 +737,7 @@ def trained(
 
 @pytest.fixture(scope="module")
 def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
-    """A training step that copies the target every third time and warms the critic up twice (6 episodes each), and what five bring."""
+    """A training step that copies every third target and trains the critic alone twice, and what five of them bring."""
     algo = small(target_update_period=3, gamma=0.9, critic_warmup=7)
     learn = compiled(algo)
     return learn, *trained(algo, 5, learn)

@@ -26,8 +26,8 @@ def test_wrong_inputs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert iteration.main(["--beside", str(tmp_path)]) == 2
     assert "is no checkout of the project: name its folder" in capfd.readouterr().err
     out = tmp_path / "found.json"
-    assert iteration.main(["--presets", "coma_fats", "--out", str(out)]) == 2
-    assert "coma_fast" in capfd.readouterr().err
+    assert iteration.main(["--presets", "coma_quik", "--out", str(out)]) == 2
+    assert "coma_quick" in capfd.readouterr().err
     assert not out.exists()
 
 

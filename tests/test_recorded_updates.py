@@ -180,7 +180,6 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
-    size = MISSIONS * STEPS * TEAM
     algo = made(Coma, case)(COVERAGE, DataParallel(MISSIONS))
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}

@@ -429,8 +429,7 @@ class Trainer:
         "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.
         "begin": (state, buffers) -> Learning.
         A stage's name: (state, Learning, epoch, first step, last step + 1) -> (Learning, token); `Learning` is donated.
-        "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; donates the first and the
-        last.
+        "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; donates first and last.
 
         A token is ready when the piece is done.
         """
