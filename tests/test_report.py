@@ -449,6 +449,7 @@ def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.Monke
         words = " ".join(re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue()).split())
         for text in ("share of region seen 0.25", "entropy in region 0.5 bit", "actor loss 0.125"):
             assert text in words, (live, words)
+        assert "device" not in words and "speed" not in words  # nothing is known of them
 
 
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
