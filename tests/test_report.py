@@ -449,7 +449,16 @@ def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.Monke
         words = " ".join(re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue()).split())
         for text in ("share of region seen 0.25", "entropy in region 0.5 bit", "actor loss 0.125"):
             assert text in words, (live, words)
-        assert "device" not in words and "speed" not in words  # nothing is known of them
+
+
+def test_the_panel_has_no_tables_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    with Console("title", stream, live=True) as shown:
+        shown.block({"losses": {"actor": 0.125}})
+    words = re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue().rsplit("╭", 1)[1]).split()
+    assert words == ["title", "losses", "actor", "0.125"]
 
 
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
