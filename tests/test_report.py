@@ -22,6 +22,7 @@ from helpers.runs import points
 
 from envs_jax.base import make, registered
 from jaxrl.report import console, gpu
+from jaxrl.report import metrics as metrics_module
 from jaxrl.report import writer as writer_module
 from jaxrl.report.console import Console, Log
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
@@ -177,7 +178,8 @@ SHOWN = [
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the console's time in seconds, as the only item of a list."""
     now = [100.0]
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (console, metrics_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -449,6 +451,16 @@ def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.Monke
             assert text in words, (live, words)
 
 
+def test_the_panel_has_no_tables_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    with Console("title", stream, live=True) as shown:
+        shown.block({"losses": {"actor": 0.125}})
+    words = re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue().rsplit("╭", 1)[1]).split()
+    assert words == ["title", "losses", "actor", "0.125"]
+
+
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
     stream, threads = io.StringIO(), set(threading.enumerate())
     with Console("title", stream, every=0.01) as shown, shown.working("compiling"):
@@ -620,13 +632,11 @@ def test_the_panel_of_a_narrow_terminal_cuts_nothing(algo: str, monkeypatch: pyt
         assert all(f" {console.format_significant(value)} " in panel for value in metrics.values())
 
 
-def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_time_left_counts_from_where_this_process_began(clock: list[float]) -> None:
     stream = io.StringIO()
     with Console("title", stream, every=0.0) as shown:
         shown.block({"fraction": 0.5})
-        now[0] += 60.0
+        clock[0] += 60.0
         shown.block({"fraction": 0.6})
         shown.block({"fraction": 0.6, "seconds_left": 5.0})
     assert stream.getvalue().splitlines() == [
@@ -636,14 +646,12 @@ def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.Monk
     ]
 
 
-def test_time_left_is_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_time_left_is_that_of_the_phase(clock: list[float]) -> None:
     stream = io.StringIO()
     with Console("title", stream, every=0.0) as shown:
         for phase, fraction in (("walk", 0.1), ("walk", 0.6), ("read", 0.2), ("read", 0.6)):
             shown.block({"phase": phase, "fraction": fraction})
-            now[0] += 60.0
+            clock[0] += 60.0
     assert stream.getvalue().splitlines() == [
         "done 10.0%   left unknown",
         "  phase       walk",

@@ -14,12 +14,11 @@ from typing import Any, TextIO
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-_GAP = 2  # columns between the blocks of a panel
+from jaxrl.report import panel
+from jaxrl.report.metrics import TimeLeft
+
 _LOG_SECONDS = 15.0
 _LOG_WIDTH = 120  # characters of the longest line
 _HEADING_WIDTH = len("evaluation")
@@ -43,29 +42,6 @@ class _Fact:
         return f"{self.value} {self.unit}".rstrip()
 
 
-class _TimeLeft:
-    """Estimates the seconds left of a phase.
-
-    The rate is that since the first block of this process and phase, so that resuming a run does not bias it.
-    """
-
-    def __init__(self) -> None:
-        self._phase: str | None = None
-        self._start: tuple[float, float] | None = None  # time and fraction done at the first block of the phase
-
-    def estimate(self, info: Mapping[str, Any]) -> float | None:
-        """Return the `seconds_left` of a block if it has them, otherwise an estimate if there is one."""
-        if info.get("phase") != self._phase:
-            self._phase, self._start = info.get("phase"), None
-        fraction, known = info.get("fraction"), info.get("seconds_left")
-        if known is not None or fraction is None:
-            return known
-        now = time.monotonic()
-        self._start = self._start or (now, fraction)
-        since, gained = now - self._start[0], fraction - self._start[1]
-        return since * (1.0 - fraction) / gained if gained > 0 else None
-
-
 class _Lines:
     """Writes blocks, progress and long operations as plain lines.
 
@@ -83,7 +59,7 @@ class _Lines:
     def __init__(self, write: Callable[[str], None], label: Callable[[str], str], every: float, width: int) -> None:
         self._write, self._label, self._every, self._width = write, label, every, width
         self._lock = threading.RLock()  # other threads may write progress and long operations
-        self._time_left = _TimeLeft()
+        self._time_left = TimeLeft()
         self._value_widths: dict[tuple[str, str], int] = {}  # by kind and label; they only grow
         self._blocks = 0
         self._block_time = self._group_time = -float("inf")  # of the last block and of the last group of lines
@@ -249,7 +225,7 @@ class Console:
         self._live: Live | None = None
         self._view: Callable[[], RenderableType] = Text  # of the live panel
         self._panel: RenderableType | None = None  # of the last block
-        self._time_left = _TimeLeft()
+        self._time_left = TimeLeft()
         self._evaluation: dict[str, float] = {}
         width = min(self._rich.width, _LOG_WIDTH) if self._stream.isatty() else _LOG_WIDTH
         self._lines = _Lines(self._print, label, every, width)
@@ -298,13 +274,13 @@ class Console:
 
     def _show(self, *below: Callable[[], RenderableType]) -> None:
         """Show the panel of the last block, if there was one, and below it what functions return at each drawing."""
-        panel = [] if self._panel is None else [self._panel]
+        above = [] if self._panel is None else [self._panel]
 
         def draw() -> RenderableType:
             parts = [part() for part in below]
-            view = Group(*panel, *parts)
+            view = Group(*above, *parts)
             is_cut = bool(parts) and len(self._rich.render_lines(view)) > self._rich.height  # at its lower end
-            return Group(*parts, *panel) if is_cut else view
+            return Group(*parts, *above) if is_cut else view
 
         self._view = draw
 
@@ -340,13 +316,10 @@ class Console:
             self._lines.progress(activity, done, total, unit, seconds_left)
             return
         text = Text(f"{activity}  {_progress_text(done, total, unit, seconds_left)}")  # wraps where it is narrow
-        bar = _bar(_share(done, total))
+        bar = panel.bar(_share(done, total))
         self._show(lambda: text, lambda: bar)
 
     def _draw(self, info: dict[str, Any]) -> RenderableType:
-        rows: list[RenderableType] = []
-        if info.get("fraction") is not None:
-            rows.append(_bar(info["fraction"]))
         metrics, evaluation = (
             [
                 _metric_fact(self._label(name), value, format_significant)
@@ -354,29 +327,16 @@ class Console:
             ]
             for group in ("environment", "evaluation")
         )
-        losses, known = _losses(info, format_significant), _facts(info | {"fraction": None})
+        facts = _facts({**info, "fraction": None})
         if info.get("return") is not None:
-            known.setdefault("run", []).append(_Fact("return", format_significant(info["return"])))
-        facts = {heading: _block(heading, pairs) for heading, pairs in known.items()}
+            facts.setdefault("run", []).append(_Fact("return", format_significant(info["return"])))
+        facts |= {"environment": metrics, "losses": _losses(info, format_significant)}
+        texts = {heading: {fact.label: fact.text for fact in group} for heading, group in facts.items()}
         # Evaluated metrics stand beside those of training, as most are the same: the panel fits 80 columns, 24 lines.
-        facts["environment"] = _block("environment", metrics, "evaluation", evaluation)
-        facts["losses"] = _block("losses", losses)
+        evaluated = {"environment": {fact.label: fact.text for fact in evaluation}}
         order = ("run", "device", "environment", "speed", "losses")
-        rows.append(self._side_by_side([facts[name] for name in order if name in facts and facts[name].row_count > 1]))
-        return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
-
-    def _side_by_side(self, blocks: list[Table]) -> Table:
-        """Return blocks in as many columns as fit, each block below the others of the shortest column."""
-        widths = [self._rich.measure(block).maximum for block in blocks]
-        for number in range(len(blocks), 0, -1):
-            columns: list[list[int]] = [[] for _ in range(number)]
-            for k in range(len(blocks)):
-                min(columns, key=lambda column: sum(blocks[i].row_count + 1 for i in column)).append(k)
-            if sum(max(widths[k] for k in column) + _GAP for column in columns) <= self._rich.width - 4 + _GAP:
-                break
-        grid = Table.grid(padding=(0, _GAP, 0, 0))
-        grid.add_row(*(Group(*[part for k in column for part in (Text(), blocks[k])][1:]) for column in columns))
-        return grid
+        tables = [panel.table(name, texts.get(name, {}), evaluated.get(name)) for name in order]
+        return panel.draw(self._title, info.get("fraction"), tables, self._rich)
 
 
 def _plain_words(name: str) -> str:
@@ -440,30 +400,6 @@ def _progress_text(done: int, total: int, unit: str, seconds_left: float | None)
     if seconds_left is not None and math.isfinite(seconds_left):
         left = f"  left {format_duration(max(seconds_left, 0.0))}"
     return f"{done:,} of {total:,} {unit}{left}"
-
-
-def _bar(share: float) -> RenderableType:
-    """Return a bar as wide as there is room, with the percentage to its right."""
-    bar = Table.grid(expand=True, padding=(0, 1))
-    bar.add_column(ratio=1)
-    bar.add_row(ProgressBar(total=1.0, completed=share), Text(f"{share:.1%}"))
-    return bar
-
-
-def _block(heading: str, facts: Sequence[_Fact], beside: str = "", others: Sequence[_Fact] = ()) -> Table:
-    """Return a table of facts under a heading, with the other values of the same names beside them."""
-    values, beside_values = ({fact.label: fact.text for fact in group} for group in (facts, others))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", overflow="fold")  # where it is narrow the labels get more lines, and no number is cut
-    for _ in range(1 + bool(beside_values)):
-        table.add_column(justify="right", no_wrap=True)
-    if beside_values:
-        table.add_row(*(Text(text, style="bold cyan") for text in (heading, "training", beside)))
-    else:
-        table.add_row(Text(heading, style="bold cyan"), "")
-    for label in dict.fromkeys((*values, *beside_values)):
-        table.add_row(label, values.get(label, ""), *([beside_values.get(label, "")] if beside_values else []))
-    return table
 
 
 _WIDTHS = {"iteration": 7, "left": 11, "memory in use": 9, "GPU busy": 4}

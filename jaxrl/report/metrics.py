@@ -1,4 +1,4 @@
-"""Metric lines: means over groups of iterations, which may span two processes; and throughput."""
+"""Metric lines: means over groups of iterations, which may span two processes; throughput and the time left."""
 
 import time
 from collections import deque
@@ -45,6 +45,29 @@ class Throughput:
             "env_steps_per_second": (steps_now - steps) / seconds,
             "updates_per_second": (updates_now - updates) / seconds,
         }
+
+
+class TimeLeft:
+    """Estimates the seconds left of a phase.
+
+    The rate is that since the first block of this process and phase, so that resuming a run does not bias it.
+    """
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._start: tuple[float, float] | None = None  # time and fraction done at the first block of the phase
+
+    def estimate(self, info: Mapping[str, Any]) -> float | None:
+        """Return the `seconds_left` of a block if it has them, otherwise an estimate if there is one."""
+        if info.get("phase") != self._phase:
+            self._phase, self._start = info.get("phase"), None
+        fraction, known = info.get("fraction"), info.get("seconds_left")
+        if known is not None or fraction is None:
+            return known
+        now = time.monotonic()
+        self._start = self._start or (now, fraction)
+        since, gained = now - self._start[0], fraction - self._start[1]
+        return since * (1.0 - fraction) / gained if gained > 0 else None
 
 
 class MetricAggregator:
