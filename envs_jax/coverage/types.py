@@ -86,7 +86,7 @@ class Settings(Environment):
     )
     map_backend: str = setting(
         "auto",
-        f"map backend: {', '.join(maps.BACKENDS)} (pallas: for GPUs, not yet run on one); auto: by q on CPUs, "
+        f"map backend: {', '.join(maps.BACKENDS)} (pallas: a kernel for GPUs); auto: by q on CPUs, "
         "elsewhere the faster of dense and pallas",
         choices=maps.BACKENDS,
     )
