@@ -209,7 +209,7 @@ SETS: dict[str, Make] = {
     "coma_16384": _run("--algo coma --num_envs 16384 --map_backend dense"),
     "coma_16384_pallas": _run("--algo coma --num_envs 16384 --map_backend pallas"),
     **{f"score_{name}": _run(flags) for name, flags in score.FLAGS.items()},
-    "sac_4096": _run("--config sac --num_envs 4096 --updates_per_step 8 --eval_every 0"),
+    "sac_4096": _run("--config sac --num_envs 4096 --env_steps_per_update 512 --eval_every 0"),
     "coma_4096_patches": _run("--algo coma --num_envs 4096 --map_backend pallas --convolution patches --eval_every 0"),
     "snakes": _env("snakes_3v3", 65536),
     "reach": _env("reach", 65536),

@@ -134,7 +134,7 @@ def test_both_presets_have_a_torch_learner(without, preset):
     flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert number == 2 and changes == {"update_interval": 1, "updates_per_step": 1.0}
+    assert number == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
     learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
     before = learner._learner.critic[1][0].weight.detach().clone()
     assert learner.collect(number) == 8 and learner.threads > 0

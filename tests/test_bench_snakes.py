@@ -92,7 +92,7 @@ def test_published_presets_in_torch(preset):
         ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
     ).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
+    assert number * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": number}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
     before = learner.learner.actor["last"].weight.detach().clone()
     assert learner.collect(number) == number * 4 and learner.threads > 0

@@ -17,9 +17,9 @@ from jaxrl.runtime.run_directory import follow_latest, open_run
 
 EVERY = 2.0  # seconds between two checks of the metrics
 FLAGS = {
-    "coma": "--config coma_fast --start corners --eval_every 2 --eval_episodes 256",
-    "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --updates_per_step 8 --eval_every 250",
-    "sac": "--config sac --eval_every 100",
+    "coma": "--config coma_fast --start corners --eval_every 30720 --eval_episodes 256",
+    "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --eval_every 256000",
+    "sac": "--config sac --eval_every 6400",
 }
 QUICK = " --eval_every 1 --eval_episodes 8"
 

@@ -66,10 +66,24 @@ class Run:
         return batched(self.env.env.for_evaluation())
 
     @property
+    def eval_iterations(self) -> int:
+        """Iterations between two evaluations, 0 = never: `eval_every` counts environment steps."""
+        return iterations_for(self.config.run.eval_every, self.algo)
+
+    @property
     def eval_episodes(self) -> int:
         """Return the episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
         multiple = math.lcm(8, self.mesh.size)
         return -(-self.config.run.eval_episodes // multiple) * multiple
+
+
+def iterations_for(env_steps: int, algo: Algorithm) -> int:
+    """Convert environment steps to the nearest number of iterations of the phase with most steps, at least 1; 0 to 0.
+
+    Iterations without steps count like the others, so that phases that only learn are evaluated, too.
+    """
+    steps = max(phase.steps for phase in algo.phases) * algo.layout.num_envs
+    return max(1, round(env_steps / max(steps, 1))) if env_steps else 0
 
 
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
@@ -245,7 +259,7 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
         raise UsageError(
             "the opponent 'self' needs a policy without a carry: choose scripted ones, such as --opponent 2"
         )
-    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
+    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, iterations_for(run.self_play_every, algo))
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:

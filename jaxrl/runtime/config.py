@@ -95,10 +95,16 @@ class RunSettings:
         between=(1, 1000),
     )
     self_play_every: int = setting(
-        2000, "iterations between snapshots; a new one replaces the oldest", between=(1, 1e9)
+        256_000,
+        "environment steps (all environments together) between snapshots, in whole iterations; a new one replaces the "
+        "oldest",
+        between=(1, 1e12),
     )
     eval_every: int = setting(
-        0, "iterations between evaluations that select the best checkpoint; 0 = never", between=(0, 1e9)
+        0,
+        "environment steps (all environments together) between evaluations that select the best checkpoint, in whole "
+        "iterations; 0 = never",
+        between=(0, 1e12),
     )
     eval_episodes: int = setting(
         64, "episodes per selection evaluation, rounded up to a multiple of 8", between=(1, 100_000)
@@ -268,9 +274,30 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
-    config = build(read_yaml(path), str(path))
+    config = build(_convert_old(read_yaml(path)), str(path))
     check_environment(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
+
+
+def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
+    """Convert the settings of an older run to counts of environment steps.
+
+    Algorithms with a replay had `updates_per_step`, counted `eps_decay` in steps of the batch, and evaluations and
+    snapshots in iterations. (Older runs of other algorithms cannot be told apart: resumed, they are evaluated after
+    every iteration.)
+    """
+    algo, envs = values.get("algo"), values.get("num_envs")
+    old = "updates_per_step" in values and isinstance(algo, str) and isinstance(envs, int) and envs > 0
+    if not old or "env_steps_per_update" not in fields_named(algo, "algorithm"):
+        return values
+    values = dict(values)
+    values["env_steps_per_update"] = envs / values.pop("updates_per_step")
+    if "eps_decay" in values:
+        values["eps_decay"] = values["eps_decay"] ** (1 / envs)
+    for name in ("eval_every", "self_play_every"):
+        if name in values:
+            values[name] *= envs * values.get("update_interval", 1)
+    return values
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
