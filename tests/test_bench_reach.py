@@ -83,8 +83,8 @@ def test_both_arms_move_alike():
 
 def test_goals_come_from_where_the_settings_say(without):
     row = goals.pool(4)
-    episodes = reach.Episodes(settings(pool_seed=4), np.random.default_rng(0))
-    fresh = reach.Episodes(settings(goals="uniform"), np.random.default_rng(0))
+    episodes = reach.Episodes(settings(goals="pool", pool_seed=4), np.random.default_rng(0))
+    fresh = reach.Episodes(settings(), np.random.default_rng(0))
     of_pool = [any((found.goal == x).all() for x in row[:, 3:]) for found in (episodes, fresh)]
     assert of_pool == [True, False] and 0.8 <= fresh.goal[1] <= 0.9
     before = fresh.goal

@@ -11,12 +11,13 @@ from bench.reference.snakes.torch_learner import TorchDdpg
 from bench.studies import published_learning
 from bench.systems import snakes
 from envs_jax.base import make
+from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
 
 
 def settings(env="snakes_3v3", **changes):
-    return dataclasses.asdict(make(env, **changes))
+    return dataclasses.asdict(make(env, **(PUBLISHED | changes)))
 
 
 def played(env, policy="random", games=1):
