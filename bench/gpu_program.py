@@ -35,6 +35,7 @@ from bench.train_throughput import measured_phase
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import batched
 from envs_jax.progress import start
+from envs_jax.snakes.types import PUBLISHED
 from jaxrl.algos.base import Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
@@ -209,9 +210,9 @@ SETS: dict[str, Make] = {
     "coma_16384": _run("--algo coma --num_envs 16384 --map_backend dense"),
     "coma_16384_pallas": _run("--algo coma --num_envs 16384 --map_backend pallas"),
     **{f"score_{name}": _run(flags) for name, flags in score.FLAGS.items()},
-    "sac_4096": _run("--config sac --num_envs 4096 --updates_per_step 8 --eval_every 0"),
+    "sac_4096": _run("--config sac --num_envs 4096 --env_steps_per_update 512 --eval_every 0"),
     "coma_4096_patches": _run("--algo coma --num_envs 4096 --map_backend pallas --convolution patches --eval_every 0"),
-    "snakes": _env("snakes_3v3", 65536),
+    "snakes": _env("snakes_3v3", 65536, **PUBLISHED),
     "reach": _env("reach", 65536),
     **{f"tuning_{job}": _tuning(job) for job in tuning.JOBS},
     **{f"seeds_{job}": _seeds(flags) for job, flags in seeds.JOBS.items()},

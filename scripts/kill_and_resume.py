@@ -37,16 +37,16 @@ from jaxrl.runtime.checkpoint import committed_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (
-    "--devices 1 --exact_sharding --block_seconds 0.05 --num_envs 8 --eval_episodes 8 --eval_every 30 --log_every 4 "
+    "--devices 1 --exact_sharding --block_seconds 0.05 --num_envs 8 --eval_episodes 8 --eval_every 960 --log_every 4 "
     "--checkpoint_every 10 "
 )
 SMALL = {  # the environments of the tests, so that a start takes seconds
     "coma": COMMON + "--algo coma --env helpers.tiny:Corridor --num_agents 2 --num_epochs 2 --hidden_size 8 "
     "--num_envs 8 --minibatch_size 80 --total_env_steps 24000",
     "ddpg": COMMON + "--algo ddpg --env helpers.tiny:Corridor --batch_size 16 --buffer_size 2000 --learning_starts 160 "
-    "--hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
+    "--env_steps_per_update 8 --hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
     "sac": COMMON + "--algo sac --env helpers.tiny:PointMass --batch_size 16 --buffer_size 2000 --random_steps 160 "
-    "--hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
+    "--env_steps_per_update 8 --hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
 }
 PARTS = ("kills", "stops", "disk", "devices", "damage")
 UNCOMMITTED = ".orbax-checkpoint-tmp"  # end of the name of a folder that orbax has not committed

@@ -309,7 +309,7 @@ def test_coverage_needs_the_whole_time_step() -> None:
 def test_masks_of_ones_own() -> None:
     """A mask decides the action, or is refused: never ignored."""
     sizes = {"num_envs": 4, "rollout_steps": 4, "num_minibatches": 1, "total_env_steps": 16, "hidden_size": 4}
-    policy = jaxrl.make_train("ppo", envs_jax.make("snakes_1v1", masks=True), **sizes)(jax.random.key(0))[0]
+    policy = jaxrl.make_train("ppo", envs_jax.make("snakes_1v1"), **sizes)(jax.random.key(0))[0]
     agents, numbers = policy.env.spec.num_agents, policy.env.spec.action.n
     observation = jnp.zeros((agents, *policy.env.spec.observation.shape))
     for action in range(numbers):
@@ -327,7 +327,7 @@ def test_masks_of_ones_own() -> None:
     assert policy(timestep)[0].shape == (agents,)
     with pytest.raises(ValueError, match="a time step has its own masks"):
         policy(timestep, action_mask=mask)
-    unmasked = dataclasses.replace(policy, env=envs_jax.make("snakes_1v1"))
+    unmasked = dataclasses.replace(policy, env=envs_jax.make("snakes_1v1", masks=False))
     with pytest.raises(ValueError, match="has no action masks: leave action_mask out"):
         unmasked(observation, action_mask=mask)
 

@@ -116,9 +116,9 @@ USAGE = {
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "no critic_input"),
     "a rate beyond all rates": (f"{COMA} --actor_lr 1e30", "--actor_lr must lie between 1e-12 and 10, not 1e+30"),
-    "updates without end": (f"{DDPG} --updates_per_step 1e12", "--updates_per_step must lie between 1e-06 and 100000"),
+    "updates without end": (f"{DDPG} --env_steps_per_update 1e-9", "--env_steps_per_update must lie between 1e-05 and"),
     "too many updates in a row": (
-        f"{DDPG} --updates_per_step 1e5 --update_interval 50", "makes more than 100,000 updates in a row: lower one of"
+        f"{DDPG} --env_steps_per_update 1e-5", "make more than 100,000 updates in a row: raise env_steps_per_update"
     ),
     "blocks without end": (f"{TINY} --block_iterations 1000000000", "--block_iterations must lie between 1 and 10,000"),
     "evaluations without end": (f"{TINY} --eval_episodes 2000000000", "--eval_episodes must lie between 1 and 100,000"),

@@ -83,8 +83,8 @@ def test_both_arms_move_alike():
 
 def test_goals_come_from_where_the_settings_say(without):
     row = goals.pool(4)
-    episodes = reach.Episodes(settings(pool_seed=4), np.random.default_rng(0))
-    fresh = reach.Episodes(settings(goals="uniform"), np.random.default_rng(0))
+    episodes = reach.Episodes(settings(goals="pool", pool_seed=4), np.random.default_rng(0))
+    fresh = reach.Episodes(settings(), np.random.default_rng(0))
     of_pool = [any((found.goal == x).all() for x in row[:, 3:]) for found in (episodes, fresh)]
     assert of_pool == [True, False] and 0.8 <= fresh.goal[1] <= 0.9
     before = fresh.goal
@@ -134,7 +134,7 @@ def test_both_presets_have_a_torch_learner(without, preset):
     flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert number == 2 and changes == {"update_interval": 1, "updates_per_step": 1.0}
+    assert number == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
     learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
     before = learner._learner.critic[1][0].weight.detach().clone()
     assert learner.collect(number) == 8 and learner.threads > 0

@@ -11,12 +11,13 @@ from bench.reference.snakes.torch_learner import TorchDdpg
 from bench.studies import published_learning
 from bench.systems import snakes
 from envs_jax.base import make
+from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
 
 
 def settings(env="snakes_3v3", **changes):
-    return dataclasses.asdict(make(env, **changes))
+    return dataclasses.asdict(make(env, **(PUBLISHED | changes)))
 
 
 def played(env, policy="random", games=1):
@@ -92,7 +93,7 @@ def test_published_presets_in_torch(preset):
         ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
     ).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
+    assert number * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": number}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
     before = learner.learner.actor["last"].weight.detach().clone()
     assert learner.collect(number) == number * 4 and learner.threads > 0

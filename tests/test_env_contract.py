@@ -82,6 +82,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "snakes_5p": [
         {"max_steps": 6, "time_limit": "truncate"},
+        {"max_steps": 6, "observation": "obs26", "reward": "original", "masks": False},
     ],
 }
 

@@ -33,7 +33,8 @@ COMA = (
 DDPG = (
     "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --learning_starts 8 "
     "--hidden_size 8 "
-    "--depth 1 --update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 "
+    "--depth 1 --env_steps_per_update 8 --update_interval 4 --total_env_steps 192 --eval_every 96 --eval_episodes 8 "
+    "--checkpoint_every 3 "
     "--exact_sharding"
 )
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --block_iterations 4 --exact_sharding"

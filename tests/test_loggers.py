@@ -17,7 +17,7 @@ from jaxrl.report import loggers
 from jaxrl.report.loggers import open_writer
 from jaxrl.report.writer import read_metrics
 
-FLAGS = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 10"
+FLAGS = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 320"
 FLAGS += " --eval_episodes 8 --checkpoint_every 10"
 
 

@@ -308,7 +308,7 @@ def test_a_damaged_checkpoint_is_that_of_a_stopped_run(folder: Path, meta: str, 
 
 
 def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
-    flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 10"
+    flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 320"
     run = train(f"{flags} --eval_episodes 8 --num_seeds 2", tmp_path / "runs")
     capsys.readouterr()
     (told,) = listed(tmp_path / "runs", "--json", capsys=capsys)["runs"]

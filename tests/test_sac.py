@@ -235,7 +235,7 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
 
 def test_random_steps_are_followed_by_as_many_updates() -> None:
     """In the proportion of all training; all schedules are due in a burst, and go on behind it."""
-    settings = SETTINGS | {"buffer_size": 400, "update_interval": 4, "updates_per_step": 0.5}
+    settings = SETTINGS | {"buffer_size": 400, "update_interval": 4, "env_steps_per_update": 8.0}
     algo = Sac(ARM, DataParallel(4), **settings, random_steps=100)
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
@@ -243,9 +243,11 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     numbers = jax.jit(algo.update_numbers, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
-    original = Sac(ARM, DataParallel(1), random_steps=4000)
+    original = Sac(ARM, DataParallel(1), env_steps_per_update=1.0, random_steps=4000)
     assert [phase.iterations for phase in original.phases] == [4000, 4000, None]
-    assert Sac(ARM, DataParallel(1), random_steps=10).phases[0].iterations == 512  # a batch must be there
+    assert (
+        Sac(ARM, DataParallel(1), env_steps_per_update=1.0, random_steps=10).phases[0].iterations == 512
+    )  # a batch must be there
     assert [phase.name for phase in Sac(ARM, DataParallel(1), learning_starts=1).phases] == ["train"]
 
 
@@ -273,7 +275,7 @@ def actor_of(algo: Sac, copies: int = 2000) -> Any:
 def test_actions_lie_in_their_box() -> None:
     """Random ones fill it for `random_steps`; then they follow the policy, whose best action is the squashed mean."""
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
-    algo = Sac(spec, DataParallel(1), **SETTINGS, random_steps=50)
+    algo = Sac(spec, DataParallel(1), **SETTINGS, env_steps_per_update=1.0, random_steps=50)
     policy = actor_tree(algo, begun(algo))
     mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
     acted = actor_of(algo)
@@ -346,7 +348,8 @@ def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.Ca
         "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --hidden_size 8 "
         "--batch_size 16 "
     )
-    flags += f"--random_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
+    flags += "--random_steps 32 --total_env_steps 128 --env_steps_per_update 8 --eval_every 160 --eval_episodes 8 "
+    flags += f"--runs {tmp_path}"
     assert jaxrl.cli.train.main(flags.split()) == 0
     run = (tmp_path / "latest").read_text().strip()
     capsys.readouterr()
@@ -375,7 +378,6 @@ def test_names() -> None:
         (ARM, {"critic_lr": math.nan}, "critic_lr must lie between 1e-12 and 10, not nan"),
         (ARM, {"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         (ARM, {"random_steps": 1 << 24}, "random_steps must lie between 0 and 16,777,215, not 16777216"),
-        (ARM, {"updates_per_step": 0.25}, "less than one update: raise one of them"),
         (ARM, {"buffer_size": 60}, "batch_size 512 exceeds the"),
     ],
 )
@@ -385,7 +387,7 @@ def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any]
 
 
 def test_fewer_updates_than_steps() -> None:
-    algo = Sac(ARM, DataParallel(8), **SETTINGS | {"batch_size": 8}, update_interval=8, updates_per_step=0.25)
+    algo = Sac(ARM, DataParallel(8), **SETTINGS | {"batch_size": 8}, update_interval=8, env_steps_per_update=32.0)
     assert algo.phases[-1] == Phase("train", 8, 2)
     assert "every 8 steps of 8 environments bring 2 updates of 8 stored steps" in algo.summary()[0]
 

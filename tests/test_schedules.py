@@ -19,11 +19,13 @@ from jaxrl.runtime.data_parallel import DataParallel
 BOARDS = EnvSpec("boards", 1, Box((3,)), Discrete(2), horizon=50)
 
 
-def test_ddpg_explores_by_steps_of_the_batch_not_of_each_environment() -> None:
-    """0.9 per step of all eight environments at once: a tenth after 22 of them, whatever else was counted."""
-    algo = Ddpg(BOARDS, DataParallel(8), eps_start=1.0, eps_decay=0.9)
-    progress = dataclasses.replace(start(), vector_steps=count(22), env_steps=count(8 * 22), updates=count(5))
-    assert float(algo.epsilon(progress)) == pytest.approx(0.9**22, rel=1e-5)
+def test_ddpg_explores_by_environment_steps_not_by_steps_of_the_batch() -> None:
+    """0.99 per step of any environment: a sixth after 176 of them, in one environment or eight."""
+    for num_envs in (1, 8):
+        algo = Ddpg(BOARDS, DataParallel(num_envs), eps_start=1.0, eps_decay=0.99)
+        steps = count(176 // num_envs)
+        progress = dataclasses.replace(start(), vector_steps=steps, env_steps=count(176), updates=count(5))
+        assert float(algo.epsilon(progress)) == pytest.approx(0.99**176, rel=1e-5)
 
 
 def test_metrics_show_what_depends_on_progress_alone() -> None:
@@ -32,7 +34,7 @@ def test_metrics_show_what_depends_on_progress_alone() -> None:
     trainer = make_trainer(Ddpg, Corridor(num_agents=2), 8, update_interval=4, **settings)
     _, metrics = run(trainer, 3)
     filled = sum(phase.iterations for phase in trainer.algo.phases[:-1])
-    wanted = [0.5 * 0.9 ** (4 * (filled + call)) for call in range(3)]
+    wanted = [0.5 * 0.9 ** (8 * 4 * (filled + call)) for call in range(3)]
     np.testing.assert_allclose(np.asarray(metrics.learning["epsilon"])[:3], wanted, rtol=1e-5)
 
 

@@ -31,7 +31,7 @@ from jaxrl.runtime.trials import trials
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
     "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --checkpoint_every 8 --log_every 3 "
-    "--eval_every 10 --eval_episodes 8 --schedule_env_steps 1280"
+    "--eval_every 320 --eval_episodes 8 --schedule_env_steps 1280"
 )
 
 
@@ -265,7 +265,7 @@ def test_a_sweep_that_is_killed(tmp_path: Path) -> None:
 
 def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
     algo, env = "helpers.tiny:TinyQ", "helpers.tiny:Corridor"
-    settings = {"num_envs": 8, "total_env_steps": 640, "eval_every": 10, "eval_episodes": 8, "devices": 1}
+    settings = {"num_envs": 8, "total_env_steps": 640, "eval_every": 320, "eval_episodes": 8, "devices": 1}
     result = jaxrl.train(algo, env, sweep="lr=0.0,0.3", runs=str(tmp_path), **settings)
     found = json.loads((result.directory / "trials.json").read_text())["combinations"]
     assert found["lr=0"]["mean"][-1] < found["lr=0.3"]["mean"][-1]

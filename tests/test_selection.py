@@ -26,7 +26,7 @@ from jaxrl.runtime.trainer import key_of_env
 SEED = 11
 POINTS = (
     "--algo sac --env helpers.tiny:PointMass --num_envs 8 --devices 1 --hidden_size 4 --depth 1 --batch_size 8 "
-    f"--buffer_size 64 --total_env_steps 640 --eval_every 1 --eval_episodes 8 --seed {SEED}"
+    f"--buffer_size 64 --env_steps_per_update 8 --total_env_steps 640 --eval_every 1 --eval_episodes 8 --seed {SEED}"
 )
 
 

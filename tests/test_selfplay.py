@@ -25,8 +25,8 @@ BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
 SELF = (
     "--algo ddpg --env snakes --height 4 --width 5 --snakes 2 --beans 2 --max_steps 5 --opponent self:3,0:1 "
     "--observation obs_full --reward lives --num_envs 16 --logical_shards 4 --batch_size 16 --buffer_size 800 "
-    "--hidden_size 8 --depth 1 --num_critics 1 --n_step 1 --learning_starts 16 --self_play 2 --self_play_every 4 "
-    "--total_env_steps 640 "
+    "--hidden_size 8 --depth 1 --num_critics 1 --n_step 1 --learning_starts 16 --self_play 2 --self_play_every 64 "
+    "--env_steps_per_update 16 --total_env_steps 640 "
     "--eval_every 0 --exact_sharding --devices 1"
 )
 

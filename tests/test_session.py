@@ -72,7 +72,7 @@ class Study(TinyQ):
         return state, metrics
 
 
-STUDY = f"--algo test_session:Study {TINY} --eval_every 10 --eval_episodes 8"
+STUDY = f"--algo test_session:Study {TINY} --eval_every 320 --eval_episodes 8"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -220,7 +220,7 @@ def test_stopped_by_a_signal(
 @pytest.mark.long
 def test_killed_and_damaged(tmp_path: Path) -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
-    more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 100 --block_seconds 0.02 --exact_sharding"
+    more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_seconds 0.02 --exact_sharding"
     flags = f"{STUDY} {more}".split()
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_killed",
@@ -481,7 +481,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None
 @pytest.mark.long
 def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Path) -> None:
     # Nobody gets there.
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 10 --eval_episodes 8"
+    argv = f"--algo helpers.tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 320 --eval_episodes 8"
     directory = run(f"{argv} --max_seconds 0.001", tmp_path)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         begun = checkpoints.best_step()

@@ -98,7 +98,7 @@ def goals_in_order(one: EvalPolicy, numbers: list[int]) -> np.ndarray:
 
 
 def test_goals_come_in_order_each_for_every_task() -> None:
-    one = subject(task="reach,mirrored", pool_seed=3)
+    one = subject(task="reach,mirrored", goals="pool", pool_seed=3)
     here, real = world(one)
     played = metaworld.play(one, here, "random", range(7), seed=0)
     pool = goals.pool(3)
@@ -110,7 +110,7 @@ def test_goals_come_in_order_each_for_every_task() -> None:
 
 
 def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -> None:
-    one = subject(task="reach,mirrored", goals="uniform", pool_seed=3)
+    one = subject(task="reach,mirrored", pool_seed=3)
     here, real = world(one)
     shown = metaworld.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
     told = np.array([arm.vectors[1] for arm in real.arms])  # lanes 0, 1, 2 play episodes 0, 3, 6
@@ -279,7 +279,7 @@ def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(adapter, "Arm", Puppet)
     monkeypatch.setattr(adapter, "version", lambda: "0")
     path = tmp_path / "real.json"
-    argv = "--env reach --policy random,scripted --horizon 40 --episodes 3 --simulator metaworld --json"
+    argv = "--env reach --policy random,scripted --horizon 40 --goals pool --episodes 3 --simulator metaworld --json"
     assert evaluate.main([*argv.split(), str(path)]) == 0
     report = json.loads(path.read_text())
     assert report["simulator"] == "Meta-World 0, reach-v3, task reach" and report["stream"] == "pool in order"

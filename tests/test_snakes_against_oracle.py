@@ -21,6 +21,7 @@ from bench.reference.snakes.oracle import Settings, State
 from bench.reference.snakes.segments import from_segments
 from envs_jax.snakes import draws, observation, opponents, respawn, reward, rules, segments, stale_observation, teams
 from envs_jax.snakes.board import Board
+from envs_jax.snakes.types import PUBLISHED
 
 BOARDS = [  # height, width, snakes, beans, teams
     (4, 4, 3, 8, 1),
@@ -322,7 +323,7 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, side: int) -> Non
 
 @pytest.mark.parametrize("setting", ENVIRONMENTS, ids=lambda setting: "-".join(map(str, setting.values())))
 def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
-    env = envs_jax.make("snakes", max_steps=8, **setting)
+    env = envs_jax.make("snakes", max_steps=8, **(PUBLISHED | setting))
     batch, now = env.batched(), context(env)
     reset, play = jit(batch.reset), jit(batch.step_without_reset)
     words_of = jit(jax.vmap(lambda state: draws.step_words(env.snakes, env.beans, state.key, state.game.steps)))

@@ -36,8 +36,8 @@ from jaxrl.runtime.checkpoint import Checkpoints
 
 SMALL = {  # a few iterations of every algorithm
     "coma": "--config coma_quick --num_envs 16",
-    "ddpg": "--config ddpg_quick --num_envs 32",
-    "sac": "--config sac_quick --num_envs 32",
+    "ddpg": "--config ddpg_quick --num_envs 32 --env_steps_per_update 32",
+    "sac": "--config sac_quick --num_envs 32 --env_steps_per_update 32",
 }
 ITERATIONS, SAVED = 16, 12  # of a test, and before its checkpoint: the replay holds enough to learn from by then
 

@@ -6,6 +6,7 @@ from typing import Any
 from bench import env_throughput
 from bench.gpu import results
 from bench.harness import measure, rates
+from envs_jax.snakes.types import PUBLISHED
 
 SIZES = {
     "coverage": [1024, 4096, 16384],
@@ -14,7 +15,7 @@ SIZES = {
 }
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "coverage": ("coverage", {"q": 2}),
-    "snakes_3v3": ("snakes", {"height": 3, "width": 4, "snakes": 2, "beans": 1}),
+    "snakes_3v3": ("snakes", PUBLISHED | {"height": 3, "width": 4, "snakes": 2, "beans": 1}),
     "reach": ("reach", {"horizon": 4}),
 }
 
@@ -39,7 +40,7 @@ def _of(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
     noted = results.read(folder).get(unit, {})
     rows, sizes = noted.get("rows", []), noted.get("sizes", {})
     machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)
-    name, settings = SMALL[env] if quick else (env, {})
+    name, settings = SMALL[env] if quick else (env, PUBLISHED if env == "snakes_3v3" else {})
     for size in [2] if quick else SIZES[env]:
         if str(size) in sizes:
             continue

@@ -28,12 +28,12 @@ def coma(quick: bool, folder: Path) -> dict[str, Any]:
 
 def ddpg(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure DDPG with the published settings, 1,024 games."""
-    return _against("--config ddpg_competition", 1024, quick, "ddpg")
+    return _against("--config ddpg_competition --env_steps_per_update 1024", 1024, quick, "ddpg")
 
 
 def sac(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure SAC with the published settings, 64 arms."""
-    return _against("--config sac_worker_original", 64, quick, "sac")
+    return _against("--config sac_worker_original --env_steps_per_update 64", 64, quick, "sac")
 
 
 def _against(flags: str, num_envs: int, quick: bool, name: str) -> dict[str, Any]:

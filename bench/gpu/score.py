@@ -17,9 +17,9 @@ from jaxrl.runtime.run_directory import follow_latest, open_run
 
 EVERY = 2.0  # seconds between two checks of the metrics
 FLAGS = {
-    "coma": "--algo coma --num_envs 4096 --eval_every 1 --eval_episodes 256",
-    "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --updates_per_step 8 --eval_every 250",
-    "sac": "--config sac --eval_every 100",
+    "coma": "--algo coma --num_envs 4096 --eval_episodes 256",
+    "ddpg": "--algo ddpg --num_envs 4096",
+    "sac": "--algo sac --num_envs 4096",
 }
 QUICK = " --eval_every 1 --eval_episodes 8"
 

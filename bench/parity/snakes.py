@@ -18,7 +18,7 @@ from bench.parity.records import load
 from bench.reference.snakes.segments import from_segments
 from envs_jax.snakes import observation, opponents, reward, segments
 from envs_jax.snakes.board import Board
-from envs_jax.snakes.types import State
+from envs_jax.snakes.types import PUBLISHED, State
 
 Configuration = tuple[int, int, int, int, int]  # height, width, snakes, beans, longest game
 CONFIGURATIONS: list[Configuration] = [
@@ -129,7 +129,7 @@ class Programs:
         compiled = functools.partial(jax.jit, compiler_options=options)
         word, no_keys = jnp.zeros(LANES, jnp.uint32), jax.random.split(jax.random.key(0), LANES)
         settings = {"height": height, "width": width, "snakes": snakes, "beans": beans, "max_steps": limit}
-        env: Any = envs_jax.make("snakes", **settings, teams=teams(configuration), opponent="outside")
+        env: Any = envs_jax.make("snakes", **PUBLISHED, **settings, teams=teams(configuration), opponent="outside")
 
         def choose(games: Any, level: Any) -> Any:
             return opponents.act(board, games, slice(half, 2 * half), level, word, USED)

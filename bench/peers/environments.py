@@ -100,12 +100,13 @@ def compiled(reset: Any, step: Any, copies: int, agents: int, limit: float) -> M
     return Measured(advance, copies, agents, facts)
 
 
+SNAKES: dict[str, Any] = {"observation": "obs26", "reward": "original", "masks": False}  # as published
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "coverage q=7": ("coverage", {"q": 7}),
     "coverage q=57": ("coverage", {"q": 57}),
-    "snakes": ("snakes_3v3", {"opponent": "2"}),
-    "snakes both teams": ("snakes_3v3", {"opponent": "outside"}),
-    "reach": ("reach", {}),
+    "snakes": ("snakes_3v3", SNAKES | {"opponent": "2"}),
+    "snakes both teams": ("snakes_3v3", SNAKES | {"opponent": "outside"}),
+    "reach": ("reach", {"goals": "pool"}),
 }
 
 

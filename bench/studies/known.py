@@ -82,7 +82,7 @@ def settings_of(task: Task, learner: str) -> tuple[str, dict[str, Any]]:
     algo = settings.pop("algo")
     if algo in ("sac", "ddpg"):
         settings |= {
-            "num_envs": task.num_envs, "updates_per_step": float(task.num_envs), "batch_size": task.batch_size,
+            "num_envs": task.num_envs, "env_steps_per_update": 1.0, "batch_size": task.batch_size,
             "random_steps": task.random_steps, "buffer_size": task.steps, "hidden_size": task.hidden_size,
             "gamma": task.gamma, "tau": task.tau, "actor_lr": task.learning_rate, "critic_lr": task.learning_rate,
             "compute_dtype": "float32",

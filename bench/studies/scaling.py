@@ -21,6 +21,7 @@ from bench.harness import measure
 from bench.harness.timing import Timing
 from bench.peers.environments import Game, Measured, Skipped, compiled, ours
 from envs_jax.base import closest
+from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError
@@ -47,8 +48,8 @@ class Axis:
 def _copies(copies: int) -> dict[str, tuple[str, dict[str, Any], int]]:
     return {
         "coverage, q = 7": ("coverage", {"q": 7}, copies),
-        "snakes": ("snakes_3v3", {}, copies),
-        "reach": ("reach", {}, copies),
+        "snakes": ("snakes_3v3", PUBLISHED, copies),
+        "reach": ("reach", {"goals": "pool"}, copies),
     }
 
 
@@ -67,9 +68,13 @@ AXES = {
     "snakes": Axis(
         "snakes on 10 x 20 cells",
         (2, 6, 10, 14),
-        lambda snakes: {"snakes, 1,024 games": ("snakes", {"height": 10, "width": 20, "snakes": snakes}, 1024)},
+        lambda snakes: {
+            "snakes, 1,024 games": ("snakes", PUBLISHED | {"height": 10, "width": 20, "snakes": snakes}, 1024)
+        },
     ),
-    "devices": Axis("devices on one core", (1, 2, 4, 8), lambda _: {"snakes, 4,096 games": ("snakes_3v3", {}, 4096)}),
+    "devices": Axis(
+        "devices on one core", (1, 2, 4, 8), lambda _: {"snakes, 4,096 games": ("snakes_3v3", PUBLISHED, 4096)}
+    ),
 }
 LEARNING = (1, 4, 16, 64, 256)  # copies
 

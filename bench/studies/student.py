@@ -33,7 +33,7 @@ KIND = "student"
 SCORE = 0.9  # share of the selection episodes
 METRIC = "eval/success"
 TASKS = ("reach", "above")  # of the workers
-WORKER: dict[str, Any] = {"preset": "sac", "total_env_steps": 250_000, "eval_every": 500, "eval_episodes": 64}
+WORKER: dict[str, Any] = {"preset": "sac", "total_env_steps": 250_000, "eval_every": 32_000, "eval_episodes": 64}
 COLLECTIVE: dict[str, Any] = {
     "task": ",".join(TASKS), "reward": "sparse", "success_radius": 0.02, "goals": "uniform",
     "learner_steps": 51_328, "worker_steps": 34_218, "transformer_updates": 2000, "actor_updates": 5000,

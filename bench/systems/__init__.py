@@ -98,7 +98,8 @@ class System:
 def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
     """`System.shorten` for algorithms with a replay: one update with a full batch, and episodes that fill it."""
     del samples
-    return -(-algo["batch_size"] // spec.horizon), {"update_interval": 1, "updates_per_step": 1.0}
+    num_envs = -(-algo["batch_size"] // spec.horizon)
+    return num_envs, {"update_interval": 1, "env_steps_per_update": float(num_envs)}
 
 
 def require(settings: Mapping[str, Any], values: Mapping[str, Any], who: str, advice: str) -> None:

@@ -167,7 +167,6 @@ class TorchArm:
             device=device,
             **{name: algo[name] for name in same},
         )
-        self._updates = round(algo["update_interval"] * algo["updates_per_step"])
         self.threads = self._learner.torch.get_num_threads()
 
     def collect(self, episodes: int, copies: int = 1) -> int:
@@ -186,9 +185,8 @@ class TorchArm:
         return steps
 
     def learn(self) -> None:
-        """Make the updates of one call of `learn`."""
-        for _ in range(self._updates):
-            self._learner.train_step()
+        """Make the one update of a call of `learn`, see `one_update`."""
+        self._learner.train_step()
 
 
 SYSTEM = System(

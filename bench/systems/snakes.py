@@ -156,7 +156,6 @@ class TorchGames:
             device=device,
             **{name: algo[name] for name in same},
         )
-        self._updates = round(algo["update_interval"] * algo["updates_per_step"])
         self.threads = self.learner.torch.get_num_threads()
 
     def collect(self, episodes: int, copies: int = 1, after_step: Callable[[], None] | None = None) -> int:
@@ -179,9 +178,8 @@ class TorchGames:
         return steps
 
     def learn(self) -> None:
-        """Make the updates of one call of `learn`."""
-        for _ in range(self._updates):
-            self.learner.train_step()
+        """Make the one update of a call of `learn`, see `one_update`."""
+        self.learner.train_step()
 
 
 SYSTEM = System(

@@ -49,9 +49,9 @@ class Settings(Environment):
     )
     horizon: int = setting(400, "steps of an episode, at most 500", between=(1, MOST_STEPS))
     goals: str = setting(
-        "pool",
-        "puck and goal positions: pool (drawn from 50 pairs), order (the pool in order, from a drawn pair on, "
-        "every pair for all tasks; a single environment draws) or uniform (a fresh pair in every episode)",
+        "uniform",
+        "puck and goal positions: uniform (a fresh pair in every episode), pool (drawn from 50 pairs, as published) or "
+        "order (the pool in order, from a drawn pair on, every pair for all tasks; a single environment draws)",
         choices=("pool", "order", "uniform"),
     )
     pool_seed: int = setting(0, "seed of the pool of 50 pairs", between=(0, 2**32 - 1))

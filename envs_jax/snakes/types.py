@@ -11,6 +11,8 @@ from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
 
 SIDES = ("first", "second", "both")
+# what the 3v3 baseline was published with (jidiai/Competition_3v3snakes); the defaults are what learns
+PUBLISHED: dict[str, Any] = {"observation": "obs26", "reward": "original", "masks": False}
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full", "obs_heading")
 TEAMS = "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
 MOST_SNAKES = 14
@@ -65,12 +67,14 @@ class Settings(Environment):
     side: str = setting(
         "first", f"team that the learner plays: {', '.join(SIDES)} (drawn for each game)", choices=SIDES
     )
-    observation: str = setting("obs26", f"observation: {', '.join(OBSERVATIONS)}", choices=OBSERVATIONS)
-    reward: str = setting("original", f"reward: {', '.join(reward.NAMES)}", choices=reward.NAMES)
+    observation: str = setting(
+        "obs_full", f"observation: {', '.join(OBSERVATIONS)} (published: obs26)", choices=OBSERVATIONS
+    )
+    reward: str = setting("lives", f"reward: {', '.join(reward.NAMES)} (published: original)", choices=reward.NAMES)
     loss_weight: float = setting(
         1.0, "factor on the points that a snake loses by its death, in the rewards lives and duel", between=(0, 1000)
     )
-    masks: bool = setting(False, "provide action masks, for --masking")
+    masks: bool = setting(True, "provide action masks, which close cells that hold a body (published: none)")
     careful_masks: int = setting(
         0,
         "masks also close directions of sure death, should no other snake die before, and cells where heads can meet: "

@@ -65,7 +65,7 @@ class Ddpg(OffPolicy):
     )
     eps_start: float = setting(0.5, "initial exploration rate (discrete actions)", between=UNIT)
     eps_decay: float = setting(
-        0.99998, "factor on the exploration rate per step of the batch of environments", between=UNIT
+        0.99998, "factor on the exploration rate per environment step, all environments together", between=UNIT
     )
     eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT)
     eps_spread: float = setting(
@@ -200,7 +200,7 @@ class Ddpg(OffPolicy):
         """Return the exploration rate now: eps_start x eps_decay^steps, at least eps_min; or exploration_noise."""
         if not self._discrete:
             return jnp.float32(self.exploration_noise)
-        steps = total(progress.vector_steps)
+        steps = total(progress.env_steps)
         decay = jnp.exp(math.log(self.eps_decay) * steps) if self.eps_decay else (steps == 0).astype(jnp.float32)
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from jaxrl.nn.packed import Packed
 from jaxrl.rl import replay
 
 MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
+RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where their ratio is not whole
 
 # Layout letters besides T, B, A, S: N samples, C critics, n steps of a return, m samples of one logical shard.
 
@@ -48,11 +50,17 @@ class OffPolicy(Algorithm):
     An algorithm defines `networks`, `replay` (what is stored), `init`, `act` and `update`.
     """
 
-    update_interval: int = setting(
-        1, "steps of every environment between calls to learn, which makes its updates in a row", between=(1, 100_000)
+    env_steps_per_update: float = setting(
+        64.0,
+        "environment steps, all environments together, for each gradient update; the same for any num_envs: more "
+        "environments make more updates after each of their steps",
+        between=(1e-5, 1e9),
     )
-    updates_per_step: float = setting(
-        1.0, "gradient updates per step of the batch of environments", between=(1e-6, 1e5)
+    update_interval: int = setting(
+        1,
+        "least number of steps of every environment between calls to learn, which makes the updates due for them in a "
+        "row; more where too few environments bring less than one update",
+        between=(1, 100_000),
     )
     batch_size: int = setting(
         64, "transitions per update, drawn with replacement; each holds all agents", between=(1, 2**24)
@@ -103,21 +111,23 @@ class OffPolicy(Algorithm):
                 "--scale_observation false"
             )
         super().__post_init__()
-        updates = f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step:g}"
-        if self.updates < 1:
-            raise ValueError(f"{updates} is less than one update: raise one of them")
         if self.updates > MOST_UPDATES:
-            raise ValueError(f"{updates} makes more than {MOST_UPDATES:,} updates in a row: lower one of them")
+            raise ValueError(
+                f"{self.steps_per_call * self.layout.num_envs:,} environment steps with env_steps_per_update "
+                f"{self.env_steps_per_update:g} make more than {MOST_UPDATES:,} updates in a row: raise "
+                "env_steps_per_update, or lower update_interval or num_envs"
+            )
         if self.batch_size % self.layout.shards:
             raise ValueError(
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
                 "them, or fewer --logical_shards"
             )
         rows, envs, fill = self.replay.rows, self.layout.num_envs, self.learning_starts or self.batch_size
-        if rows < self.update_interval + self.n_step:
+        if rows < self.steps_per_call + self.n_step:
             raise ValueError(
-                f"the replay holds {rows - self.n_step} steps of each environment, fewer than update_interval "
-                f"{self.update_interval}: raise buffer_size, or lower num_envs"
+                f"the replay holds {rows - self.n_step} steps of each environment, fewer than the "
+                f"{self.steps_per_call} between calls to learn (update_interval, or more for an update per "
+                "env_steps_per_update): raise buffer_size, or lower update_interval or env_steps_per_update"
             )
         if rows * envs // self.layout.shards >= replay.MOST_ROWS:
             most = (replay.MOST_ROWS - 1) * self.layout.shards
@@ -133,25 +143,39 @@ class OffPolicy(Algorithm):
 
     # Phases
 
+    @functools.cached_property
+    def steps_per_call(self) -> int:
+        """Steps of every environment between calls of `learn`.
+
+        They are the fewest, from `update_interval` on, for which whole updates come within a tenth of one per
+        `env_steps_per_update`.
+        """
+        one_update = round(self.env_steps_per_update / self.layout.num_envs)
+        for steps in itertools.count(max(self.update_interval, one_update)):
+            due = steps * self.layout.num_envs / self.env_steps_per_update
+            if abs(round(due) - due) <= RATIO_TOLERANCE * due:
+                return steps
+        raise AssertionError
+
     @property
     def updates(self) -> int:
-        """Return the updates per call of `learn`."""
-        return round(self.update_interval * self.updates_per_step)
+        """Updates per call of `learn`."""
+        return round(self.steps_per_call * self.layout.num_envs / self.env_steps_per_update)
 
     @property
     def first_calls(self) -> int:
         """Return the calls of `learn` with random actions, or those before the first batch can be sampled."""
-        fill, per_call = self.learning_starts or self.batch_size, self.update_interval * self.layout.num_envs
-        return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.update_interval))
+        fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
+        return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return random steps and the updates due after them, or steps to fill a batch; then steps and updates."""
-        calls, train = self.first_calls, Phase("train", self.update_interval, self.updates)
+        calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:
-            random = Phase("random", self.update_interval, 0, iterations=calls)
+            random = Phase("random", self.steps_per_call, 0, iterations=calls)
             return (random, Phase("burst", 0, self.updates, iterations=calls), train)
-        return (Phase("fill", self.update_interval, 0, iterations=calls - 1), train) if calls > 1 else (train,)
+        return (Phase("fill", self.steps_per_call, 0, iterations=calls - 1), train) if calls > 1 else (train,)
 
     @property
     def steps_before(self) -> int:
@@ -162,7 +186,7 @@ class OffPolicy(Algorithm):
         """Return whether actions are random at this step, bool[]; None if they never are."""
         if not self.random_steps:
             return None
-        steps = self.first_calls * self.update_interval * self.layout.num_envs
+        steps = self.first_calls * self.steps_per_call * self.layout.num_envs
         return total(progress.env_steps) < self.steps_before + steps
 
     def update_numbers(self, progress: Progress, phase: Phase) -> Array:
@@ -308,10 +332,10 @@ class OffPolicy(Algorithm):
     def summary(self) -> list[str]:
         envs, rows, horizon = self.layout.num_envs, self.replay.rows, self.spec.horizon
         megabytes = rows * envs * self.replay.row_bytes / 1e6
-        ratio = self.updates * self.batch_size / (self.update_interval * envs)
+        ratio = self.updates * self.batch_size / (self.steps_per_call * envs)
         return [
             f"The replay holds {(rows - self.n_step) * envs:,} environment steps in {megabytes:,.3g} MB; every "
-            f"{self.update_interval} steps of {envs} environments bring {self.updates} updates of {self.batch_size} "
+            f"{self.steps_per_call} steps of {envs} environments bring {self.updates} updates of {self.batch_size} "
             f"stored steps: each step is replayed {ratio:.3g} times.",
             *([f"warning: n_step {self.n_step} exceeds the {horizon} steps of an episode"] * (self.n_step > horizon)),
         ]

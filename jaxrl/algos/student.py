@@ -152,7 +152,7 @@ class Student(Sac, MultiStage):
         """Return the phases: the teacher's episodes and imitation updates, if any; then SAC's."""
         if not self.imitation_episodes:
             return super().phases
-        shown = Phase("demonstration", self.update_interval, 0, iterations=self._shown_calls)
+        shown = Phase("demonstration", self.steps_per_call, 0, iterations=self._shown_calls)
         imitation = Phase("imitation", 0, IMITATIONS, iterations=-(-self.imitation_updates // IMITATIONS))
         return (shown, imitation, *super().phases)
 
@@ -160,11 +160,11 @@ class Student(Sac, MultiStage):
     def _shown_calls(self) -> int:
         """Return the calls of `learn` while the teacher acts."""
         each = -(-self.imitation_episodes // self.layout.num_envs) * (self.spec.horizon + 1)
-        return -(-each // self.update_interval) if self.imitation_episodes else 0
+        return -(-each // self.steps_per_call) if self.imitation_episodes else 0
 
     @property
     def steps_before(self) -> int:
-        return self._shown_calls * self.update_interval * self.layout.num_envs
+        return self._shown_calls * self.steps_per_call * self.layout.num_envs
 
     # Replay contents
 

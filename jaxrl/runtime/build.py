@@ -68,10 +68,24 @@ class Run:
         return batched(self.env.env.for_evaluation())
 
     @property
+    def eval_iterations(self) -> int:
+        """Iterations between two evaluations, 0 = never: `eval_every` counts environment steps."""
+        return iterations_for(self.config.run.eval_every, self.algo)
+
+    @property
     def eval_episodes(self) -> int:
         """Return the episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
         multiple = math.lcm(8, self.mesh.size)
         return -(-self.config.run.eval_episodes // multiple) * multiple
+
+
+def iterations_for(env_steps: int, algo: Algorithm) -> int:
+    """Convert environment steps to the nearest number of iterations of the phase with most steps, at least 1; 0 to 0.
+
+    Iterations without steps count like the others, so that phases that only learn are evaluated, too.
+    """
+    steps = max(phase.steps for phase in algo.phases) * algo.layout.num_envs
+    return max(1, round(env_steps / max(steps, 1))) if env_steps else 0
 
 
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
@@ -129,7 +143,6 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn, options=choices))
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(run, algo)
-    eval_every = _eval_every(run, algo, total)
     store = precision.rollout_dtype(run.rollout_dtype)
     resolved = config.with_run(
         num_envs=layout.num_envs,
@@ -139,8 +152,6 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         compiler_options=run.compiler_options if resuming and run.compiler_options != tuned.AUTO else options,
         total_env_steps=total,
         total_episodes=0,
-        eval_every=eval_every,
-        evaluations=0,
         schedule_env_steps=run.schedule_env_steps or total,
         compute_dtype=jnp.dtype(layout.compute_dtype).name,
         rollout_dtype=store.name,
@@ -159,7 +170,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
-    episodes = -(-run.eval_episodes // layout.devices) if eval_every else 0
+    episodes = -(-run.eval_episodes // layout.devices) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with usage_errors(traced=True):  # incompatible settings of algorithm and environment
@@ -250,7 +261,7 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
         raise UsageError(
             "the opponent 'self' needs a policy without a carry: choose scripted ones, such as --opponent 2"
         )
-    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
+    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, iterations_for(run.self_play_every, algo))
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
@@ -277,16 +288,6 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
             return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
     return run.total_env_steps
-
-
-def _eval_every(run: RunSettings, algo: Algorithm, total: int) -> int:
-    """Return the iterations between evaluations; 0 = none. Raises UsageError."""
-    if run.eval_every and run.evaluations:
-        raise UsageError("eval_every and evaluations both space out the evaluations: give one of them")
-    if not run.evaluations:
-        return run.eval_every
-    iterations = sum(Position().remaining(algo.phases, algo.layout.num_envs, total))
-    return max(1, round(iterations / run.evaluations))
 
 
 def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:

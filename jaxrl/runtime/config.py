@@ -95,13 +95,16 @@ class RunSettings:
         between=(1, 1000),
     )
     self_play_every: int = setting(
-        2000, "iterations between snapshots; a new one replaces the oldest", between=(1, 1e9)
+        256_000,
+        "environment steps (all environments together) between snapshots, in whole iterations; a new one replaces the "
+        "oldest",
+        between=(1, 1e12),
     )
     eval_every: int = setting(
-        0, "iterations between evaluations that select the best checkpoint; 0 = never", between=(0, 1e9)
-    )
-    evaluations: int = setting(
-        0, "evaluations in the whole run at equal distances, instead of eval_every", between=(0, 1e6)
+        0,
+        "environment steps (all environments together) between evaluations that select the best checkpoint, in whole "
+        "iterations; 0 = never",
+        between=(0, 1e12),
     )
     eval_episodes: int = setting(
         64, "episodes per selection evaluation, rounded up to a multiple of 8", between=(1, 100_000)
@@ -131,11 +134,10 @@ class RunSettings:
 # others changes the result of the next iteration.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
-    "log_every", "eval_every", "evaluations", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
+    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "logger",
 )  # fmt: skip
 _TOTALS = ("total_env_steps", "total_episodes")  # alternatives
-_EVALUATIONS = ("eval_every", "evaluations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +161,6 @@ class Config:
 
     def with_run(self, **changes: Any) -> "Config":
         """Return a copy with other run settings. Raises UsageError for impossible values."""
-        if "eval_every" in changes:
-            changes = {"evaluations": 0} | changes
         with usage_errors():
             return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
@@ -274,9 +274,30 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
-    config = build(read_yaml(path), str(path))
+    config = build(_convert_old(read_yaml(path)), str(path))
     check_environment(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
+
+
+def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
+    """Convert the settings of an older run to counts of environment steps.
+
+    Algorithms with a replay had `updates_per_step`, counted `eps_decay` in steps of the batch, and evaluations and
+    snapshots in iterations. (Older runs of other algorithms cannot be told apart: resumed, they are evaluated after
+    every iteration.)
+    """
+    algo, envs = values.get("algo"), values.get("num_envs")
+    old = "updates_per_step" in values and isinstance(algo, str) and isinstance(envs, int) and envs > 0
+    if not old or "env_steps_per_update" not in fields_named(algo, "algorithm"):
+        return values
+    values = dict(values)
+    values["env_steps_per_update"] = envs / values.pop("updates_per_step")
+    if "eps_decay" in values:
+        values["eps_decay"] = values["eps_decay"] ** (1 / envs)
+    for name in ("eval_every", "self_play_every"):
+        if name in values:
+            values[name] *= envs * values.get("update_interval", 1)
+    return values
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
@@ -320,8 +341,6 @@ def changed(config: Config, changes: dict[str, Any], where: str = "the command l
     values = config.flat()
     if any(changes.get(name) for name in _TOTALS):
         values |= dict.fromkeys(_TOTALS, 0)
-    if any(name in changes for name in _EVALUATIONS):
-        values |= dict.fromkeys(_EVALUATIONS, 0)
     return build({**values, **changes}, where)
 
 

@@ -229,7 +229,8 @@ class Session:
                 state = self._advance(state)
                 if self.position == position:  # given up
                     continue
-                evaluate = self.programs.evaluate is not None and self.position.iterations % self.run.eval_every == 0
+                every = self.setup.eval_iterations
+                evaluate = self.programs.evaluate is not None and self.position.iterations % every == 0
                 save = self._checkpoint_due()
                 if (evaluate or save) and any(self._remaining()):
                     self._report()
@@ -385,7 +386,7 @@ class Session:
         if not self.setup.trainer.vectorized:
             about *= min(self.trials, IN_TURN)
         limits.append(max(1, round(about / seconds)) if seconds else 1)
-        for every in (self.run.eval_every, self.run.checkpoint_every):
+        for every in (self.setup.eval_iterations, self.run.checkpoint_every):
             if every:
                 limits.append(every - self.position.iterations % every)
         return int(hosts.first(min(limits)))

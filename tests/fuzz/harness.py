@@ -31,12 +31,12 @@ from jaxrl.runtime import run as runs
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 SNAKES = (
     "--algo ddpg --env snakes_1v1 --num_envs 8 --devices 1 --total_env_steps 16 --hidden_size 4 --buffer_size 64 "
-    "--batch_size 8 --learning_starts 8 --eval_every 0"
+    "--batch_size 8 --learning_starts 8 --env_steps_per_update 8 --eval_every 0"
 )
 REACH = (
     "--algo sac --env reach --num_envs 8 --devices 1 --total_env_steps 16 --hidden_size 4 --buffer_size 64 "
     "--batch_size 8 "
-    "--random_steps 8 --n_step 1 --horizon 4 --eval_every 0"
+    "--random_steps 8 --env_steps_per_update 8 --n_step 1 --horizon 4 --eval_every 0"
 )
 RUNS = {"tiny": TINY, "snakes": SNAKES, "reach": REACH}
 COVERAGE = "--env coverage --q 4 --num_agents 2 --budget 2"

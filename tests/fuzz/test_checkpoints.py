@@ -76,7 +76,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     quick(monkeypatch)
     runs = tmp_path_factory.mktemp("runs")
     total = str(TOTAL[request.param])
-    flags = [*SMALL[request.param].split(), "--total_env_steps", total, "--eval_every", "10", "--runs", str(runs)]
+    flags = [*SMALL[request.param].split(), "--total_env_steps", total, "--eval_every", "320", "--runs", str(runs)]
     states, policies = {}, {}
     save = Checkpoints.save
 

@@ -93,7 +93,7 @@ FLAGS = (
     "algo env config resume num_envs seed total_env_steps total_episodes max_seconds schedule_env_steps init_from "
     "devices exact_sharding logical_shards rollout_chunk learn_chunk compute_dtype rollout_dtype memory_gb "
     "block_iterations block_seconds log_every self_play self_play_every eval_every eval_episodes checkpoint_every "
-    "checkpoint_minutes keep_checkpoints runs coordinator num_hosts host_index updates_per_step update_interval "
+    "checkpoint_minutes keep_checkpoints runs coordinator num_hosts host_index env_steps_per_update update_interval "
     "n_step critics depth units gamma tau actor_lr critic_lr batch_size buffer_size warmup capacity "
     "length horizon num_agents q budget task goals opponent teams snakes beans class_weights state_entries labelled "
     "workers collective width minibatches transitions learning_rate help last episodes policy against "

@@ -140,7 +140,9 @@ def make_trainer(
     kind: type[DataParallel] = DataParallel,
     **settings: Any,
 ) -> Trainer:
-    """A trainer whose blocks have up to 400 iterations."""
+    """A trainer whose blocks have up to 400 iterations, with an update for each step of the batch by default."""
+    if "env_steps_per_update" in {field.name for field in dataclasses.fields(algo)}:
+        settings = {"env_steps_per_update": float(num_envs)} | settings
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
     layout = kind(num_envs, shards, devices, exact)
     made = algo(env.spec, layout, **settings)

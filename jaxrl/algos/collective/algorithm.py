@@ -69,8 +69,10 @@ class Collective(MultiStage):
     )
     update_interval: int = setting(8, "steps of every environment between calls to learn", between=(1, 100_000))
     initial_updates: int = setting(8000, "actor updates after the random steps", between=(0, 1e9))
-    updates_per_step: float = setting(
-        1.0, "actor updates per step of the batch of environments while the learner acts", between=(1e-6, 1e5)
+    env_steps_per_update: float = setting(
+        64.0,
+        "environment steps, all environments together, for each actor update while the learner acts",
+        between=(1e-5, 1e9),
     )
     transformer_updates: int = setting(9000, "transformer updates, after all data are collected", between=(1, 1e9))
     transformer_batch: int = setting(128, "windows per transformer update", between=(1, 2**24))
@@ -181,7 +183,7 @@ class Collective(MultiStage):
                 "actor": self.actor_updates,
                 "critic": self.critic_updates,
             },
-            updates_per_step=self.updates_per_step,
+            env_steps_per_update=self.env_steps_per_update,
             updates_per_call=self.updates_per_call,
             labelled_rows=-(-rows // self.layout.num_envs) + longest,  # in the worst split
         )

@@ -18,7 +18,7 @@ class CollectivePhases:
         interval: steps of every environment between calls of `learn`.
         steps: {"random", "learner", "worker"}: environment steps per task in which these act.
         updates: {"burst", "transformer", "actor", "critic"}: updates of phases that only learn.
-        updates_per_step: actor updates per step of the batch of environments while the learner acts.
+        env_steps_per_update: environment steps for each actor update while the learner acts.
         updates_per_call: updates per iteration of phases that only learn.
         labelled_rows: rows of each environment for episodes of expert datasets.
     """
@@ -29,7 +29,7 @@ class CollectivePhases:
     interval: int
     steps: dict[str, int]
     updates: dict[str, int]
-    updates_per_step: float
+    env_steps_per_update: float
     updates_per_call: int
     labelled_rows: int
 
@@ -52,7 +52,7 @@ class CollectivePhases:
         phases = (
             collect("random"),
             study("burst", needed=self.calls("learner") > 0),
-            collect("learner", max(1, round(self.interval * self.updates_per_step))),
+            collect("learner", max(1, round(self.interval * self.num_envs / self.env_steps_per_update))),
             collect("worker"),
             study("transformer"),
             Phase("codes", 0, 0, iterations=-(-self.rows // self.coded_rows)),

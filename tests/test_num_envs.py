@@ -1,0 +1,120 @@
+"""Any number of environments gets the updates, evaluations and snapshots that a preset has per environment step."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import envs_jax
+from jaxrl import algos
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.off_policy import OffPolicy
+from jaxrl.algos.sac import Sac
+from jaxrl.cli.flags import parse
+from jaxrl.rl.self_play import SelfPlay
+from jaxrl.runtime import build, config
+from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.runtime.presets import presets
+
+# preset: environments, steps of each and updates in an iteration, iterations between evaluations, as published
+PUBLISHED = {
+    "bicnet": (1, 1, 1, 10000), "ddpg": (128, 1, 1, 2000), "ddpg_competition": (1, 1, 1, 10000),
+    "ddpg_ext30": (1, 1, 1, 10000), "ddpg_ext30_multi": (8, 1, 1, 10000), "ddpg_ext35": (1, 1, 1, 10000),
+    "ddpg_ext35_multi": (8, 10, 10, 10000), "ddpg_hour": (256, 1, 1, 4000), "ddpg_quick": (128, 1, 1, 1000),
+    "ddpg_reach": (64, 1, 1, 250), "sac": (64, 1, 1, 250), "sac_quick": (64, 1, 1, 250),
+    "sac_worker_gpu_server": (16, 1, 16, 250), "sac_worker_original": (1, 1, 1, 4000), "student": (64, 1, 1, 125),
+    "student_original": (1, 1, 1, 4000), "student_sparse": (32, 1, 1, 160),
+}  # fmt: skip
+
+
+def algo_of(*argv: str) -> tuple[OffPolicy, config.Config]:
+    """The algorithm of a command, without compiling anything."""
+    settings = parse([*argv, "--devices", "1"]).config
+    if settings.algo == "student":
+        settings = config.changed(settings, {"teacher_weight": 0.0, "guide_steps": 0})
+    spec, run = settings.make_env().spec, settings.run
+    return algos.find(settings.algo)(spec, DataParallel(run.num_envs), **settings.algo_settings), settings
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_presets_make_the_updates_that_they_were_published_with(preset: str) -> None:
+    algo, settings = algo_of("--config", preset)
+    envs, steps, updates, evaluation = PUBLISHED[preset]
+    train = algo.phases[-1]
+    assert (settings.run.num_envs, train.steps, train.updates) == (envs, steps, updates)
+    assert build.iterations_for(settings.run.eval_every, algo) == evaluation
+
+
+def test_every_preset_with_a_replay_is_listed() -> None:
+    """So that a new one states what it computes."""
+    kinds = {name: yaml.safe_load(path.read_text())["algo"] for name, path in presets().items()}
+    assert {name for name, kind in kinds.items() if issubclass(algos.find(kind), OffPolicy)} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+@pytest.mark.parametrize("envs", [8, 24, 48, 64, 96, 100, 128, 1000, 4096])
+def test_updates_per_environment_step_do_not_depend_on_the_number_of_environments(name: str, envs: int) -> None:
+    usual, _ = algo_of("--algo", name)
+    algo, settings = algo_of("--algo", name, "--num_envs", str(envs))
+    train = algo.phases[-1]
+    ratio = usual.layout.num_envs / usual.phases[-1].updates
+    assert envs * train.steps / train.updates == pytest.approx(ratio, rel=0.1)
+    between = build.iterations_for(settings.run.eval_every, algo) * envs * train.steps
+    assert between == pytest.approx(settings.run.eval_every, rel=0.1)
+
+
+def test_thousands_of_environments_make_short_iterations() -> None:
+    for name, updates in (("ddpg", 4096 // 128), ("sac", 4096 // 64)):
+        algo, _ = algo_of("--algo", name, "--num_envs", "4096")
+        assert (algo.phases[-1].steps, algo.phases[-1].updates) == (1, updates)
+        random = {phase.name: phase for phase in algo.phases}.get("random")
+        if random is not None:  # at least 6,400 steps, and n_step rows of every environment
+            assert random.iterations == 5
+
+
+def test_few_environments_make_more_steps_before_an_update() -> None:
+    spec = envs_jax.make("snakes_3v3").spec
+    for envs, steps in ((1, 128), (2, 64), (64, 2)):
+        algo = Ddpg(spec, DataParallel(envs), env_steps_per_update=128.0)
+        assert (algo.phases[-1].steps, algo.phases[-1].updates) == (steps, 1)
+    algo = Ddpg(spec, DataParallel(96), env_steps_per_update=64.0)  # one and a half per step
+    assert (algo.phases[-1].steps, algo.phases[-1].updates) == (2, 3)
+
+
+def test_snapshots_are_as_many_environment_steps_apart() -> None:
+    env = envs_jax.batch.batched(envs_jax.make("snakes_3v3", opponent="self"))
+    for envs, iterations in ((128, 2000), (4096, 62)):
+        algo = Ddpg(env.spec, DataParallel(envs), env_steps_per_update=128.0)
+        pool = build._with_self_play(env, algo, config.RunSettings())
+        assert isinstance(pool, SelfPlay) and pool.every == iterations
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_a_run_is_evaluated_some_ten_to_a_thousand_times(preset: str) -> None:
+    """A preset whose eval_every counts iterations would be evaluated after each of thousands."""
+    settings = parse(["--config", preset]).config
+    run, cls = settings.run, algos.find(settings.algo)
+    if run.eval_every:
+        spec = settings.make_env().spec
+        envs = run.num_envs or cls.default_num_envs(spec, settings.algo_settings)
+        total = run.total_env_steps or run.total_episodes * spec.horizon
+        assert 5 <= total / max(run.eval_every, envs) <= 1010
+
+
+def test_older_runs_are_read(tmp_path: Path) -> None:
+    old = {
+        "algo": "ddpg", "env": "snakes_3v3", "num_envs": 8, "update_interval": 10, "updates_per_step": 0.5,
+        "eps_decay": 0.9, "eval_every": 100, "self_play_every": 50, "total_env_steps": 800,
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    _, settings = config.read_training_run(tmp_path)
+    algo = Ddpg(settings.make_env().spec, DataParallel(8), **settings.algo_settings)
+    assert (algo.phases[-1].steps, algo.phases[-1].updates) == (10, 5)  # half an update per step of all
+    assert build.iterations_for(settings.run.eval_every, algo) == 100
+    assert build.iterations_for(settings.run.self_play_every, algo) == 50
+    assert settings.algo_settings["eps_decay"] ** 8 == pytest.approx(0.9, rel=1e-12)
+
+
+def test_library_defaults_are_the_usual_ratio() -> None:
+    """64 environments, an update for each step of all."""
+    assert Sac(envs_jax.make("reach").spec, DataParallel(64)).phases[-1].updates == 1
