@@ -22,6 +22,7 @@ from jaxrl.runtime.config import (
 )
 from jaxrl.runtime.declared import Field, fields_named, has_opponents
 from jaxrl.runtime.presets import base
+from jaxrl.runtime.published import hint, translate_flags
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
@@ -44,12 +45,13 @@ def _parse(field: Field, text: str) -> Any:
 class Parser(argparse.ArgumentParser):
     """An argparse parser with one-sentence errors.
 
-    They name the closest flag or, if the parser `trains`, the algorithms that have such a flag.
+    They name the closest flag or, in a command that trains `algo`, what a published system's flag is called here, or
+    the algorithms that have such a flag.
     """
 
-    def __init__(self, trains: bool = False, **kwargs: Any) -> None:
+    def __init__(self, algo: str = "", **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
-        self.trains = trains
+        self.algo = algo
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
     def flags(self) -> dict[str, str]:
@@ -65,9 +67,14 @@ class Parser(argparse.ArgumentParser):
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
             word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
+            published_name = hint(word, self.algo) if self.algo else None
             if not word.startswith("-"):
-                raise UsageError(f"unexpected word {short_repr(word)}: flags begin with --")
-            if self.trains and (owners := _owners(word.removeprefix("--"))):
+                raise UsageError(
+                    f"unexpected word {short_repr(word)}: {published_name or 'flags begin with --'}"
+                )
+            if published_name:
+                raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")
+            if self.algo and (owners := _owners(word.removeprefix("--"))):
                 raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
             raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
@@ -131,7 +138,7 @@ def parse(
     """
     former, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
-    parser = Parser(trains=True, prog=prog, description=description, usage=usage)
+    parser = Parser(former.algo, prog=prog, description=description, usage=usage)
     _sources(parser)
     schema = schema_of(former.algo, former.env)
     groups: dict[str, Any] = {"first": parser}
@@ -148,7 +155,7 @@ def parse(
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
-    flags = parser.parse_args(list(argv))
+    flags = parser.parse_args(translate_flags(argv, former.algo, schema))
     changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
     return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
 

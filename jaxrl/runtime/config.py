@@ -54,7 +54,7 @@ class RunSettings:
         0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
     )
     total_episodes: int = setting(
-        0, "stop after this many episodes, for environments of fixed episode length", between=_COUNT
+        0, "stop after this many episodes, where all have the same length (games of snakes, reach, coverage)", between=_COUNT
     )
     max_seconds: float = setting(
         0.0, "stop after this many seconds of training (of each process); does not change schedules", between=(0, 1e9)
@@ -134,7 +134,7 @@ FREE_ON_RESUME = (
     "log_every", "eval_every", "evaluations", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
     "logger",
 )  # fmt: skip
-_TOTALS = ("total_env_steps", "total_episodes")  # alternatives
+TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 _EVALUATIONS = ("eval_every", "evaluations")
 
 
@@ -318,8 +318,8 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
 def changed(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
     """Apply the user's changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
-    if any(changes.get(name) for name in _TOTALS):
-        values |= dict.fromkeys(_TOTALS, 0)
+    if any(changes.get(name) for name in TOTALS):
+        values |= dict.fromkeys(TOTALS, 0)
     if any(name in changes for name in _EVALUATIONS):
         values |= dict.fromkeys(_EVALUATIONS, 0)
     return build({**values, **changes}, where)
