@@ -392,7 +392,7 @@ def test_onnx_names_what_it_has_no_rule_for(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     policy = dataclasses.replace(case("ddpg").policy, step=7)
-    monkeypatch.setattr(command, "load_policy", lambda run, best: policy)
+    monkeypatch.setattr(command, "load_policy", lambda run, best, checkpoint: policy)
     assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["wrote", "wrote"]

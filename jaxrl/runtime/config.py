@@ -54,7 +54,7 @@ class RunSettings:
         0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
     )
     total_episodes: int = setting(
-        0, "stop after this many episodes, where all have the same length (games of snakes, reach, coverage)", between=_COUNT
+        0, "stop after this many episodes, where all have one length: coverage, reach, snakes", between=_COUNT
     )
     max_seconds: float = setting(
         0.0, "stop after this many seconds of training (of each process); does not change schedules", between=(0, 1e9)
@@ -64,8 +64,8 @@ class RunSettings:
     )
     init_from: str = setting(
         "",
-        "initial weights: a run (its best checkpoint), or actor.pth[,critic.pth] of the published snakes trainer; "
-        "empty = random",
+        "initial weights: a run (its best checkpoint, or that of --checkpoint), the folder of a checkpoint, or "
+        "actor.pth[,critic.pth] of the published snakes trainer; empty = random",
     )
     devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
     exact_sharding: bool = setting(False, "bit-identical results on any number of devices, at some cost in speed")

@@ -103,6 +103,7 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     return settings
 
 
+_MISSIONS = "batch_size x batch_number / (n_agents x (budget + 1))"
 _ALTITUDES, _AREA, _CAMERA = "altitudes are 5, 10, 15 m", "the area is 50 m wide", "the camera sees 60 degrees"
 IPP_MARL = System(
     name="ipp-marl",
@@ -112,7 +113,7 @@ IPP_MARL = System(
     names=(
         Name("missions.n_episodes", "total_episodes", "missions, not training steps: x num_envs", computed=True),
         Name("networks.batch_size", "minibatch_size", same=True, computed=True),
-        Name("networks.batch_number", "num_envs", "missions: batch_size x batch_number / (n_agents x (budget + 1))", computed=True),
+        Name("networks.batch_number", "num_envs", _MISSIONS, computed=True),
         Name("networks.data_passes", "num_epochs", same=True),
         Name("networks.copy_rate", "target_update_period", same=True),
         Name("networks.gamma", "gamma"),

@@ -24,6 +24,7 @@ from jaxrl.common.version import __version__
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
+CHECKPOINTS = "checkpoints"
 _LATEST, _LOCK = "latest", ".lock"
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
@@ -157,12 +158,36 @@ def follow_latest(path: Path | str) -> Path:
         return file
 
 
+def checkpoint_folder(run: Path | str, number: int) -> Path:
+    """Return the folder of a run's checkpoint, which can be named where a run can; of a trial, that of its trial."""
+    return follow_latest(run) / CHECKPOINTS / f"{number:010d}"
+
+
+def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
+    """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None."""
+    path = Path(path)
+    if path.parent.name == CHECKPOINTS and path.name.isdecimal():
+        return path.parent.parent, int(path.name)
+    return path, None
+
+
+def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path, int | None]:
+    """Return a run and the number of the checkpoint to use, None for its best or newest.
+
+    The run may be named by the folder of one of its checkpoints. Raises UsageError if that is another one.
+    """
+    run, named = split_checkpoint(run)
+    if None not in (named, number) and named != number:
+        raise UsageError(f"{run} is asked for the checkpoints {named} and {number}: name one of them")
+    return run, named if number is None else number
+
+
 def open_run(path: Path | str) -> Path:
-    """Return the run directory at `path`, or the newest one where `path` is `runs/latest`.
+    """Return the run directory at `path`, the newest one for `runs/latest`, or that of a checkpoint's folder.
 
     Raises RunError: there is none; the sentence suggests similar runs.
     """
-    run = follow_latest(path)
+    run = follow_latest(split_checkpoint(path)[0])
     if is_file(run / CONFIG):
         return run
     try:
