@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from envs_jax.settings import short_repr
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, write_atomically
 from jaxrl.common.version import __version__
@@ -35,18 +36,22 @@ class RunError(UserError):
     """A run directory cannot be made, is not one, or is in use."""
 
 
-def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None) -> Path:
+def create(
+    root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None, name: str = ""
+) -> Path:
     """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
 
-    versions.json gets the version of the environment's rules and `facts`, too.
+    versions.json gets the version of the environment's rules and `facts`, too. With a `name` the directory is
+    `root/<algo>_<env>/<name>`, which may be there already, without a run.
 
     Raises RunError: `root` is not writable, or its disk is full.
     """
-    group = Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
+    group = _group(root, algo, env)
     known = {**versions(), _ENV: env_version, **(facts or {})}
     try:
         group.mkdir(parents=True, exist_ok=True)
-        run = _next(group)
+        run = group / name if name else _next(group)
+        run.mkdir(exist_ok=True)
         write_atomically(run / VERSIONS, json.dumps(known, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
@@ -54,6 +59,17 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: M
             f"no run directory can be made under {root} ({error.strerror}); make it writable or choose another root"
         ) from error
     return run
+
+
+def named(root: Path | str, algo: str, env: str, name: str) -> Path:
+    """Return the directory of the run of a name, which need not be there. Raises UsageError: no possible name."""
+    if not re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", name):
+        raise UsageError(f"a run cannot be named {short_repr(name)}: begin with a letter, then letters, digits, _ . -")
+    return _group(root, algo, env) / name
+
+
+def _group(root: Path | str, algo: str, env: str) -> Path:
+    return Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
 
 
 def check_root(root: Path | str) -> None:
