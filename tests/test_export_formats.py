@@ -69,6 +69,7 @@ class Plain(nn.Module):
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "coma": lambda: made(make("coverage", q=5), Coma, hidden_size=8),
+    "coma_egocentric": lambda: made(make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2),
     "coma_vectors": lambda: made(Corridor(num_agents=2), Coma, hidden_size=8, batch_transitions=80, num_minibatches=1),
     "ddpg": lambda: made(make("snakes_1v1"), Ddpg, **OFF),
     "ddpg_masked": lambda: made(make("snakes_3v3", masks=True, observation="obs_full"), Ddpg, **MODERN),
