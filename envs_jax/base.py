@@ -167,6 +167,7 @@ class EnvSpec:
         action: Discrete or Box of ONE agent's action.
         horizon: largest number of steps of an episode.
         fixed_horizon: every episode has exactly `horizon` steps, so that all copies reset together.
+        full_length: all but a few episodes have `horizon` steps: `total_episodes` counts them so.
         metrics: {name: how its per-step values become the episode's value}.
         labels: {metric: its label, "words" or "words, unit"}; see `label`.
         global_state: Box or pytree of boxes of `TimeStep.global_state`, or None.
@@ -194,6 +195,7 @@ class EnvSpec:
     action: Discrete | Box
     horizon: int
     fixed_horizon: bool = False
+    full_length: bool = False
     metrics: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     global_state: Any = None

@@ -69,6 +69,7 @@ class Plain(nn.Module):
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "coma": lambda: made(make("coverage", q=5), Coma, hidden_size=8),
+    "coma_egocentric": lambda: made(make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2),
     "coma_vectors": lambda: made(Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80),
     "ddpg": lambda: made(make("snakes_1v1"), Ddpg, **OFF),
     "ddpg_masked": lambda: made(make("snakes_3v3", masks=True, observation="obs_full"), Ddpg, **MODERN),
@@ -392,7 +393,7 @@ def test_onnx_names_what_it_has_no_rule_for(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     policy = dataclasses.replace(case("ddpg").policy, step=7)
-    monkeypatch.setattr(command, "load_policy", lambda run, best: policy)
+    monkeypatch.setattr(command, "load_policy", lambda run, best, checkpoint: policy)
     assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["wrote", "wrote"]

@@ -20,7 +20,7 @@ _POSITIONS, _OTHER_ACTIONS = 2, 11  # channels of `observation`
 _ABSOLUTE = (3, 5, 6, 7, 8, 9, 10, 11)  # channels that are not centred on the agent
 
 
-def _actions_there(num_actions: int) -> np.ndarray:
+def actions_in_frames(num_actions: int) -> np.ndarray:
     """int32[8, n]: what each action is in the frame 4 (x mirrored) + 2 (y mirrored) + (then axes exchanged)."""
     moves = MOVES[num_actions]
     rows = []
@@ -52,7 +52,7 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
     x, y = jnp.minimum(low_x, high_x), jnp.minimum(low_y, high_y)
     exchange = x > y
     frame = 4 * mirror_x.astype(jnp.int32) + 2 * mirror_y.astype(jnp.int32) + exchange.astype(jnp.int32)
-    there = jnp.asarray(_actions_there(num_actions))[frame]
+    there = jnp.asarray(actions_in_frames(num_actions))[frame]
 
     view = jnp.where(mirror_x, view[::-1], view)
     view = jnp.where(mirror_y, view[:, ::-1], view)

@@ -35,6 +35,7 @@ class Snakes(Settings):
             observation=timesteps.observation_box(self),
             action=Discrete(4),
             horizon=self.max_steps,
+            full_length=True,  # a board that is full, or without room for a respawn, ends a game earlier
             metrics={name: metric.reduction for name, metric in metrics.items()},
             labels={name: metric.label for name, metric in metrics.items()},
             score="score_difference" if self.teams == 2 else "score",

@@ -3,13 +3,15 @@
 2                        level 2 always
 0:1,2:3                  each episode draws its player: a quarter level 0, three quarters level 2
 0@0 1@0.1 2:1,evasion:1@0.5    mixtures, each from a share of training on; the shares rise from 0
-linear, exponential, curriculum     the published schedules of levels
+linear, exponential, curriculum     the published schedules: level 0 first, level 4 last
+curriculum evasion@0.8         the same, until another mixture takes over
 self:3,2:1               "self" is played from outside, by snapshots of the learner: see `Snakes.opponent_view`
 outside                  no player: the actions of both teams come from outside
 """
 
 import dataclasses
 import itertools
+import math
 
 import jax.numpy as jnp
 
@@ -86,9 +88,11 @@ def parse(text: str) -> Schedule:
     """
     if text == OUTSIDE:
         return parse("0")
-    if text in PUBLISHED:
-        shares: tuple[float, ...] = PUBLISHED[text]
-        return Schedule(shares, tuple(_mixture(NAMES[k], text) for k in range(len(shares))))
+    name, _, later = text.partition(" ")
+    if name in PUBLISHED:
+        until = min((_number(part.partition("@")[2] or "0", text) for part in later.split()), default=math.inf)
+        levels = " ".join(f"{NAMES[k]}@{share!r}" for k, share in enumerate(PUBLISHED[name]) if k == 0 or share < until)
+        return parse(f"{levels} {later}")
     parts = [part.partition("@") for part in text.split()]
     if not parts:
         raise ValueError(f"snakes: the opponent is empty; choose from {', '.join((*PLAYERS, *PUBLISHED, OUTSIDE))}")

@@ -56,7 +56,11 @@ class Settings(Environment):
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
     teams: int = setting(2, TEAMS, between=(1, 2))
     opponent: str = setting(
-        "2", f"player of the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
+        "2",
+        f"player of the other team: {', '.join(schedule.PLAYERS)} (0: random; 1 to 4: greedy; evasion: greedy, only "
+        "into cells with a way out; self: snapshots of the learner); a mixture by weights, 0:1,2:3; a schedule by "
+        "shares of training, '0@0 2@0.5'; the published schedules of levels, linear, exponential or curriculum, also "
+        "with a later player, 'curriculum evasion@0.8'; or outside",
     )
     eval_opponent: str = setting("2", "opponent in the evaluations that select the best checkpoint")
     exclusive_beans: bool = setting(False, "levels 3, 4 and evasion choose their beans in turn, as level 2 does")

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
     subject.check_policies(names)
     path = output(flags.out, "--out")
-    weights = load_policy(flags.run, best=not flags.last).weights
+    weights = load_policy(flags.run, not flags.last, checkpoint=flags.checkpoint).weights
     world = metaworld.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
     made = collect(subject, weights, world, names, episodes, flags.seed, flags.expert)
     expert_dataset.write(path, made)

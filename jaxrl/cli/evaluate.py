@@ -45,7 +45,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "the environment's rules ask for drawn ones")  # fmt: skip
     add_seed(parser, "of the held-out set")
     add("--json", "--out", metavar="FILE", help=f"where to write the numbers (default: RUN/{FILE} for all policies in "
-        f"the run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else nowhere)")  # fmt: skip
+        f"the run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else and with --checkpoint "
+        "nowhere)")  # fmt: skip
     add_int(parser, "--chunk", 0, _MOST_EPISODES, 0, "most episodes rolled out at a time on a device; 0 = by their "
             "size (default: 0)")  # fmt: skip
     add_simulator(parser)
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         subject = league.set_for_matches(subject)
         names = league.usual(subject) if flags.policy is None else parse_list(flags.policy)
         subject.check_policies(names)
-        own = None if task else reports.own_file(subject, names, flags.simulator)
+        own = None if task or flags.checkpoint is not None else reports.own_file(subject, names, flags.simulator)
         path = output(flags.json or str(own), "--json") if flags.json or own else None
         if subject.env.env.match_rules:
             report = reports.play_matches(subject, names, flags.episodes, *how)

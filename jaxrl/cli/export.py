@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
-from jaxrl.cli.values import add_choice
+from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint
 from jaxrl.common.errors import UsageError
 from jaxrl.integrations.export.formats import FORMATS, export
 from jaxrl.runtime.load import load_policy
@@ -28,13 +28,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--greedy", action="store_true", help="jidi: play the best action instead of drawing one, as the others do"
     )
-    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
+    add_checkpoint(parser)
     flags = parser.parse_args(list(argv))
     if flags.format is None:
         raise UsageError(f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
-    policy = load_policy(flags.run, best=not flags.last)
+    policy = load_policy(flags.run, not flags.last, checkpoint=find_checkpoint(flags))
     for path in export(policy, flags.format, flags.out, greedy=flags.greedy):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")
     drawn = flags.format == "jidi" and not flags.greedy

@@ -22,6 +22,8 @@ from jaxrl.runtime.config import (
 )
 from jaxrl.runtime.declared import Field, fields_named, has_opponents
 from jaxrl.runtime.presets import base
+from jaxrl.runtime.published import hint, translate_flags
+from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
@@ -44,12 +46,13 @@ def _parse(field: Field, text: str) -> Any:
 class Parser(argparse.ArgumentParser):
     """An argparse parser with one-sentence errors.
 
-    They name the closest flag or, if the parser `trains`, the algorithms that have such a flag.
+    They name the closest flag or, in a command that trains `algo`, what a published system's flag is called here, or
+    the algorithms that have such a flag.
     """
 
-    def __init__(self, trains: bool = False, **kwargs: Any) -> None:
+    def __init__(self, algo: str = "", **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
-        self.trains = trains
+        self.algo = algo
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
     def flags(self) -> dict[str, str]:
@@ -65,9 +68,12 @@ class Parser(argparse.ArgumentParser):
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
             word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
+            published_name = hint(word, self.algo) if self.algo else None
             if not word.startswith("-"):
-                raise UsageError(f"unexpected word {short_repr(word)}: flags begin with --")
-            if self.trains and (owners := _owners(word.removeprefix("--"))):
+                raise UsageError(f"unexpected word {short_repr(word)}: {published_name or 'flags begin with --'}")
+            if published_name:
+                raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")
+            if self.algo and (owners := _owners(word.removeprefix("--"))):
                 raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
             raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
@@ -112,6 +118,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
     )
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
+    parser.add_argument("--checkpoint", metavar="N", help="with --init_from RUN: the checkpoint of this number")
 
 
 # Settings of a run listed first in the help, and those listed where an environment has this attribute.
@@ -131,7 +138,7 @@ def parse(
     """
     former, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
-    parser = Parser(trains=True, prog=prog, description=description, usage=usage)
+    parser = Parser(former.algo, prog=prog, description=description, usage=usage)
     _sources(parser)
     schema = schema_of(former.algo, former.env)
     groups: dict[str, Any] = {"first": parser}
@@ -148,8 +155,10 @@ def parse(
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
-    flags = parser.parse_args(list(argv))
+    flags = parser.parse_args(translate_flags(argv, former.algo, schema))
     changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
+    if flags.checkpoint is not None:
+        changes["init_from"] = _checkpoint_of(changes.get("init_from", ""), flags.checkpoint)
     return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
 
 
@@ -160,6 +169,13 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
     known, others = parser.parse_known_args(argv)
     helping = any(word in ("-h", "--help") for word in argv)
     if known.resume is not None:
+        run, checkpoint = split_checkpoint(known.resume)
+        if checkpoint is not None or known.checkpoint is not None:
+            number = known.checkpoint if checkpoint is None else checkpoint
+            raise UsageError(
+                f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, "
+                f"leave --resume out and give --init_from {run} --checkpoint {number}"
+            )
         if known.config or known.algo or known.env:
             raise UsageError(
                 "--resume takes algorithm, environment and settings from the run: leave the other flag out"
@@ -174,6 +190,15 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
             raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
         return base("coma", known.config, known.env), None
     return base(known.algo, known.config, known.env), None
+
+
+def _checkpoint_of(run: str, number: str) -> str:
+    """Return the folder of a checkpoint of the run that `--init_from` names. Raises UsageError."""
+    if not number.isdecimal():
+        raise UsageError(f"--checkpoint must be the number of a checkpoint, not {short_repr(number)}")
+    if not run or run.endswith(".pth"):
+        raise UsageError("--checkpoint chooses one of the checkpoints of a run: name the run with --init_from")
+    return str(checkpoint_folder(choose_checkpoint(run, int(number))[0], int(number)))
 
 
 def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> None:

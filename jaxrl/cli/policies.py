@@ -9,7 +9,7 @@ from typing import Any
 from envs_jax.base import short_repr
 from envs_jax.reach import tasks
 from jaxrl.cli.flags import Parser, add_environment
-from jaxrl.cli.values import add_choice, parse_list
+from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.integrations.metaworld import SIMULATORS
@@ -23,8 +23,8 @@ def parse(
 ) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
     """Return the command's own flags, and a function that loads the policies that the command line asks for.
 
-    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. The function takes
-    the names of settings whose flags the command handles itself.
+    `[RUN] [--last | --checkpoint N] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. The
+    function takes the names of settings whose flags the command handles itself.
 
     Raises:
         UserError: one sentence.
@@ -33,19 +33,20 @@ def parse(
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it out for scripted "
         "policies")  # fmt: skip
-    add("--last", action="store_true", help="the run's newest checkpoint instead of its best")
+    add_checkpoint(parser)
     add("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
     add_flags(parser)
     run, env, current = _source(parser, list(argv))
     settings_of = add_environment(parser, env, current)
     parsed = parser.parse_args(list(argv))
-    if run is None and parsed.last:
-        raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
+    if run is None and (parsed.last or parsed.checkpoint is not None):
+        raise UsageError("--last and --checkpoint choose a checkpoint of a run: name the run's directory")
+    parsed.checkpoint = None if run is None else find_checkpoint(parsed)
 
     def read(*without: str) -> EvalPolicy:
         named = {name: value for name, value in vars(parsed).items() if name not in without}
         settings = settings_of(named)
-        found = load(run, env, settings, best=not parsed.last)
+        found = load(run, env, settings, not parsed.last, parsed.checkpoint)
         return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
 
     return parsed, read

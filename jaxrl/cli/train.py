@@ -1,4 +1,7 @@
-"""python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume."""
+"""python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume.
+
+Jobs that may be stopped and queued again begin and continue with one command: --resume_or_start NAME.
+"""
 
 import argparse
 import os
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
+from jaxrl.common.errors import UsageError
 from jaxrl.common.garbage import collected_rarely
 
 
@@ -14,6 +18,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     request = command_line.parse(argv, description=__doc__, add_flags=_add_flags)
     flags = request.flags
+    if flags.resume_or_start is not None and request.resume is not None:
+        raise UsageError("--resume and --resume_or_start both name a run: leave one of them out")
 
     with collected_rarely():  # only now: --help and a wrong flag need none of this
         import jax
@@ -27,9 +33,16 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     with hosts.joined(place):
         if place is not None:
-            asked = {**request.config.plain(), **request.changes, "--resume": request.resume}
+            asked = {
+                **request.config.plain(),
+                **request.changes,
+                "--resume": request.resume,
+                "--resume_or_start": flags.resume_or_start,
+            }
             hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
-        if request.resume is not None:
+        if flags.resume_or_start is not None:
+            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes, flags.profile)
+        elif request.resume is not None:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
@@ -46,7 +59,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="keep a trace of one block in the run's profile/, for TensorBoard or ui.perfetto.dev, and print the most "
         "expensive operations; changes nothing that is trained",
     )
-    group = parser.add_argument_group("several hosts (SLURM and Open MPI are found without these)")
+    parser.add_argument(
+        "--resume_or_start",
+        metavar="NAME",
+        help="resume the run runs/ALGO_ENV/NAME, or start it under that name if there is none: one command for jobs "
+        "that are queued again",
+    )
+    group = parser.add_argument_group("several hosts (SLURM, Open MPI and torchrun are found without these)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
     group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
     group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from envs_jax.base import closest, short_repr
 from jaxrl.common.errors import UsageError
+from jaxrl.runtime.run_directory import choose_checkpoint
 
 
 def parse_int(text: str, flag: str, low: int, high: int) -> int:
@@ -33,6 +34,24 @@ def add_int(parser: argparse.ArgumentParser, flag: str, low: int, high: int, def
 def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
     """Add the flag --seed."""
     add_int(parser, "--seed", 0, 2**32 - 1, 0, f"{of} (default: 0)")
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose a checkpoint of a run."""
+    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
+    add_int(parser, "--checkpoint", 0, 10**10 - 1, None, "the run's checkpoint of this number, that of its folder in "
+            "RUN/checkpoints (which may also be named as RUN)")  # fmt: skip
+
+
+def find_checkpoint(flags: argparse.Namespace) -> int | None:
+    """Return the number of the checkpoint that a command line asks for, None for the best or newest.
+
+    Raises UsageError: it asks for several.
+    """
+    number = choose_checkpoint(flags.run, flags.checkpoint)[1]
+    if flags.last and number is not None:
+        raise UsageError(f"--last and the checkpoint {number} are two checkpoints: leave one of them out")
+    return number
 
 
 def add_choice(

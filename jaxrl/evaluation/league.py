@@ -240,6 +240,8 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, gr
     names = [str(run.run_name) for run in runs]
     if len(set(names)) < len(names):  # runs of several folders may share a name
         names = [str(run.run) for run in runs]
+    if len(set(names)) < len(names):  # checkpoints of one run
+        names = [f"{name} checkpoint {run.step}" for name, run in zip(names, runs, strict=True)]
     return League(dict(zip(names, moved, strict=True)), tuple(rules.opponents if scripted is None else scripted))
 
 
@@ -252,7 +254,7 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
         raise UsageError(f"{run.run} needs a carry, which policies of the other team cannot have: remove it")
     for other in others:
         assert other.run and other.config
-        if run.run.resolve() == other.run.resolve():
+        if (run.run.resolve(), run.step) == (other.run.resolve(), other.step):
             raise UsageError(f"{run.run} is named twice: name each run once")
         games = [rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
         odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]

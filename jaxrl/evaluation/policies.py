@@ -21,6 +21,7 @@ from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.load import load_policies
+from jaxrl.runtime.run_directory import choose_checkpoint
 
 _ROLLOUT_BYTES = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
@@ -151,8 +152,12 @@ class EvalPolicy:
         return self.env.context(ended())
 
 
-def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> EvalPolicy:
+def load(
+    run: Path | None, env: str, settings: dict[str, Any], best: bool = True, checkpoint: int | None = None
+) -> EvalPolicy:
     """Load the policy of `run`, its best or newest checkpoint, in an environment; None: scripted policies alone.
+
+    `checkpoint` is the number of another checkpoint.
 
     Settings of the environment may differ from the run's as far as its policy fits.
 
@@ -161,16 +166,17 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     batch = _made(env, settings)
     if run is None:
         return EvalPolicy(batch, env, settings)
-    first, *others = loaded = load_policies(run, best)
+    first, *others = loaded = load_policies(run, best, checkpoint=checkpoint)
     every = tuple(policy.params for policy in loaded) if others else ()
     found = EvalPolicy(batch, env, settings, run, first.config, first.algo, first.params, every, first.step)
     return found.with_env_settings({})
 
 
 def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
-    """Load the policy of a run in its own environment; see `load`."""
+    """Load the policy of a run, or of the folder of a checkpoint, in its own environment; see `load`."""
+    run, checkpoint = choose_checkpoint(run)
     directory, config = configuration.read_run(run)
-    return load(directory, config.env, config.env_settings, best)
+    return load(directory, config.env, config.env_settings, best, checkpoint)
 
 
 def no_player(rules: MatchRules) -> UsageError:

@@ -50,11 +50,6 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
             f"the {format_name} format is for the library's own networks, not for {type(module).__name__}: choose "
             "--format stablehlo"
         )
-    if getattr(algo, "egocentric", False):
-        raise UsageError(
-            f"the {format_name} format cannot make egocentric views of observations: choose --format stablehlo, or "
-            "train with --egocentric false"
-        )
     if algo.spec.action_order:
         raise UsageError(
             f"the {format_name} format cannot put outputs in the order that the observation gives (action_order): "

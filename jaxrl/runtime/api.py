@@ -162,13 +162,16 @@ def make_train(
     return trained
 
 
-def load(run: str | Path, *, best: bool = True, networks: Networks | None = None) -> Policy:
+def load(
+    run: str | Path, *, best: bool = True, checkpoint: int | None = None, networks: Networks | None = None
+) -> Policy:
     """Return the policy of a run.
 
     Args:
         run: its directory, such as "runs/coma_coverage/0001", whose first seed is taken, or the folder of one of
-            several seeds, "runs/coma_coverage/0001/seed_3".
+            several seeds, "runs/coma_coverage/0001/seed_3", or of one of its checkpoints.
         best: its best checkpoint, if it has one, rather than its newest.
+        checkpoint: the number of another checkpoint, that of its folder in checkpoints/.
         networks: the user-defined ones that it was trained with.
 
     Raises:
@@ -176,7 +179,9 @@ def load(run: str | Path, *, best: bool = True, networks: Networks | None = None
     """
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
-    return load_policy(run, best, _custom(networks, None))
+    if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 0):
+        raise UsageError(f"checkpoint must be the number of a checkpoint, not {checkpoint!r}")
+    return load_policy(run, best, _custom(networks, None), checkpoint)
 
 
 def evaluate(

@@ -278,10 +278,14 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
     if run.total_env_steps and run.total_episodes:
         raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
     if run.total_episodes:
-        if not spec.fixed_horizon:
-            raise UsageError(f"episodes of '{spec.name}' differ in length: use --total_env_steps")
         restarted = all(phase.restart or not phase.steps for phase in algo.phases)
-        return run.total_episodes * (spec.horizon + (not restarted))  # else each reset is a step, too
+        steps = run.total_episodes * (spec.horizon + (not restarted))  # else each reset is a step, too
+        if not (spec.fixed_horizon or spec.full_length):
+            raise UsageError(
+                f"episodes of '{spec.name}' differ in length: use --total_env_steps, at most {steps:,} for "
+                f"{run.total_episodes:,} episodes"
+            )
+        return steps
     if not run.total_env_steps:
         lengths = [phase.steps * (phase.iterations or 0) for phase in algo.phases if phase.steps]
         if all(lengths):

@@ -59,6 +59,7 @@ def _hush_late_writes() -> None:
 
 
 _DIGITS = 10  # of the name of a checkpoint
+_SHOWN = 10  # newest checkpoints that a refusal lists
 _NAMED = 3  # damaged checkpoints in a row that are named; the others are counted
 
 
@@ -236,6 +237,9 @@ class Checkpoints:
         """
         self.wait()
         step = self.best_step() if best else step
+        if step is not None and not intact and step not in (steps := self.steps()):
+            known = ", ".join(f"{number}" for number in steps[-_SHOWN:]) or "none"
+            raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
         names = _committed(self.directory) if step is None else [f"{step:0{_DIGITS}d}"]
         folder = self.directory / names[0] if intact else self._newest_intact(names)
         return int(folder.name), _read_state(folder, like, prefix), _read_meta(folder)

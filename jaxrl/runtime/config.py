@@ -54,7 +54,7 @@ class RunSettings:
         0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
     )
     total_episodes: int = setting(
-        0, "stop after this many episodes, for environments of fixed episode length", between=_COUNT
+        0, "stop after this many episodes, where all have one length: coverage, reach, snakes", between=_COUNT
     )
     max_seconds: float = setting(
         0.0, "stop after this many seconds of training (of each process); does not change schedules", between=(0, 1e9)
@@ -64,8 +64,8 @@ class RunSettings:
     )
     init_from: str = setting(
         "",
-        "initial weights: a run (its best checkpoint), or actor.pth[,critic.pth] of the published snakes trainer; "
-        "empty = random",
+        "initial weights: a run (its best checkpoint, or that of --checkpoint), the folder of a checkpoint, or "
+        "actor.pth[,critic.pth] of the published snakes trainer; empty = random",
     )
     devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
     exact_sharding: bool = setting(False, "bit-identical results on any number of devices, at some cost in speed")
@@ -137,7 +137,7 @@ FREE_ON_RESUME = (
     "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "logger",
 )  # fmt: skip
-_TOTALS = ("total_env_steps", "total_episodes")  # alternatives
+TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,8 +287,9 @@ def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
     every iteration.)
     """
     algo, envs = values.get("algo"), values.get("num_envs")
-    old = "updates_per_step" in values and isinstance(algo, str) and isinstance(envs, int) and envs > 0
-    if not old or "env_steps_per_update" not in fields_named(algo, "algorithm"):
+    if "updates_per_step" not in values or not isinstance(algo, str) or not isinstance(envs, int) or envs < 1:
+        return values
+    if "env_steps_per_update" not in fields_named(algo, "algorithm"):
         return values
     values = dict(values)
     values["env_steps_per_update"] = envs / values.pop("updates_per_step")
@@ -339,8 +340,8 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
 def changed(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
     """Apply the user's changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
-    if any(changes.get(name) for name in _TOTALS):
-        values |= dict.fromkeys(_TOTALS, 0)
+    if any(changes.get(name) for name in TOTALS):
+        values |= dict.fromkeys(TOTALS, 0)
     return build({**values, **changes}, where)
 
 

@@ -42,6 +42,8 @@ SEEN = 60  # seconds after which a folder made by host 0 must be visible to the 
 FAREWELL = 1, 2  # seconds that a host stays after an error, so that the others can read it; that host 0 stays longer
 _ADDRESS = 512  # bytes of the broadcast of host 0's address
 _TASKS = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # processes that a launcher has started
+_TORCHRUN = "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"  # which accelerate and DeepSpeed set, too
+_RANKS = {"PMI_SIZE": "PMI_RANK", "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK", "WORLD_SIZE": "RANK"}  # no address
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +66,30 @@ class ProcessInfo:
 def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
     """Return the place of this process, None if it trains alone: without flags and launcher, or with `number` 1.
 
-    The arguments are `--coordinator`, `--num_hosts` and `--host_index`. Raises UsageError: incompatible flags.
+    The arguments are `--coordinator`, `--num_hosts` and `--host_index`.
+
+    Raises:
+        UsageError: incompatible flags, or a launcher that does not say enough to make its processes one run.
     """
     get = os.environ.get
     if number == 1 and (coordinator or index):
         raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
-    alone = all(get(name, "1") in ("", "1") for name in _TASKS) and (coordinator, number, index) == (None, None, None)
-    if number == 1 or alone:
+    if number == 1:
         return None
+    if (coordinator, number, index) == (None, None, None):
+        tasks = max(_count(name) for name in _TASKS)
+        innermost = tasks == 1 or "TORCHELASTIC_RUN_ID" in os.environ
+        if _count("WORLD_SIZE") > 1 and innermost and all(map(get, _TORCHRUN)):
+            return _from_torchrun(*(os.environ[name] for name in _TORCHRUN))
+        for size, rank in _RANKS.items():
+            if _count(size) > tasks:
+                raise UsageError(
+                    f"{size} says that {_count(size)} processes were started, but not where the first one is: for one "
+                    f"run give each --coordinator HOST:PORT --num_hosts {_count(size)} --host_index ${rank}, for a "
+                    "run of this process alone --num_hosts 1"
+                )
+        if tasks == 1:
+            return None
     if (number is not None and number < 1) or (index is not None and not 0 <= index < (number or index + 1)):
         raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
     port = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
@@ -84,6 +102,29 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
     bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
     every = "JAX_LOCAL_DEVICE_IDS" not in os.environ and (one_per_machine or bound)
     return ProcessInfo(coordinator, number, index, [] if every else None)
+
+
+def _count(name: str) -> int:
+    """Return the number in an environment variable, 1 if there is none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else 1
+
+
+def _from_torchrun(size: str, rank: str, address: str, port: str) -> ProcessInfo:
+    """Return the place of a process that torchrun has started; each uses the GPU of its local number.
+
+    Host 0 listens on the port after MASTER_PORT, which is torchrun's own. Raises UsageError: impossible numbers.
+    """
+    if not (size.isdecimal() and rank.isdecimal() and port.isdecimal() and int(rank) < int(size)):
+        told = ", ".join(f"{name}={short_repr(os.environ[name])}" for name in _TORCHRUN)
+        raise UsageError(f"{told} are not the variables of torchrun: start with torchrun, or unset WORLD_SIZE")
+    devices: list[int] | None = []
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        devices = None
+    elif "LOCAL_RANK" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") != "1":
+        bound = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+        devices = [] if bound else [_count("LOCAL_RANK")]
+    return ProcessInfo(f"{address}:{int(port) % (2**16 - 1) + 1}", int(size), int(rank), devices)
 
 
 @contextlib.contextmanager

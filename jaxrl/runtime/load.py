@@ -36,19 +36,19 @@ def open_trials(run: str | Path) -> tuple[Path, Config]:
     return directory, config.with_run(devices=1, num_seeds=1)
 
 
-def read_states(directory: Path, setup: Run, best: bool) -> tuple[list[AlgoState], int]:
+def read_states(directory: Path, setup: Run, best: bool, checkpoint: int | None = None) -> tuple[list[AlgoState], int]:
     """Return each trial's state without optimizers: of the best checkpoint if wanted and intact, else of the newest.
 
-    `setup` is one of the directory's trials alone.
+    `setup` is one of the directory's trials alone; `checkpoint` is the number of another checkpoint.
     """
     shapes = _unplaced(_without_optimizers(setup.trainer.shapes().algo.replicated))
     root, config, found = locate(directory)
     if several := len(trials(config)) > 1:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(trials(config)), *x.shape), x.dtype), shapes)
     with Checkpoints(root / "checkpoints") as checkpoints:
-        use_best = best and checkpoints.best_step() is not None
+        use_best = checkpoint is None and best and checkpoints.best_step() is not None
         try:
-            step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated", best=use_best)
+            step, replicated, _ = checkpoints.restore(shapes, checkpoint, prefix="algo.replicated", best=use_best)
         except CheckpointError as error:
             if not use_best:
                 raise
@@ -75,23 +75,27 @@ def _anywhere(tree: Any) -> Any:
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
-def load_policies(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> list[Policy]:
+def load_policies(
+    run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None
+) -> list[Policy]:
     """Return the policy of each seed of a run, or of one of its folders of trials; `best` checkpoint or newest.
 
-    `custom` are the user-defined networks that it was trained with.
+    `custom` are the user-defined networks that it was trained with. `checkpoint` is the number of another checkpoint,
+    whose folder may also be named as the run.
 
     Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
+    run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
     directory, config = open_trials(run)
     setup = unchecked_run(config, resuming=True, custom=custom)
-    states, step = read_states(directory, setup, best)
+    states, step = read_states(directory, setup, best, checkpoint)
     found = [_anywhere((setup.algo.policy(state), setup.algo.weights(state))) for state in states]
     return [Policy(setup.env.env, setup.algo, params, weights, step, config) for params, weights in found]
 
 
-def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> Policy:
+def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None) -> Policy:
     """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
-    return load_policies(run, best, custom)[0]
+    return load_policies(run, best, custom, checkpoint)[0]
 
 
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
@@ -131,7 +135,13 @@ def resolve_config(config: Config) -> Config:
 
 def resolve_latest(config: Config) -> Config:
     """Replace `runs/latest` in settings by the run itself, since it will soon mean this run."""
-    follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
+
+    def follow(name: str) -> str:
+        run, checkpoint = run_directory.split_checkpoint(name)
+        if checkpoint is None:
+            return str(run_directory.follow_latest(name))
+        return str(run_directory.checkpoint_folder(run, checkpoint))
+
     cls = algos.find(config.algo)
     named = cls.sources if issubclass(cls, MultiStage) else ()
     sources = {name: ",".join(map(follow, named_runs(config, name))) for name in named}
@@ -163,13 +173,14 @@ def load_inputs(setup: Run) -> Any:
     return load_weights(config.run.init_from, setup) if config.run.init_from else None
 
 
-def _weights_of(run: str) -> Any:
-    """Return the weights of a run of an earlier stage. Raises UserError if the run is unfinished."""
+def _weights_of(name: str) -> Any:
+    """Return the weights of a run, or of a checkpoint, of an earlier stage. Raises UserError if it is unfinished."""
+    run, checkpoint = run_directory.choose_checkpoint(name)
     directory, config = open_trials(run)
     setup = unchecked_run(config, resuming=True)
     lengths = [phase.iterations for phase in setup.algo.phases]
     ends = None not in lengths
-    (state, *_), step = read_states(directory, setup, best=not ends)
+    (state, *_), step = read_states(directory, setup, not ends, checkpoint)
     if ends and step < sum(length or 0 for length in lengths):
         raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
     return _anywhere(setup.algo.weights(state))
@@ -190,16 +201,22 @@ def _makes_other_networks(setup: Run, changes: dict[str, Any]) -> bool:
     return bool(_shapes(changed) != _shapes(setup))
 
 
-def load_weights(run: str, setup: Run) -> Any:
+def load_weights(name: str, setup: Run) -> Any:
     """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
 
-    Raises UserError: another algorithm, networks of another shape, or files that cannot be read.
+    Args:
+        name: a run, the folder of one of its checkpoints, or files.
+        setup: the run that starts from them.
+
+    Raises:
+        UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
-    if run.endswith(".pth"):  # torch_weights needs networks of its own
+    if name.endswith(".pth"):  # torch_weights needs networks of its own
         from jaxrl.integrations import torch_weights
 
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
-        return _anywhere(torch_weights.load(run, setup.algo, key))
+        return _anywhere(torch_weights.load(name, setup.algo, key))
+    run, checkpoint = run_directory.choose_checkpoint(name)
     directory, config = open_trials(run)
     if config.algo != setup.config.algo:
         raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not match")
@@ -217,4 +234,4 @@ def load_weights(run: str, setup: Run) -> Any:
         raise UsageError(f"the networks of {run} do not match: they were built with {told[0]}; here {told[1]}")
     if other_shapes:
         raise UsageError(f"the networks of {run} do not match: they were built by another version of '{config.algo}'")
-    return _anywhere(other.algo.weights(read_states(directory, other, best=True)[0][0]))
+    return _anywhere(other.algo.weights(read_states(directory, other, True, checkpoint)[0][0]))

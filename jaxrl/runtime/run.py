@@ -10,6 +10,7 @@ import jax
 
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
+from jaxrl.common.files import is_file
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
@@ -24,6 +25,10 @@ from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.session import Session, fixed_settings
 from jaxrl.runtime.train_state import Position, TrainState
 
+_RESOLVED = (  # settings that a run chooses itself unless they are given
+    "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compiler_options", "compute_dtype", "rollout_dtype",
+    "schedule_env_steps",
+)  # fmt: skip
 _WIDTH = 100  # columns of tables
 COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
 
@@ -44,8 +49,10 @@ class Ended(NamedTuple):
     abandoned: bool = False
 
 
-def start(config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD) -> Ended:
-    """Start a new run in a new directory, with a console unless `log` replaces it.
+def start(
+    config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD, name: str = ""
+) -> Ended:
+    """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
 
     Raises UserError; nothing is written if the configuration is impossible.
     """
@@ -58,10 +65,30 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
         setup, facts = _fastest(config, setup, console, custom)
         programs = _compile(setup, inputs, None, console)
         facts |= Scoring.of(setup.env.spec).entry()
-        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
+        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))
             return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
+
+
+def resume_or_start(name: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
+    """Resume the run of this name, or start it where there is none: for jobs that are queued again.
+
+    Args:
+        name: its directory among the runs of its algorithm and environment.
+        config: of a new run.
+        changes: the settings of the command line among them. Those that are left to the run may stay so.
+        profile: as for `start`.
+
+    Raises:
+        UserError: as `start` and `resume` do.
+    """
+    directory = run_directory.named(config.run.runs, config.algo, config.env, name)
+    if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
+        return start(config, profile, name=name)
+    automatic = configuration.RunSettings()
+    changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
+    return resume(str(directory), configuration.read_training_run(directory)[1], changes, profile)
 
 
 def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:

@@ -18,12 +18,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from envs_jax.settings import short_repr
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, write_atomically
 from jaxrl.common.version import __version__
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
+CHECKPOINTS = "checkpoints"
 _LATEST, _LOCK = "latest", ".lock"
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
@@ -34,18 +36,22 @@ class RunError(UserError):
     """A run directory cannot be made, is not one, or is in use."""
 
 
-def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None) -> Path:
+def create(
+    root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None, name: str = ""
+) -> Path:
     """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
 
-    versions.json gets the version of the environment's rules and `facts`, too.
+    versions.json gets the version of the environment's rules and `facts`, too. With a `name` the directory is
+    `root/<algo>_<env>/<name>`, which may be there already, without a run.
 
     Raises RunError: `root` is not writable, or its disk is full.
     """
-    group = Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
+    group = _group(root, algo, env)
     known = {**versions(), _ENV: env_version, **(facts or {})}
     try:
         group.mkdir(parents=True, exist_ok=True)
-        run = _next(group)
+        run = group / name if name else _next(group)
+        run.mkdir(exist_ok=True)
         write_atomically(run / VERSIONS, json.dumps(known, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
@@ -53,6 +59,17 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: M
             f"no run directory can be made under {root} ({error.strerror}); make it writable or choose another root"
         ) from error
     return run
+
+
+def named(root: Path | str, algo: str, env: str, name: str) -> Path:
+    """Return the directory of the run of a name, which need not be there. Raises UsageError: no possible name."""
+    if not re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", name):
+        raise UsageError(f"a run cannot be named {short_repr(name)}: begin with a letter, then letters, digits, _ . -")
+    return _group(root, algo, env) / name
+
+
+def _group(root: Path | str, algo: str, env: str) -> Path:
+    return Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
 
 
 def check_root(root: Path | str) -> None:
@@ -157,12 +174,36 @@ def follow_latest(path: Path | str) -> Path:
         return file
 
 
+def checkpoint_folder(run: Path | str, number: int) -> Path:
+    """Return the folder of a run's checkpoint, which can be named where a run can; of a trial, that of its trial."""
+    return follow_latest(run) / CHECKPOINTS / f"{number:010d}"
+
+
+def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
+    """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None."""
+    path = Path(path)
+    if path.parent.name == CHECKPOINTS and path.name.isdecimal():
+        return path.parent.parent, int(path.name)
+    return path, None
+
+
+def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path, int | None]:
+    """Return a run and the number of the checkpoint to use, None for its best or newest.
+
+    The run may be named by the folder of one of its checkpoints. Raises UsageError if that is another one.
+    """
+    run, named = split_checkpoint(run)
+    if None not in (named, number) and named != number:
+        raise UsageError(f"{run} is asked for the checkpoints {named} and {number}: name one of them")
+    return run, named if number is None else number
+
+
 def open_run(path: Path | str) -> Path:
-    """Return the run directory at `path`, or the newest one where `path` is `runs/latest`.
+    """Return the run directory at `path`, the newest one for `runs/latest`, or that of a checkpoint's folder.
 
     Raises RunError: there is none; the sentence suggests similar runs.
     """
-    run = follow_latest(path)
+    run = follow_latest(split_checkpoint(path)[0])
     if is_file(run / CONFIG):
         return run
     try:

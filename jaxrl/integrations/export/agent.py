@@ -47,7 +47,12 @@ class Policy:
         single = observation.shape == wanted
         if observation.shape[-len(wanted) :] != wanted or observation.ndim > len(wanted) + 1:
             raise ValueError(f"observations need the shape {wanted}, with or without a batch axis before it")
-        outputs = network(self.weights, settings, self._normalized(observation[None] if single else observation))
+        views = self._normalized(observation[None] if single else observation)
+        if "frames" in settings:
+            views, actions_there = egocentric_views(np.asarray(views, np.float32), np.array(settings["frames"]))
+            outputs = np.take_along_axis(network(self.weights, settings, views), actions_there, -1)
+        else:
+            outputs = network(self.weights, settings, views)
         if settings["actions"] == "box":
             mean = outputs[..., : settings["numbers"]]
             actions = self._scaled(np.tanh(mean) if settings["squash"] == "tanh" else np.clip(mean, -1, 1))
@@ -93,6 +98,35 @@ class Policy:
                 allowed = rule(states[row], mask[row], chosen[row], agent)
             chosen[row, agent] = np.argmax(np.where(allowed, outputs[row, agent], -np.inf))
         return chosen
+
+
+def egocentric_views(views: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return observations of coverage as their agents see them, and which output belongs to each action.
+
+    Each view is mirrored and turned until its agent has x <= y <= 5; then maps are added that are centred on it.
+
+    Args:
+        views: [..., 11, 11, 7].
+        frames: int[8, n], what each action is in the frame 4 (x mirrored) + 2 (y mirrored) + (then axes exchanged).
+
+    Returns:
+        [..., 11, 11, 10], and int[..., n].
+    """
+    flat, turned, there = views.reshape(-1, *views.shape[-3:]), [], []
+    for view in flat:
+        inside = view[:, :, 2] > 0  # the part of the surroundings that lies in the area
+        left, right = inside[:5, 5].sum(), inside[6:, 5].sum()
+        below, above = inside[5, :5].sum(), inside[5, 6:].sum()
+        x, y = min(left, right), min(below, above)
+        there.append(frames[4 * (left > right) + 2 * (below > above) + (x > y)])
+        view = view[::-1] if left > right else view
+        view = view[:, ::-1] if below > above else view
+        view = view.swapaxes(0, 1) if x > y else view
+        wide = np.pad(view[:, :, [3, 5, 6]], ((5, 0), (5, 0), (0, 0)))
+        low, high = min(x, y), max(x, y)
+        turned.append(np.concatenate([view, wide[low : low + 11, high : high + 11]], axis=2))
+    shape = (*views.shape[:-3], *turned[0].shape)
+    return np.stack(turned).reshape(shape), np.stack(there).reshape(*views.shape[:-3], frames.shape[1])
 
 
 def coverage_mask(

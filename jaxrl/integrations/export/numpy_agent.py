@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from envs_jax.base import Discrete, independent_mask
 from envs_jax.coverage import Coverage
 from envs_jax.coverage.actions import MOVES
+from envs_jax.coverage.egocentric import actions_in_frames
 from envs_jax.coverage.world import LATTICE, LEVELS
 from jaxrl.algos.actor_critic import LIMIT
 from jaxrl.algos.base import Algorithm
@@ -43,6 +44,13 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
         "observation_shape": spec.observation.shape,
         "input_limit": LIMIT,
     }
+    if getattr(algo, "egocentric", False):
+        if not isinstance(policy.env, Coverage):
+            raise UsageError(
+                "the numpy format makes egocentric views of coverage, not of other environments: choose --format "
+                "stablehlo or onnx, or train with --egocentric false"
+            )
+        settings["frames"] = actions_in_frames(spec.action.n).tolist()
     if not isinstance(spec.action, Discrete):
         box = spec.action
         return settings | {

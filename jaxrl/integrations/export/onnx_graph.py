@@ -256,7 +256,9 @@ def _dot(graph: _Graph, eqn: Any, x: Any, y: Any) -> str:
 
 
 def _gather(graph: _Graph, eqn: Any, x: Any, index: Any) -> str:
-    """Take whole slices at indices of one axis."""
+    """Take whole slices at indices of one axis, or a window that begins at an index of each axis."""
+    if (batch_axes := _window_batch_axes(eqn)) is not None:
+        return _window(graph, eqn, x, index, batch_axes)
     numbers, sizes = eqn.params["dimension_numbers"], list(eqn.params["slice_sizes"])
     shape = _sizes(eqn.invars[0])
     axis = numbers.start_index_map[0] if len(numbers.start_index_map) == 1 else None
@@ -273,6 +275,47 @@ def _gather(graph: _Graph, eqn: Any, x: Any, index: Any) -> str:
     order = places[:axis] + others + places[axis:]  # where each axis of `found` goes
     assert len(others) == indexed
     return graph.op("Transpose", found, perm=_ints(np.argsort(order)))
+
+
+def _window_batch_axes(eqn: Any) -> int | None:
+    """Return how many batch axes the indices of a gather have if it takes one window for each; None if it does not."""
+    numbers, axes = eqn.params["dimension_numbers"], len(_sizes(eqn.invars[1])) - 1
+    batched = [tuple(map(int, dims)) for dims in (numbers.operand_batching_dims, numbers.start_indices_batching_dims)]
+    whole = not numbers.collapsed_slice_dims and _ints(numbers.offset_dims) == list(
+        range(axes, len(_sizes(eqn.outvars[0])))
+    )
+    fits = batched[0] == batched[1] and batched[0] in ((), tuple(range(axes)))
+    fills = "FILL" in str(eqn.params["mode"]) or eqn.invars[0].aval.dtype == np.bool_
+    return axes if whole and fits and not fills else None
+
+
+def _window(graph: _Graph, eqn: Any, x: Any, index: Any, batch_axes: int) -> str:
+    """Select among the slices at all possible starts, axis after axis."""
+    numbers, shape, sizes = eqn.params["dimension_numbers"], _sizes(eqn.invars[0]), eqn.params["slice_sizes"]
+    own = 0 if numbers.operand_batching_dims else batch_axes  # axes that x lacks
+    if own:
+        x = graph.op("Unsqueeze", x, _whole(range(own)))
+    for k, axis in enumerate(map(int, numbers.start_index_map)):
+        last = shape[axis] - sizes[axis]  # indices are clipped to the starts that leave the window inside
+        if last == 0:
+            continue
+        start = graph.op("Slice", index, _whole([k]), _whole([k + 1]), _whole([batch_axes]))
+        start = graph.op("Min", graph.op("Max", graph.cast(start, np.int64), np.int64(0)), np.int64(last))
+        rest = len(shape) + own - batch_axes - 1
+        start = graph.op("Unsqueeze", start, _whole(range(batch_axes + 1, batch_axes + 1 + rest))) if rest else start
+        places = [
+            graph.op("Slice", x, _whole([s]), _whole([s + sizes[axis]]), _whole([axis + own])) for s in range(last + 1)
+        ]
+        x = places[0]
+        for s, place in enumerate(places[1:], start=1):
+            x = graph.op("Where", graph.op("Equal", start, np.int64(s)), place, x)
+    return x
+
+
+def _reverse(graph: _Graph, eqn: Any, x: Any) -> str:
+    axes = eqn.params["dimensions"]
+    last, before_first = [-1] * len(axes), [np.iinfo(np.int64).min] * len(axes)
+    return graph.op("Slice", x, _whole(last), _whole(before_first), _whole(axes), _whole([-1] * len(axes)))
 
 
 def _pad(graph: _Graph, eqn: Any, x: Any, value: Any) -> str:
@@ -353,6 +396,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "reduce_and": _logical("ReduceMin"),
     "reduce_or": _logical("ReduceMax"),
     "reshape": _resize,
+    "rev": _reverse,
     "rsqrt": lambda graph, eqn, x: graph.op("Reciprocal", graph.op("Sqrt", x)),
     "scatter": _scatter,
     "select_n": _select,
