@@ -229,8 +229,8 @@ def test_errors_are_one_sentence(tmp_path, argv, code, words, capsys):
 
 def test_verdicts_go_by_the_interval():
     spread = np.tile([1.0, -1.0], 5)
-    scores = {("sampled", "random"): 2 + spread, ("sampled", "level1"): spread - 0.4, ("sampled", "level2"): -3 + spread,
-              ("random", "level2"): -9 + spread}  # fmt: skip
+    means = {("sampled", "random"): 2, ("sampled", "level1"): -0.4, ("sampled", "level2"): -3, ("random", "level2"): -9}
+    scores = {pair: mean + spread for pair, mean in means.items()}
     pairs = [{"first": first, "second": second} for first, second in scores]
     margins = [pair | estimate_difference(score) for pair, score in zip(pairs, scores.values(), strict=True)]
     report = {"matches": pairs, "margins": margins, "score": "score_difference", "score_mode": "max"}

@@ -2,12 +2,13 @@
 
 - Values that are all 0 or 1 are a share: Wilson's interval, which has a width even where all episodes end alike.
 - Other values, and means of seeds: Student's interval of the mean.
-- Policies are compared episode by episode, see `estimate_difference`; of several seeds, Student's over the seeds.
+- Policies are compared episode by episode, see `estimate_difference`.
 
 Arrays are float[N] of N episodes, or float[S, N] of S seeds that play the same N episodes.
 
 References:
-    Wilson 1927, JASA 22; McNemar 1947, Psychometrika 12; Bonett and Price 2012, J. Educ. Behav. Stat. 37.
+    Wilson 1927, JASA 22; Satterthwaite 1946, Biometrics Bulletin 2; McNemar 1947, Psychometrika 12; Bonett and Price
+    2012, J. Educ. Behav. Stat. 37.
 """
 
 import functools
@@ -17,7 +18,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 LEVEL = 0.95
-_NORMAL = float(ndtri((1 + LEVEL) / 2))
+_QUANTILE = (1 + LEVEL) / 2
 # With fewer episodes, differences of one sign in all of them are no evidence: a sign test has p = 2 / 2^5 = 0.06 of 5.
 MIN_EPISODES = 6
 
@@ -44,7 +45,8 @@ def estimate_mean(values: np.ndarray) -> Estimate:
     with np.errstate(invalid="ignore"):  # of infinite values
         deviation = float(values.std(ddof=1)) if number > 1 else math.nan
     error = deviation / number**0.5
-    estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": _factor(number) * error}
+    factor = float(stdtrit(number - 1, _QUANTILE)) if number > 1 else math.nan
+    estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": factor * error}
     return {name: _finite(value) for name, value in estimate.items()}
 
 
@@ -89,26 +91,30 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
 
     The interval is Student's; where all differences are -1, 0 or 1 (as of shares, or of games won) Bonett and
     Price's, which counts one more episode of difference 1 and one of -1, and which holds 0 unless McNemar's exact test
-    excludes it. With seeds it is the wider one of Student's over the seeds (means of the episodes) and over the
-    episodes (means of the seeds). Fewer than `MIN_EPISODES` have no ends.
+    excludes it. With seeds the variances over the seeds (means of the episodes) and over the episodes (means of the
+    seeds) add up, with Satterthwaite's degrees of freedom. Fewer than `MIN_EPISODES` have no ends.
 
     Args:
         first: float[N], or float[S, N].
         second: float[N], float[S, N] of the same seeds, or a number.
     """
-    differences = np.asarray(first, np.float64) - second
+    with np.errstate(invalid="ignore"):  # of infinite values
+        differences = np.asarray(first, np.float64) - second
     mean, number = float(differences.mean()), differences.shape[-1]
     if number < MIN_EPISODES or not math.isfinite(mean):
         return {"mean": _finite(mean), "low": None, "high": None}
     if np.isin(differences, (-1, 0, 1)).all() and differences.ndim == 1:
         padded = np.append(differences, (1.0, -1.0))
-        center, half = float(padded.mean()), _NORMAL * float(padded.std()) / (number + 2) ** 0.5
+        center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / (number + 2) ** 0.5
         low, high = max(center - half, -1.0), min(center + half, 1.0)
         if not _differ(int((differences > 0).sum()), int((differences != 0).sum())):
             low, high = min(low, 0.0), max(high, 0.0)
         return {"mean": mean, "low": low, "high": high}
     parts = [differences] if differences.ndim == 1 else [differences.mean(axis) for axis in (0, 1)]
-    half = max(estimate_mean(part)["ci95"] or 0.0 for part in parts)
+    variances = np.array([np.var(part, ddof=1) / len(part) for part in parts])
+    freedom = np.array([len(part) - 1 for part in parts])
+    total = float(variances.sum())
+    half = float(stdtrit(total**2 / (variances**2 / freedom).sum(), _QUANTILE)) * total**0.5 if total else 0.0
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -131,11 +137,6 @@ def sign_of(difference: Estimate) -> int:
     if low is None or high is None:
         return 0
     return int(low > 0) - int(high < 0)
-
-
-def _factor(number: int) -> float:
-    """Return Student's quantile for the mean of `number` values, in standard errors."""
-    return float(stdtrit(number - 1, (1 + LEVEL) / 2)) if number > 1 else math.nan
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Evaluations as text: tables and sentences of the reports of `jaxrl.evaluation.reports`."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -74,7 +74,7 @@ def table(report: dict[str, Any], width: int) -> list[Text]:
         digits = _decimals(curve["mean"][step] for curve in curves.values() for step in at)
         rows.append(tables.Row(label(report, metric)))
         for name, curve in curves.items():
-            cells = [_cell({key: values[step] for key, values in curve.items()}, digits) for step in at]
+            cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
             rows.append(tables.Row(display_name(name), cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
     return tables.lines("policy", titles, rows, width)
 
@@ -85,7 +85,7 @@ def _decimals(means: Iterable[float | None]) -> int:
     return min(max(2 - math.floor(math.log10(largest * 0.9999)), 0), 8) if largest else 3
 
 
-def _cell(values: dict[str, float | None], digits: int, scale: float = 1) -> str:
+def format_estimate(values: Mapping[str, float | None], digits: int, scale: float = 1) -> str:
     """Return "mean ±half (deviation)", or "mean [low, high]" of a share; what is not known is left out."""
     if values["mean"] is None:
         return "not finite"
@@ -106,7 +106,7 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     if own is None or any(values["mean"] is None for values in final.values()):
         return []
     digits = _decimals(values["mean"] for values in final.values())
-    number = {name: _cell({**values, "std": None}, digits) for name, values in final.items()}
+    number = {name: format_estimate({**values, "std": None}, digits) for name, values in final.items()}
     shown = [name for name in (own, "random") if name in final]
     called = f"{label(report, score, unit=False)} (the {'smaller' if smaller else 'larger'}, the better)"
     lines = [f"At the end, {called}: {', '.join(f'{display_name(name)} {number[name]}' for name in shown)}."]
@@ -202,7 +202,7 @@ def _title(report: dict[str, Any], metric: str) -> str:
 
 def _end(match: dict[str, Any], metric: str) -> str:
     share, digits = (100, 1) if metric in (*OUTCOMES, POINTS) else (1, 2)
-    return _cell({**match[metric], "std": None}, digits, share)
+    return format_estimate({**match[metric], "std": None}, digits, share)
 
 
 def verdict(report: dict[str, Any]) -> list[str]:
