@@ -500,9 +500,16 @@ MUTATIONS = [
         (
             "evaluation", "the interval forgets the number of episodes",
             "jaxrl/evaluation/statistics.py",
-            "deviation / len(values) ** 0.5",
-            "deviation",
-            "tests/test_evaluate.py",
+            "error = deviation / number**0.5",
+            "error = deviation",
+            "tests/test_statistics.py",
+        ),
+        (
+            "evaluation", "policies are compared as if their episodes were others",
+            "jaxrl/evaluation/statistics.py",
+            "np.asarray(first, np.float64) - second",
+            "np.asarray(first, np.float64) - np.roll(second, 1)",
+            "tests/test_statistics.py",
         ),
         (
             "evaluation", "every episode of an evaluation is the same one",

@@ -60,6 +60,8 @@ def test_a_table_of_small_figures(tmp_path, monkeypatch):
 
 def test_formats():
     assert formats.interval({"mean": [0.9, 0.1236], "ci95": [0.5, 0.0104], "std": [1, 2]}) == "0.124 ± 0.010"
+    share = {"mean": [0.5, 0.85], "ci95": [0.5, 0.05], "low": [0, 0.8], "high": [1, 0.89], "std": [0.5, 0.3]}
+    assert formats.interval(share, ".0f", 100, deviation=True) == "85 [80, 89]"
     entries = [{"mean": 0.5, "ci95": 0.1, "std": 0.25}] * 2
     assert formats.interval(entries, ".0f", 100, deviation=True) == "50 ± 10 (25), 50 ± 10 (25)"
     assert formats.form(2.5, ".2f") == "2.50"

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.coverage import sequential_masks
+from scipy.stats import t as student
 
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask
@@ -18,6 +19,7 @@ from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.rollouts import held_out_key, uniform
 from jaxrl.runtime.trainer import key_of_env
 
+COVERAGE = ("--env", "coverage")
 SMALL = {"q": 2, "budget": 2, "num_agents": 2}
 
 
@@ -53,7 +55,12 @@ def test_numbers_equal_a_walk_by_hand():
     values = (step >= need).astype(float)
     np.testing.assert_allclose(found["mean"], values.mean(1), rtol=1e-6)
     np.testing.assert_allclose(found["std"], values.std(1, ddof=1), rtol=1e-6)
-    np.testing.assert_allclose(found["ci95"], 1.96 * values.std(1, ddof=1) / np.sqrt(episodes), rtol=1e-6)
+    for low, high, mean in zip(found["low"], found["high"], values.mean(1), strict=True):  # the ends of Wilson's
+        for end in {low, high} - {mean}:  # that of a share of 0 or 1 is the share itself
+            assert abs(end - mean) == pytest.approx(1.959964 * np.sqrt(end * (1 - end) / episodes), abs=1e-6)
+    length = report["policies"]["right"]["length"]
+    half = student.ppf(0.975, episodes - 1) * curves["length"].std(1, ddof=1) / np.sqrt(episodes)
+    np.testing.assert_allclose(length["ci95"], half, rtol=1e-6, atol=1e-9)
 
 
 def test_all_policies_start_alike_and_differ_later():
@@ -96,44 +103,60 @@ def test_marks_are_thirds():
     assert statistics.marks(2) == [1, 2]
 
 
-def _report(score_mode: str, **finals: tuple[float, float]) -> dict:
-    return {name: {"score": {"mean": [0.0, mean], "std": [0.0, 1.0], "ci95": [0.0, half]}}
-            for name, (mean, half) in finals.items()}  # fmt: skip
+def _report(mode: str, **scores: np.ndarray) -> dict:
+    """A report of these scores at the end of the same episodes."""
+    found = {name: {"score": statistics.summarise(np.stack([0 * values, values]))} for name, values in scores.items()}
+    head = {"score": "score", "score_mode": mode, "episodes": len(next(iter(scores.values())))}
+    return head | {"policies": found, "differences": list(reports.compare(scores, mode))}
+
+
+START = np.linspace(-0.9, 0.9, 50)  # of the episodes: differences of policies are small beside those of starts
+NOISE = 0.1 * np.tile([1, -1], 25)  # 0.1 * 1.010 standard deviations
 
 
 def test_conclusion_by_hand():
-    policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), bad=(0.9, 0.02), seq=(0.5, 0.1))
-    report = {"score": "score", "score_mode": "min", "policies": policies}
+    """Student's factor of 49 degrees of freedom is 2.0096: half of the interval of NOISE is 0.0287."""
+    scores = {"random": START + 0.8, "learned": START + 0.6 + NOISE, "ig": START + 0.55, "bad": START + 0.9}
+    report = _report("min", **scores)
     assert evaluation_tables.conclusion(report) == [
-        "At the end, score (smaller is better): learned 0.600 ±0.050, random 0.800 ±0.040. Their 95 % intervals do not "
-        "overlap: learned is better.",
-        "learned goes 80 % of the way from random to ig (0.550 ±0.020); 67 % of the way from random to seq (0.500 "
-        "±0.100, the best scripted policy).",
-        "learned is better than bad (0.900 ±0.020).",
+        "At the end, score (the smaller, the better): greedy 0.600 ±0.154, random 0.800 ±0.152.",
+        "On the same episodes greedy is better than random by 0.200 [0.171, 0.229]; bad (0.900 ±0.152) by 0.300 "
+        "[0.271, 0.329].",
+        "On the same episodes greedy is worse than ig (0.550 ±0.152, the best scripted policy) by 0.0500 [0.0213, "
+        "0.0787], at 80 [69, 91] % of the way from random.",
     ]
-    assert evaluation_tables.conclusion(report | {"score_mode": "max"})[0].endswith("do not overlap: learned is worse.")
-    policies["random"]["score"]["mean"][-1] = 0.68  # the gap of 0.08 is less than 0.05 + 0.04
-    assert "intervals overlap: more episodes" in evaluation_tables.conclusion(report)[0]
-    policies["random"]["score"]["mean"][-1] = None
-    assert evaluation_tables.conclusion(report) == []
-    del policies["random"]
-    assert evaluation_tables.conclusion(report) == []
-
-
-def test_conclusion_tells_the_comparison():
-    policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), seq=(0.5, 0.1),
-                       mower=(0.7, 0.01))  # fmt: skip
-    report = {"score": "score", "score_mode": "min", "policies": policies}
-    first, second, third = evaluation_tables.conclusion(report)
-    assert "do not overlap: learned is better" in first and "0.600 ±0.050" in first
-    assert "80 % of the way from random to ig" in second and "mower" not in second
-    assert "67 % of the way from random to seq (0.500 ±0.100, the best scripted policy)" in second
-    assert third == "learned is better than mower (0.700 ±0.010)."
-    policies |= _report("min", even=(0.62, 0.03))
-    assert (
-        "learned is not distinguishable from even (0.620 ±0.030): the intervals overlap."
-        in evaluation_tables.conclusion(report)
+    lines = evaluation_tables.conclusion(_report("max", **scores))
+    assert lines[0].startswith("At the end, score (the larger, the better)")
+    assert lines[1].startswith(
+        "On the same episodes greedy is better than ig (0.550 ±0.152) by 0.0500 [0.0213, 0.0787]"
     )
+    assert "greedy is worse than random by 0.200 [0.171, 0.229]; bad" in lines[2]
+    near = _report("min", random=START, learned=START + 0.02 + NOISE)
+    assert evaluation_tables.conclusion(near)[1:] == [
+        "On the same episodes greedy is not shown to differ from random (difference 0.0200 [-0.0087, 0.0487]). More "
+        "episodes may show more."
+    ]
+    assert evaluation_tables.conclusion(_report("min", random=START, ig=START)) == []
+    assert evaluation_tables.conclusion(_report("min", random=START * np.nan, learned=START)) == []
+
+
+def test_one_lucky_episode_is_not_better():
+    for number, wins in ((1, 1), (5, 1), (5, 5), (20, 4)):
+        report = _report("max", random=np.zeros(number), learned=(np.arange(number) < wins) * 1.0)
+        lines = evaluation_tables.conclusion(report)
+        assert "greedy is not shown to differ from random" in lines[1], lines
+        assert ("6 episodes are the fewest that can." in lines[1]) == (number < 6)
+    lines = evaluation_tables.conclusion(_report("max", random=np.zeros(6), learned=np.ones(6)))
+    assert (
+        "greedy 1.000 [0.610, 1.000], random 0.000 [0.000, 0.390]" in lines[0] and "is better than random" in lines[1]
+    )
+
+
+def test_sampled_actions_that_are_better_are_told():
+    told = evaluation_tables.conclusion(_report("max", learned=START, sampled=START + 0.1 + NOISE))
+    assert told[1].startswith("sampled is better than greedy by 0.100 [0.071, 0.129]. Training draws its actions;")
+    assert len(evaluation_tables.conclusion(_report("min", learned=START, sampled=START + 0.1 + NOISE))) == 1
+    assert len(evaluation_tables.conclusion(_report("max", learned=START, sampled=START + 0.02 + NOISE))) == 1
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
@@ -150,7 +173,7 @@ def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
     mean = report["policies"]["random"]["return"]["mean"]
     rows = out.splitlines()
     line = rows[rows.index("return") + 1]  # of "random", the first policy
-    shown = [float(word) for word in line.split() if word[0].isdigit()]
+    shown = [float(word) for word in line.split()[1::3]]  # each before the two ends of its interval
     assert line.startswith("random") and len(shown) == 3
     np.testing.assert_allclose(shown, [mean[k] for k in (2, 4, 6)], atol=6e-3)
     assert "random: 9 episodes" in err and all(line == line.rstrip() for line in out.splitlines())
@@ -188,7 +211,10 @@ def test_a_run_beside_every_baseline(run, capsys):
     assert report["versions"]["jax"] == jax.__version__
     out = capsys.readouterr().out
     assert f"run {'/'.join(run.parts[-2:])}" in out and str(run.parent.parent) not in json.dumps(report["run"])
-    assert "At the end, return (larger is better): learned" in out
+    assert "At the end, return (the larger, the better): greedy" in out and "learned" not in out
+    assert [entry["second"] for entry in report["differences"]] == ["sampled", "random", "right"]
+    assert evaluate.main([str(run), "--episodes", "6", "--policy", "greedy,random"]) == 0
+    assert capsys.readouterr().out.count("greedy") > 1
     starts = [result["reached"]["mean"][0] for result in report["policies"].values()]
     assert len(set(starts)) == 1
 
@@ -207,20 +233,27 @@ def test_a_policy_moves_to_settings_that_fit(run):
     [
         (["nowhere/at/all"], 1, "does not exist"),
         (["--polcy", "ig"], 2, "did you mean '--policy'?"),
-        (["--policy", "igg"], 2, "did you mean 'ig'?"),
-        (["--policy", "learned"], 2, "needs a run"),
-        (["--policy", ","], 2, "names no policy"),
+        ([], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
+        (["--episodes", "5"], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
+        ([*COVERAGE, "--policy", "igg"], 2, "did you mean 'ig'?"),
+        ([*COVERAGE, "--policy", "learned"], 2, "policy 'greedy' needs a run"),
+        ([*COVERAGE, "--policy", "greedy"], 2, "policy 'greedy' needs a run"),
+        ([*COVERAGE, "--policy", ","], 2, "names no policy"),
         (["--episodes", "0"], 2, "--episodes must lie between 1 and"),
         (["--episodes", "many"], 2, "--episodes must be a whole number, not 'many'"),
         (["--seed", "-1"], 2, "--seed must lie between 0"),
         (["--env", "covrage"], 2, "did you mean 'coverage'?"),
-        (["--q", "0"], 2, "q must lie between 2 and 200, not 0"),
-        (["--q", "seven"], 2, "not 'seven'"),
+        ([*COVERAGE, "--q", "0"], 2, "q must lie between 2 and 200, not 0"),
+        ([*COVERAGE, "--q", "seven"], 2, "not 'seven'"),
         (["--last"], 2, "--last chooses a checkpoint of a run"),
         (["a", "b"], 2, "unexpected word 'b'"),
         (["--env", "snakes_3v3", "--opponent", "outside"], 2, "there is no player for the other team"),
-        (["--policy", "random", "--json", "/no/such/folder/x.json"], 1, "cannot write /no/such/folder/x.json"),
-        (["--policy", "random", "--json", "/"], 1, "/ is a directory"),
+        (
+            [*COVERAGE, "--policy", "random", "--json", "/no/such/folder/x.json"],
+            1,
+            "cannot write /no/such/folder/x.json",
+        ),
+        ([*COVERAGE, "--policy", "random", "--json", "/"], 1, "/ is a directory"),
     ],
 )
 def test_errors_are_one_sentence(argv, code, words, capsys):
@@ -237,6 +270,6 @@ def test_a_run_keeps_its_environment(run, capsys):
 def test_a_failed_evaluation_leaves_the_file(tmp_path, capsys):
     path = tmp_path / "numbers.json"
     path.write_text("kept")
-    assert evaluate.main(["--policy", "nobody", "--json", str(path)]) == 2
+    assert evaluate.main([*COVERAGE, "--policy", "nobody", "--json", str(path)]) == 2
     assert path.read_text() == "kept"
     assert list(tmp_path.iterdir()) == [path]

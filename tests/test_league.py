@@ -17,11 +17,13 @@ from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports, tables
 from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.rollouts import announced, held_out_key
+from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 8
+STUDENT_OF_3 = 3.1824463  # quantile of three degrees of freedom, 97.5 %
 TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "hidden_size": 8, "depth": 1, "num_envs": 8,
         "batch_size": 8, "buffer_size": 256, "learning_starts": 8, "total_env_steps": 128}  # fmt: skip
 
@@ -225,20 +227,16 @@ def test_errors_are_one_sentence(tmp_path, argv, code, words, capsys):
 # Words
 
 
-def _match(first: str, second: str, difference: float, half: float, win: float) -> dict:
-    numbers = {"score_difference": (difference, half), "win": (win, 0.0), "draw": (0.0, 0.0), "defeat": (1 - win, 0.0)}
-    return {"first": first, "second": second} | {
-        name: {"mean": mean, "std": 1.0, "ci95": ci95, "error": ci95 / 1.96} for name, (mean, ci95) in numbers.items()
-    }
-
-
 def test_verdicts_go_by_the_interval():
-    matches = [_match("sampled", "random", 2.0, 0.5, 0.9), _match("sampled", "level1", -0.4, 0.5, 0.5),
-               _match("sampled", "level2", -3.0, 0.5, 0.1), _match("random", "level2", -9.0, 0.5, 0.0)]  # fmt: skip
-    report = {"matches": matches, "score": "score_difference", "score_mode": "max"}
+    spread = np.tile([1.0, -1.0], 5)
+    means = {("sampled", "random"): 2, ("sampled", "level1"): -0.4, ("sampled", "level2"): -3, ("random", "level2"): -9}
+    scores = {pair: mean + spread for pair, mean in means.items()}
+    pairs = [{"first": first, "second": second} for first, second in scores]
+    margins = [pair | estimate_difference(score) for pair, score in zip(pairs, scores.values(), strict=True)]
+    report = {"matches": pairs, "margins": margins, "score": "score_difference", "score_mode": "max"}
     (sentence,) = tables.verdict(report)
     assert sentence == ("By the 95 % interval of its score difference, sampled beats random; loses to level2; "
-                        "is not distinguishable from level1.")  # fmt: skip
+                        "is not shown to beat or lose to level1.")  # fmt: skip
     assert "beats level2; loses to random" in tables.verdict(report | {"score_mode": "min"})[0]
 
 
@@ -271,11 +269,11 @@ def test_results_by_hand():
     assert (found["first"], found["second"], found["win"]["mean"]) == ("a", "b", 0.5)
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
     assert found["score_difference"] == pytest.approx(
-        {"mean": 1.0, "std": deviation, "ci95": 1.96 * deviation / 2, "error": deviation / 2}
+        {"mean": 1.0, "std": deviation, "ci95": STUDENT_OF_3 * deviation / 2, "error": deviation / 2}
     )
     deviation = math.sqrt(0.6875 / 3)  # of 1, 0, 0.5 and 1
     assert found["points"] == pytest.approx(
-        {"mean": 0.625, "std": deviation, "ci95": 1.96 * deviation / 2, "error": deviation / 2}
+        {"mean": 0.625, "std": deviation, "ci95": STUDENT_OF_3 * deviation / 2, "error": deviation / 2}
     )
     assert said[0].startswith("a against b: 4 games in")
 
@@ -307,6 +305,8 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     row = rows[rows.index("sampled") + 1]
     assert row.startswith("score difference, points")
     assert f"{match['score_difference']['mean']:.2f} ±{match['score_difference']['ci95']:.2f}" in row
+    row = next(line for line in rows if line.startswith("games won"))
+    assert f"{100 * match['win']['mean']:.1f} [{100 * match['win']['low']:.1f}, " in row
     assert sum(match[name]["mean"] for name in tables.OUTCOMES) == pytest.approx(1)
     assert "By the 95 % interval of its score difference, sampled" in out and f"wrote {runs[0]}" in out
 
@@ -323,11 +323,11 @@ def test_a_league_of_two_runs(runs, tmp_path, capsys):
     best = next(iter(report["ratings"]))
     assert any(line.startswith(best) for line in out.splitlines()) and "fixed" in out
     drawn = {match["second"]: match for match in report["matches"]}
-    assert set(report["actions"].values()) == {"drawn"}
+    assert set(report["actions"].values()) == {"sampled"}
     argv = [str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--policy", "level2", "--greedy"]
     assert evaluate.main([*argv, "--out", str(path)]) == 0
     report = json.loads(path.read_text())
-    assert set(report["actions"].values()) == {"best"}
+    assert set(report["actions"].values()) == {"greedy"}
     assert any(match["score"] != drawn[match["second"]]["score"] for match in report["matches"])  # other games
     capsys.readouterr()
     assert evaluate.main([str(runs[0]), "--greedy"]) == 2

@@ -102,7 +102,7 @@ def test_frames_and_picture(coverage, shown):
 def evaluated(tmp_path_factory) -> str:
     """An evaluation of three policies, as text."""
     path, names = tmp_path_factory.mktemp("evaluated") / "numbers.json", "random,lawnmower_5,lawnmower"
-    assert evaluate.main([*SMALL, "--policy", names, "--episodes", "3", "--json", str(path)]) == 0
+    assert evaluate.main(["--env", "coverage", *SMALL, "--policy", names, "--episodes", "3", "--json", str(path)]) == 0
     return path.read_text()
 
 
@@ -175,7 +175,7 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
         (["--policy", "ig", "--out", "mission"], 2, "choose from: .gif, .html, .png"),
         (["--policy", "ig", "--out", "/no/such/folder/x.png"], 1, "cannot write /no/such/folder/x.png"),
         (["--out", "OUT/x.png"], 2, "without a run, --policy says who acts"),
-        (["--policy", "learned", "--out", "OUT/x.png"], 2, "policy 'learned' needs a run"),
+        (["--policy", "greedy", "--out", "OUT/x.png"], 2, "policy 'greedy' needs a run"),
         (["--policy", "lawnmover", "--out", "OUT/x.png"], 2, "did you mean 'lawnmower'?"),
         (["--policy", "ig", "--episode", "-1", "--out", "OUT/x.png"], 2, "--episode must lie between 0"),
         (["--policy", "ig", "--episode", "1.5", "--out", "OUT/x.png"], 2, "--episode must be a whole number"),

@@ -125,17 +125,20 @@ def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture
     assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     assert report["seeds"] == 3
-    means = []
+    means, lengths = [], []
     for seed in (4, 5, 6):
         assert jaxrl.cli.evaluate.main([str(three / f"seed_{seed}"), *arguments[1:], "--json", str(file)]) == 0
         single = json.loads(file.read_text())
         assert "seeds" not in single
         means.append(single["policies"]["learned"]["return"]["mean"][-1])
+        lengths.append(single["policies"]["learned"]["length"]["mean"][-1])
         assert single["policies"]["random"] == report["policies"]["random"]
-    learned = report["policies"]["learned"]["return"]
-    assert learned["mean"][-1] == pytest.approx(np.mean(means), rel=1e-5)
+    learned = report["policies"]["learned"]
+    assert learned["return"]["mean"][-1] == pytest.approx(np.mean(means), rel=1e-5)
+    assert learned["length"]["mean"][-1] == pytest.approx(np.mean(lengths), rel=1e-5)
     student = 4.3026527  # of two degrees of freedom, 97.5 %
-    assert learned["ci95"][-1] == pytest.approx(student * np.std(means, ddof=1) / 3**0.5, rel=1e-4, abs=1e-6)
+    assert learned["length"]["ci95"][-1] == pytest.approx(student * np.std(lengths, ddof=1) / 3**0.5, abs=1e-6)
+    assert learned["return"]["low"][-1] < learned["return"]["high"][-1] <= 1  # a share
     capsys.readouterr()
 
 

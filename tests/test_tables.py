@@ -13,6 +13,7 @@ from rich.console import Console
 from envs_jax.base import make, registered
 from jaxrl.evaluation import statistics
 from jaxrl.evaluation import tables as evaluation_tables
+from jaxrl.evaluation.policies import display_name
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import tables
 
@@ -53,7 +54,7 @@ def test_evaluations(env: str, scale: float, width: int) -> None:
     screen = on_screen(evaluation_tables.table(report, width), width)
     assert max(map(len, screen)) <= width
     for policy in POLICIES:
-        assert any(line.startswith(f"{policy}  ") for line in screen)
+        assert any(line.startswith(f"{display_name(policy)}  ") for line in screen)
     for metric in report["policies"]["learned"]:
         rows = {name: result[metric] for name, result in report["policies"].items()}
         assert make(env).spec.label(metric) in screen and "_" not in make(env).spec.label(metric)
@@ -61,7 +62,7 @@ def test_evaluations(env: str, scale: float, width: int) -> None:
         for name in POLICIES:
             mean, half, deviation = (rows[name][key][-1] for key in ("mean", "ci95", "std"))
             cell = f"{mean:.{digits}f} ±{half:.{digits}f} ({deviation:.{digits}f})"
-            assert any(line.startswith(name) and line.endswith(cell) for line in screen), cell
+            assert any(line.startswith(display_name(name)) and line.endswith(cell) for line in screen), cell
 
 
 def match(first: str, second: str, number: float, names: tuple[str, ...]) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def test_matches(width: int) -> None:
     assert max(map(len, screen)) <= width
     whole = "\n".join(screen)
     for one in matches:
-        assert one["first"] in screen and one["second"] in whole.split()
+        assert display_name(one["first"]) in screen and one["second"] in whole.split()
         for name in names:
             share = 100 if name in evaluation_tables.OUTCOMES else 1
             digits = 1 if name in evaluation_tables.OUTCOMES else 2

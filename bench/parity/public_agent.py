@@ -36,6 +36,7 @@ from jaxrl.evaluation.league import rules_of
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.rollouts import held_out_key, keys_of_step, learned, scripted
 from jaxrl.evaluation.statistics import interval
+from jaxrl.evaluation.tables import format_estimate
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime.trainer import key_of_env
 
@@ -142,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
         random.seed(seed)  # the agent draws from the global generator
         ended, errors = play(subject, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr))
         rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
-        means = [f"{metric} {found['mean']:.3f} ± {found['ci95']:.3f}" for metric, found in rows[title].items()]
+        means = [f"{metric} {format_estimate({**found, 'std': None}, 3)}" for metric, found in rows[title].items()]
         print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
         rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
         if path:

@@ -17,7 +17,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
-from jaxrl.evaluation.statistics import interval
+from jaxrl.evaluation.statistics import Estimate, interval
 from jaxrl.report.cache import enable_compilation_cache
 
 KIND = "generalisation"
@@ -34,7 +34,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 
 def scores(
     subjects: Sequence[policies.EvalPolicy], changes: dict[str, Any], episodes: int
-) -> dict[str, list[float] | dict[str, float]]:
+) -> dict[str, list[float] | Estimate]:
     """Return the final entropy: "learned" the mean of every run, of each baseline the interval over missions."""
     adapted = [subject.with_env_settings(changes) for subject in subjects]
 

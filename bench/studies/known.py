@@ -30,7 +30,7 @@ from envs_jax.base import Array, Discrete, TimeStep
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.evaluation.statistics import interval
+from jaxrl.evaluation.statistics import estimate_mean
 
 KIND = "known"
 
@@ -238,9 +238,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _interval(means: list[float]) -> str:
     if not means:
         return ""
-    over_seeds = interval(np.array(means), few=True)
-    half = float(f"{over_seeds['ci95']:.2g}")  # 150, not 1.5e+02
-    return f"{over_seeds['mean']:.4g}" + (f" ± {half:g}" if len(means) > 1 else "")
+    over_seeds = estimate_mean(np.array(means))
+    half = over_seeds["ci95"]
+    text = f"{over_seeds['mean']:.4g}"
+    return text if half is None else f"{text} ± {float(f'{half:.2g}'):g}"  # 150, not 1.5e+02
 
 
 @exit_on_error

@@ -32,7 +32,11 @@ def of_preset(preset: str, seeds: int, folder: Path, episodes: int) -> dict[str,
     subject = policies.load_run(run)
     report = reports.evaluate(subject, [name for name in subject.policies if name != "sampled"], episodes)
     score = report["score"]
-    last = {name: {key: row[score][key][-1] for key in ("mean", "ci95")} for name, row in report["policies"].items()}
+    keys = ("mean", "ci95", "low", "high")
+    last = {
+        name: {key: row[score][key][-1] for key in keys if key in row[score]}
+        for name, row in report["policies"].items()
+    }
     curves = [of_selection(read_metrics(path), f"eval/{score}") for path in sorted(run.glob("seed_*"))]
     settings = {name: value for name, value in report["settings"].items() if name != "runs"}
     return {"preset": preset, "policies": last, "selection": curves, "settings": settings} | spent

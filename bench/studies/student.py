@@ -24,7 +24,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import learning_curves
-from jaxrl.evaluation.statistics import interval
+from jaxrl.evaluation.statistics import estimate_mean
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.config import read_training_run
 from jaxrl.runtime.trials import trials
@@ -102,7 +102,7 @@ def reached(
         "seconds": [round(float(np.interp(step, at, cpu) - cpu[0]) / seeds, 1) for step in steps],
         "failed": first.count(None),
         "median": statistics.median(steps),
-        "interval": interval(np.array(steps), few=len(steps) > 1),
+        "interval": estimate_mean(np.array(steps)),
     }
 
 

@@ -60,12 +60,19 @@ def mean_range(values: Iterable[float], spec: str, scale: float = 1, unit: str =
 
 
 def interval(entries: Entry | Iterable[Entry], spec: str = ".3f", scale: float = 1, deviation: bool = False) -> str:
-    """Return mean and half of the 95 % interval, with `deviation` also the standard deviation, at the end of curves."""
+    """Return mean and half of the 95 % interval at the end of curves, or [both ends] of a share.
+
+    With `deviation` the standard deviation follows, but not for shares.
+    """
     cells = []
     for entry in [entries] if isinstance(entries, Mapping) else entries:
         last = {key: value[-1] if isinstance(value, list) else value for key, value in entry.items()}
-        cells.append(f"{form(last['mean'], spec, scale)} ± {form(last['ci95'], spec, scale)}")
-        cells[-1] += f" ({form(last['std'], spec, scale)})" if deviation else ""
+        mean = form(last["mean"], spec, scale)
+        if "low" in last:
+            cells.append(f"{mean} [{form([last['low'], last['high']], spec, scale)}]")
+        else:
+            cells.append(f"{mean} ± {form(last['ci95'], spec, scale)}")
+            cells[-1] += f" ({form(last['std'], spec, scale)})" if deviation else ""
     return ", ".join(cells)
 
 

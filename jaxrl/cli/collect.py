@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from envs_jax.base import short_repr
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.policies import add_simulator, own_task, parse
@@ -21,6 +22,7 @@ from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int, parse_lis
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation.collection import EXPERTS, collect
+from jaxrl.evaluation.policies import policy_key
 from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import expert_dataset
@@ -36,7 +38,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="FILE", help="the expert dataset to write, an .npz file")
     add("--episodes", default=str(_EPISODES), metavar="N", help=f"of all policies together (default: {_EPISODES})")
     add("--policy", default=_POLICIES, metavar="A,B,...",
-        help=f"who plays, in turn: learned, sampled or baselines (default: {_POLICIES})")  # fmt: skip
+        help=f"who plays, in turn: greedy, sampled or baselines (default: {_POLICIES})")  # fmt: skip
     add_choice(parser, "--expert", EXPERTS, f"whose mu is written (default: {EXPERTS[0]})", EXPERTS[0])
     add_seed(parser, "of what is random in policies and labels")
     add_int(parser, "--chunk", 1, _MOST_EPISODES, metaworld.ARMS,
@@ -55,7 +57,9 @@ def main(argv: Sequence[str]) -> int:
         )
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
-    names = parse_list(flags.policy)
+    if not flags.out.endswith(".npz"):
+        raise UsageError(f"--out {short_repr(flags.out)}: an expert dataset is an .npz file: give it that ending")
+    names = [policy_key(name) for name in parse_list(flags.policy)]
     episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MOST_EPISODES)
     task = own_task(flags)
     subject = read() if task is None else read("task")

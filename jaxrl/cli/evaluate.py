@@ -1,4 +1,4 @@
-"""python -m jaxrl.evaluate RUN: held-out episodes, the learned policy beside every baseline.
+"""python -m jaxrl.evaluate RUN: held-out episodes of a run's policy and of every baseline.
 
 All policies start from the same states, drawn with random numbers that training never uses, and are compared after
 equal numbers of time steps. Prints a table and writes every metric as a curve over the episode to a JSON file.
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.policies import add_simulator, own_task, parse
+from jaxrl.cli.policies import DEFAULT_ENV, add_simulator, own_task, parse
 from jaxrl.cli.values import add_int, add_seed, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output, write_output
@@ -36,7 +36,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add_int(parser, "--episodes", 1, _MOST_EPISODES, 0, "held-out episodes per policy, or games per pair of players "
             f"(default: {EPISODES}, or what the environment asks for)")  # fmt: skip
     add = parser.add_argument
-    add("--policy", metavar="A,B,...", help="which policies: learned (best action), sampled (drawn, not the best "
+    add("--policy", metavar="A,B,...", help="which policies: greedy (best action), sampled (drawn, not the best "
         "action), zero_code (collective: without its task code) or baselines; by default all, or some baselines where "
         "teams compete; with --against: which scripted players take part")  # fmt: skip
     add("--against", metavar="RUN2", action="append", default=[],
@@ -57,6 +57,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
+    if flags.run is None and flags.env is None:
+        raise UsageError(
+            f"name a run, python -m jaxrl.evaluate RUN, or an environment for its scripted policies alone, such as "
+            f"--env {DEFAULT_ENV}"
+        )
     task = own_task(flags)
     subject = read() if task is None else read("task")
     how = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
@@ -66,11 +71,12 @@ def main(argv: Sequence[str]) -> int:
         report = reports.play_league(players, flags.episodes, *how)
     else:
         if flags.greedy:
-            raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy learned")
+            raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
             metaworld.reach_of(subject)
         subject = league.set_for_matches(subject)
-        names = league.usual(subject) if flags.policy is None else parse_list(flags.policy)
+        named = None if flags.policy is None else [policies.policy_key(name) for name in parse_list(flags.policy)]
+        names = league.usual(subject) if named is None else named
         subject.check_policies(names)
         own = None if task or flags.checkpoint is not None else reports.own_file(subject, names, flags.simulator)
         path = output(flags.json or str(own), "--json") if flags.json or own else None

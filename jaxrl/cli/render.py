@@ -19,6 +19,7 @@ from jaxrl.cli.values import add_int, add_seed
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_output
 from jaxrl.evaluation import records
+from jaxrl.evaluation.policies import display_name, policy_key
 from jaxrl.evaluation.reports import FILE
 from jaxrl.report.cache import enable_compilation_cache
 
@@ -26,7 +27,7 @@ from jaxrl.report.cache import enable_compilation_cache
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", metavar="FILE", help=f"what to write; it ends in {', '.join(records.SUFFIXES)}")
-    add("--policy", metavar="NAME", help="who acts: learned (default with a run), sampled or a baseline")
+    add("--policy", metavar="NAME", help="who acts: greedy (default with a run), sampled or a baseline")
     add_int(parser, "--episode", 0, 2**31 - 1, 0, "number of the held-out episode (default: 0)")
     add_seed(parser, "of the held-out set")
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
     path = _out(flags.out)
     subject = records.with_opponents(read())
-    name = flags.policy or ("learned" if subject.run else None)
+    name = policy_key(flags.policy or "greedy") if flags.policy or subject.run else None
     if name is None:
         raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(subject.policies)}")
     subject.check_policies([name])
@@ -66,6 +67,6 @@ def main(argv: Sequence[str]) -> int:
     score = subject.env.spec.score
     words, _, unit = subject.env.spec.label(score).partition(", ")
     told = f"{words} {float(shown.curves[score][-1]):.3f} {unit}".rstrip()
-    print(f"{name}, episode {flags.episode}: {shown.steps} steps, {told} at the end")
+    print(f"{display_name(name)}, episode {flags.episode}: {shown.steps} steps, {told} at the end")
     print(f"wrote {path} ({len(content) / 2**20:.2f} MiB) in {time.monotonic() - began:.0f} s")
     return 0

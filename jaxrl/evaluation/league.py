@@ -78,8 +78,7 @@ def play(
 ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
     """Play match after match; yield (first, second, {metric: float32[games]} at the end of each game).
 
-    For the learned policies of several seeds yield float32[seeds], means over the games of each; against `opponents`
-    the first seed plays.
+    For the learned policies of several seeds yield float32[seeds, games]; against `opponents` the first seed plays.
 
     Args:
         subject: the environment and the first policies.
@@ -101,8 +100,7 @@ def play(
                 params = (params, (np.int32(index), theirs))
             ended = program(params, held_out_key(seed, "evaluation"), context)
             each.append({metric: np.asarray(values)[:games] for metric, values in ended.items()})
-        over_seeds = {metric: np.array([own[metric].mean() for own in each]) for metric in each[0]}
-        yield first, second, each[0] if len(each) == 1 else over_seeds
+        yield first, second, each[0] if len(each) == 1 else jax.tree.map(lambda *seeds: np.stack(seeds), *each)
 
 
 def _opponent(subject: EvalPolicy) -> Opponent:
@@ -145,17 +143,16 @@ def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
 
 
 def results(
-    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str], seeds: int = 1
+    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}, and so for "points".
+    """Summarise matches: {"first", "second", metric: see `statistics.interval`}, and so for "points".
 
-    Points are the share of games won, draws as half. Those of the learned policies of several seeds are over the seeds.
+    Points are the share of games won, draws as half.
     """
     found = []
     for first, second, ended in played:
-        few = seeds > 1 and first in LEARNED
-        points = ended["win"] + 0.5 * ended["draw"]
-        summary = {name: interval(ended[name], few) for name in metrics} | {"points": interval(points, few)}
+        summary = {name: interval(ended[name]) for name in metrics}
+        summary["points"] = interval(ended["win"] + 0.5 * ended["draw"])
         found.append({"first": first, "second": second, **summary})
     return found
 

@@ -46,7 +46,7 @@ def of_rows(
     for name, seeds in curves.items():
         length = min(map(len, seeds))
         values = np.array([[value for _, value in points[:length]] for points in seeds]).T
-        entry = summarise(values, few=len(seeds) > 1)
+        entry = summarise(values, share=False)
         combinations[name] = {"env_steps": [steps for steps, _ in seeds[0][:length]], **entry}
     return {
         "metric": scoring.score,

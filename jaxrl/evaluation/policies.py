@@ -26,6 +26,7 @@ from jaxrl.runtime.run_directory import choose_checkpoint
 _ROLLOUT_BYTES = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
 LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code": "zero_code"}
+_GREEDY, _GREEDY_KEY = "greedy", "learned"  # a policy's name for users, and in files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +73,15 @@ class EvalPolicy:
 
     def check_policies(self, names: Sequence[str]) -> None:
         """Raise UsageError unless there is at least one name, and all are names of policies."""
+        known = [display_name(policy) for policy in self.policies]
         if not names:
-            raise UsageError(f"--policy names no policy: choose from {', '.join(self.policies)}")
+            raise UsageError(f"--policy names no policy: choose from {', '.join(known)}")
         for name in names:
             if name in LEARNED and self.algo is None:
-                known = ", ".join(self.policies)
-                raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {known}")
+                others = ", ".join(known)
+                raise UsageError(f"policy '{display_name(name)}' needs a run: give its directory, or one of {others}")
             if name not in self.policies:
-                raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, self.policies)}")
+                raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, known)}")
 
     def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
@@ -150,6 +152,16 @@ class EvalPolicy:
     def context(self) -> Any:
         """Return the environment's context at the end of all schedules."""
         return self.env.context(ended())
+
+
+def display_name(policy: str) -> str:
+    """Return a policy's name in tables and sentences: "greedy" for the one that files call "learned"."""
+    return _GREEDY if policy == _GREEDY_KEY else policy
+
+
+def policy_key(name: str) -> str:
+    """Return a policy's name in files; the inverse of `display_name`."""
+    return _GREEDY_KEY if name == _GREEDY else name
 
 
 def load(

@@ -13,7 +13,7 @@ from envs_jax.base import short_repr
 from envs_jax.viewing import Record, Viewer
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import read_bounded
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
 from jaxrl.evaluation.rollouts import held_out_key
 
 _MOST_REPORT = 2**28  # bytes of an evaluation file
@@ -47,7 +47,7 @@ def record(
     return Record(
         env=subject.env.env,
         title=subject.description,
-        subtitle=f"policy {name} · held-out episode {episode}, seed {seed}",
+        subtitle=f"policy {display_name(name)} · held-out episode {episode}, seed {seed}",
         policy=name,
         states=states,
         timesteps=timesteps,

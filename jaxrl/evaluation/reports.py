@@ -1,6 +1,7 @@
 """Evaluations as data: the content of evaluation.json."""
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,15 @@ import numpy as np
 
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
 from jaxrl.evaluation.rollouts import announced, by_task, held_out_key
 from jaxrl.evaluation.scoring import Scoring
-from jaxrl.evaluation.statistics import marks, summarise
+from jaxrl.evaluation.statistics import Estimate, estimate_difference, estimate_ratio, marks, sign_of, summarise
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
 
 FORMAT = 1
 FILE = "evaluation.json"  # in the run's directory
-_ACTIONS = {"learned": "best", "sampled": "drawn"}  # by name of a policy
 REAL_FILE = "evaluation_{}.json"  # of a simulator
 EPISODES = 200
 
@@ -30,8 +30,8 @@ def rollout(
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
     `names` are some of `subject.policies`, `chunk` is that of `EvalPolicy.evaluator`. With several tasks, the score is
-    also given for each task, see `rollouts.by_task`. For the learned policies of several seeds the second axis is the
-    seed: means over the episodes of each.
+    also given for each task, see `rollouts.by_task`. Curves of the learned policies of several seeds have the seed as
+    their second axis: float32[T + 1, seeds, episodes].
     """
     compiled = subject.evaluator(names, episodes, chunk).compiled()
 
@@ -42,7 +42,7 @@ def rollout(
     for index, name in enumerate(names):
         if name in LEARNED and subject.seeds > 1:
             each = [curves_of(policy, index) for policy in subject.by_seed()]
-            yield name, {metric: np.stack([own[metric].mean(1) for own in each], axis=1) for metric in each[0]}
+            yield name, {metric: np.stack([own[metric] for own in each], axis=1) for metric in each[0]}
         else:
             yield name, curves_of(subject, index)
 
@@ -64,21 +64,47 @@ def evaluate(
     if world is None:
         rollouts = rollout(subject, names, episodes, seed, chunk)
     else:
+        subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
         rollouts = metaworld.rollout(subject, world, names, episodes, seed)
-    policies = {
-        name: {
-            metric: summarise(curves[metric], few=subject.seeds > 1 and name in LEARNED)
-            for metric in _order(spec, curves)
+    policies, scores = {}, {}
+    for name, curves in announced(rollouts, f"{episodes:,} episodes", say):
+        policies[name] = {
+            metric: summarise(curves[metric], False if metric == "length" else None) for metric in _order(spec, curves)
         }
-        for name, curves in announced(rollouts, f"{episodes:,} episodes", say)
-    }
+        scores[name] = curves[spec.score][-1]
     return {
         **_head(subject, episodes, seed),
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
         "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
+        "differences": list(compare(scores, spec.score_mode)),
     }
+
+
+def compare(scores: Mapping[str, np.ndarray], score_mode: str) -> Iterator[dict[str, Any]]:
+    """Yield the difference of the run's first policy to every other one, on the same episodes.
+
+    Entries are those of `estimate_difference`, and "first" and "second", the names. Where the second policy is better
+    than both the first and "random", "way" is the share of its lead over random that the first has.
+
+    Args:
+        scores: {policy: float[N], or float[S, N]}, at the end of the episodes; see `statistics`.
+        score_mode: of the environment.
+    """
+    sign = -1 if score_mode == "min" else 1
+    first = next((name for name in LEARNED if name in scores), "")
+
+    def lead(one: str, other: str) -> tuple[Estimate, int]:
+        difference = estimate_difference(scores[one], scores[other])
+        return difference, sign * sign_of(difference)
+
+    for second in [name for name in scores if first and name != first]:
+        difference, better = lead(first, second)
+        entry: dict[str, Any] = {"first": first, "second": second, **difference}
+        if better < 0 and "random" in scores and second != "random" and lead(second, "random")[1] > 0:
+            entry["way"] = estimate_ratio(scores[first] - scores["random"], scores[second] - scores["random"])
+        yield entry
 
 
 def play_matches(
@@ -96,12 +122,24 @@ def play_matches(
     rules, spec = league.rules_of(subject), subject.env.spec
     games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
-    played = announced(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say)
+    played = list(announced(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say))
+    # Game i begins in the same state in all matches: the run's policies are compared by their means over the opponents.
+    score_of = {(first, second): ended[spec.score] for first, second, ended in played}
+    means = {
+        name: np.mean([score_of[name, opponent] for opponent in rules.opponents], axis=0)
+        for name in names
+        if name in LEARNED
+    }
+    margins = [
+        {"first": first, "second": second, **estimate_difference(score)} for (first, second), score in score_of.items()
+    ]
     return {
         **_head(subject, games, seed),
         "set": {name: subject.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
-        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return")), subject.seeds),
+        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
+        "margins": margins,
+        "differences": list(compare(means, spec.score_mode)),
     }
 
 
@@ -121,7 +159,7 @@ def play_league(
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
-        "actions": {name: _ACTIONS[league.ranked(run)[0]] for name, run in players.runs.items()},
+        "actions": {name: display_name(league.ranked(run)[0]) for name, run in players.runs.items()},
         "score": spec.score,
         "labels": Scoring.of(spec).labels,
         "anchor": players.anchor,

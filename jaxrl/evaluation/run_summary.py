@@ -288,5 +288,5 @@ def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int =
         return None
     x = x[np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))]
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
-    summary = learning_curves.summarise(values, few=len(curves) > 1)
+    summary = learning_curves.summarise(values, share=False)
     return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})

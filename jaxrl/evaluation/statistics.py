@@ -1,9 +1,28 @@
-"""Means and intervals over episodes."""
+"""Means of episodes and of seeds, differences of policies on the same episodes, and their 95 % intervals.
 
+- Values that are all 0 or 1 are a share: Wilson's interval, which has a width even where all episodes end alike.
+- Other values, and means of seeds: Student's interval of the mean.
+- Policies are compared episode by episode, see `estimate_difference`.
+
+Arrays are float[N] of N episodes, or float[S, N] of S seeds that play the same N episodes.
+
+References:
+    Wilson 1927, JASA 22; Satterthwaite 1946, Biometrics Bulletin 2; McNemar 1947, Psychometrika 12; Bonett and Price
+    2012, J. Educ. Behav. Stat. 37.
+"""
+
+import functools
 import math
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
+
+LEVEL = 0.95
+_QUANTILE = (1 + LEVEL) / 2
+# With fewer episodes, differences of one sign in all of them are no evidence: a sign test has p = 2 / 2^5 = 0.06 of 5.
+MIN_EPISODES = 6
+
+Estimate = dict[str, float | None]  # None: not finite, or not known from so few values
 
 
 def marks(steps: int) -> list[int]:
@@ -11,23 +30,134 @@ def marks(steps: int) -> list[int]:
     return sorted({max(1, round(steps * share / 3)) for share in (1, 2, 3)})
 
 
-def interval(values: np.ndarray, few: bool = False) -> dict[str, float]:
-    """Return mean, standard deviation, standard error and half of the 95 % interval of values float[N].
+def is_share(values: np.ndarray) -> bool:
+    """Whether all values are 0 or 1, so that their mean is a share of the episodes."""
+    return bool(np.isin(values, (0, 1)).all())
 
-    The interval is normal, that of `few` values Student's.
+
+def estimate_mean(values: np.ndarray) -> Estimate:
+    """Return "mean", "std", standard "error", and "ci95", half of Student's 95 % interval, of values float[N].
+
+    One value has no "std", "error" and "ci95": they are None.
     """
     values = np.asarray(values, np.float64)
-    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    error = deviation / len(values) ** 0.5
-    factor = float(stdtrit(len(values) - 1, 0.975)) if few else 1.96
-    return {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": factor * error}
+    number = len(values)
+    with np.errstate(invalid="ignore"):  # of infinite values
+        deviation = float(values.std(ddof=1)) if number > 1 else math.nan
+    error = deviation / number**0.5
+    factor = float(stdtrit(number - 1, _QUANTILE)) if number > 1 else math.nan
+    estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": factor * error}
+    return {name: _finite(value) for name, value in estimate.items()}
 
 
-def summarise(curve: np.ndarray, few: bool = False) -> dict[str, list[float | None]]:
-    """Return {"mean", "std", "ci95"} over episodes or, `few`, over seeds at every step of float[T + 1, N].
+def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
+    """Return the entries of `estimate_mean` for episodes, or over the means of seeds; a share also has "low", "high".
 
-    See `interval`. Numbers have seven significant digits, and are None where JSON cannot represent them.
+    These are the ends of its interval: Wilson's over episodes; over seeds Student's, cut to [0, 1], and at least
+    Wilson's of all their episodes. Its "ci95" is the distance from the mean to the farther end.
+
+    Args:
+        values: float[N], or float[S, N].
+        share: whether the values are a share; None: if they are all 0 or 1.
     """
-    rows = [interval(row, few) for row in curve]
-    rounded = lambda number: float(f"{number:.7g}") if math.isfinite(number) else None  # noqa: E731
-    return {name: [rounded(row[name]) for row in rows] for name in ("mean", "std", "ci95")}
+    values = np.asarray(values, np.float64)
+    estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
+    if estimate["mean"] is None or not (is_share(values) if share is None else share):
+        return estimate
+    mean, half = float(values.mean()), estimate["ci95"]
+    low, high = _wilson(round(values.sum()), values.size)
+    if values.ndim == 2 and half is not None:
+        low, high = min(low, max(mean - half, 0.0)), max(high, min(mean + half, 1.0))
+    return estimate | {"ci95": max(mean - low, high - mean), "low": low, "high": high}
+
+
+def summarise(curve: np.ndarray, share: bool | None = None) -> dict[str, list[float | None]]:
+    """Return {"mean", "std", "ci95"}, of a share also {"low", "high"}, at every step of a curve; see `interval`.
+
+    Numbers have seven significant digits.
+
+    Args:
+        curve: float[T + 1, N], or float[T + 1, S, N].
+        share: whether the values are a share; None: if they are 0 or 1 at all steps.
+    """
+    share = is_share(curve) if share is None else share
+    rows = [interval(row, share) for row in curve]
+    names = ("mean", "std", "ci95", *(("low", "high") if share else ()))
+    return {name: [_rounded(row[name]) for row in rows] for name in names}
+
+
+def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> Estimate:
+    """Return the "mean" of first - second on the same episodes, and "low" and "high", the ends of its 95 % interval.
+
+    The interval is Student's; where all differences are -1, 0 or 1 (as of shares, or of games won) Bonett and
+    Price's, which counts one more episode of difference 1 and one of -1, and which holds 0 unless McNemar's exact test
+    excludes it. With seeds the variances over the seeds (means of the episodes) and over the episodes (means of the
+    seeds) add up, with Satterthwaite's degrees of freedom. Fewer than `MIN_EPISODES` have no ends.
+
+    Args:
+        first: float[N], or float[S, N].
+        second: float[N], float[S, N] of the same seeds, or a number.
+    """
+    with np.errstate(invalid="ignore"):  # of infinite values
+        differences = np.asarray(first, np.float64) - second
+    mean, number = float(differences.mean()), differences.shape[-1]
+    if number < MIN_EPISODES or not math.isfinite(mean):
+        return {"mean": _finite(mean), "low": None, "high": None}
+    if np.isin(differences, (-1, 0, 1)).all() and differences.ndim == 1:
+        padded = np.append(differences, (1.0, -1.0))
+        center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / (number + 2) ** 0.5
+        low, high = max(center - half, -1.0), min(center + half, 1.0)
+        if not _differ(int((differences > 0).sum()), int((differences != 0).sum())):
+            low, high = min(low, 0.0), max(high, 0.0)
+        return {"mean": mean, "low": low, "high": high}
+    parts = [differences] if differences.ndim == 1 else [differences.mean(axis) for axis in (0, 1)]
+    variances = np.array([np.var(part, ddof=1) / len(part) for part in parts])
+    freedom = np.array([len(part) - 1 for part in parts])
+    total = float(variances.sum())
+    half = float(stdtrit(total**2 / (variances**2 / freedom).sum(), _QUANTILE)) * total**0.5 if total else 0.0
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def estimate_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """Return the ratio of the means of two arrays of the same episodes as "mean", with "low" and "high".
+
+    By linearisation: its error is that of first - ratio * second over the mean of second, which must be far from 0.
+    """
+    scale = float(np.mean(second))
+    ratio = float(np.mean(first)) / scale
+    half = estimate_difference(first, ratio * np.asarray(second, np.float64))["high"]  # the mean is 0
+    if half is None:
+        return {"mean": ratio, "low": None, "high": None}
+    return {"mean": ratio, "low": ratio - half / abs(scale), "high": ratio + half / abs(scale)}
+
+
+def sign_of(difference: Estimate) -> int:
+    """Return 1 or -1 if the interval of a difference is above or below 0, and 0 if it does not show which."""
+    low, high = difference["low"], difference["high"]
+    if low is None or high is None:
+        return 0
+    return int(low > 0) - int(high < 0)
+
+
+@functools.cache
+def _wilson(successes: int, trials: int) -> tuple[float, float]:
+    from scipy.stats import binomtest  # slow to import
+
+    ends = binomtest(successes, trials).proportion_ci(LEVEL, "wilson")
+    return float(ends.low), float(ends.high)
+
+
+@functools.cache
+def _differ(wins: int, decided: int) -> bool:
+    """Whether so many wins in so many games that were not drawn show at the level who is better."""
+    from scipy.stats import binomtest  # slow to import
+
+    return decided > 0 and bool(binomtest(wins, decided).pvalue < 1 - LEVEL)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.7g}")

@@ -1,19 +1,24 @@
 """Evaluations as text: tables and sentences of the reports of `jaxrl.evaluation.reports`."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from jaxrl.evaluation.policies import LEARNED
+from jaxrl.evaluation.policies import LEARNED, display_name
 from jaxrl.evaluation.scoring import label_of
+from jaxrl.evaluation.statistics import MIN_EPISODES, sign_of
 from jaxrl.report import tables
 
 OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half
 _UNBOUNDED = 10_000  # columns if the output is not a terminal
+_INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
+_DRAWN = (
+    "Training draws its actions; the best action is always the same where situations look alike: it may go in circles."
+)
 
 
 def show(report: dict[str, Any], title: str) -> None:
@@ -24,23 +29,19 @@ def show(report: dict[str, Any], title: str) -> None:
     if "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
-        legend = f"{fixed}; below mean ± half of its 95 % interval, for the first player; " + (
-            f"actions {', '.join(dict.fromkeys(report['actions'].values()))}"
-        )
+        actions = ", ".join(dict.fromkeys(report["actions"].values()))
+        legend = f"{fixed}; below {_INTERVALS}, for the first player; actions {actions}"
         blocks = league_tables(report, width)
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
-        legend = (
-            f"mean ± half of its 95 % interval; {', '.join(f'{name} {value}' for name, value in report['set'].items())}"
-        )
-        legend += _of_seeds(report)
+        settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
+        legend = f"{_INTERVALS}; {settings}{_of_seeds(report)}"
         blocks, sentences = [match_table(report, width)], verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
-        legend = "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of steps"
-        legend += _of_seeds(report)
+        legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_of_seeds(report)}"
         blocks, sentences = [table(report, width)], conclusion(report)
     lines = [Text(heading, "bold"), Text(legend, "dim")]
     for block in [*blocks, [Text(sentence) for sentence in sentences]]:
@@ -73,8 +74,8 @@ def table(report: dict[str, Any], width: int) -> list[Text]:
         digits = _decimals(curve["mean"][step] for curve in curves.values() for step in at)
         rows.append(tables.Row(label(report, metric)))
         for name, curve in curves.items():
-            cells = [_cell({key: values[step] for key, values in curve.items()}, digits) for step in at]
-            rows.append(tables.Row(name, cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
+            cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
+            rows.append(tables.Row(display_name(name), cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
     return tables.lines("policy", titles, rows, width)
 
 
@@ -84,51 +85,78 @@ def _decimals(means: Iterable[float | None]) -> int:
     return min(max(2 - math.floor(math.log10(largest * 0.9999)), 0), 8) if largest else 3
 
 
-def _cell(values: dict[str, float | None], digits: int) -> str:
-    if None in values.values():
+def format_estimate(values: Mapping[str, float | None], digits: int, scale: float = 1) -> str:
+    """Return "mean ±half (deviation)", or "mean [low, high]" of a share; what is not known is left out."""
+    if values["mean"] is None:
         return "not finite"
-    return "{mean:.{d}f} ±{ci95:.{d}f} ({std:.{d}f})".format(**values, d=digits)
+    ends = "low" in values and values["low"] is not None
+    form = "{mean} [{low}, {high}]" if ends else "{mean}" if values["ci95"] is None else "{mean} ±{ci95}"
+    form += " ({std})" if values.get("std") is not None and not ends else ""
+    return form.format_map({name: f"{scale * value:.{digits}f}" for name, value in values.items() if value is not None})
 
 
 def conclusion(report: dict[str, Any]) -> list[str]:
-    """Return sentences that compare the learned policy with the others at the end of the episode, by 95 % intervals.
+    """Return sentences that compare the run's first policy with the others, at the end of the same episodes.
 
-    Empty without a learned policy or "random". The way of a policy is its gain in score over random.
+    Which one is better follows from the 95 % intervals of the differences. Empty without a policy of a run.
     """
     score, smaller = report["score"], report["score_mode"] == "min"
-    final = {name: result[score] for name, result in report["policies"].items()}
+    final = {name: {key: row[-1] for key, row in result[score].items()} for name, result in report["policies"].items()}
     own = next((name for name in LEARNED if name in final), None)
-    mean, half = ({name: curve[key][-1] for name, curve in final.items()} for key in ("mean", "ci95"))
-    if own is None or "random" not in final or None in (*mean.values(), *half.values()):
+    if own is None or any(values["mean"] is None for values in final.values()):
         return []
-    digits = _decimals(mean.values())
-    number = {name: f"{mean[name]:.{digits}f} ±{half[name]:.{digits}f}" for name in final}
-    gain = {name: (mean["random"] - value) if smaller else (value - mean["random"]) for name, value in mean.items()}
-    apart = {name: abs(gain[own] - gain[name]) > half[own] + half[name] for name in final}
-    if apart["random"]:
-        overlap = f"do not overlap: {own} is {'better' if gain[own] > 0 else 'worse'}"
-    else:
-        overlap = "overlap: more episodes or more training are needed to distinguish them"
-    called = f"{label(report, score, unit=False)} ({'smaller' if smaller else 'larger'} is better)"
-    lines = [f"At the end, {called}: {own} {number[own]}, random {number['random']}. Their 95 % intervals {overlap}."]
-    others = [name for name in final if name not in (*LEARNED, "random")]
-    best = max(others, key=lambda name: gain[name], default="")
-    ways: list[str] = []
-    near: list[str] = []
-    beyond: list[str] = []
-    for name in others:
-        told = f"{name} ({number[name]}{', the best scripted policy' if name == best else ''})"
-        if gain[name] > 0 and gain[own] <= gain[name]:
-            ways.append(f"{100 * gain[own] / gain[name]:.0f} % of the way from random to {told}")
-        else:
-            (beyond if apart[name] else near).append(told)
-    if ways:
-        lines.append(f"{own} goes {'; '.join(ways)}.")
-    if near:
-        lines.append(f"{own} is not distinguishable from {', '.join(near)}: the intervals overlap.")
-    if beyond and gain[own] > 0:
-        lines.append(f"{own} is better than {', '.join(beyond)}.")
-    return lines
+    digits = _decimals(values["mean"] for values in final.values())
+    number = {name: format_estimate({**values, "std": None}, digits) for name, values in final.items()}
+    shown = [name for name in (own, "random") if name in final]
+    called = f"{label(report, score, unit=False)} (the {'smaller' if smaller else 'larger'}, the better)"
+    lines = [f"At the end, {called}: {', '.join(f'{display_name(name)} {number[name]}' for name in shown)}."]
+    means = {name: values["mean"] * (-1 if smaller else 1) for name, values in final.items() if name not in LEARNED}
+    best = max(means, key=lambda name: means[name]) if len(means) > 2 else None
+    found: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    for difference in report.get("differences", ()):
+        name = difference["second"]
+        if name not in LEARNED:
+            notes = [] if name in shown else [number[name], *(["the best scripted policy"] if name == best else [])]
+            if sign_of(difference):
+                by = f" by {_ends(difference, absolute=True)}"
+            else:
+                notes, by = [*notes, f"difference {_ends(difference)}"], ""
+            if (way := difference.get("way")) is not None:
+                by += f", at {_ends(way, 100, 0)} % of the way from random"
+            told = f"{name} ({', '.join(notes)})" if notes else name
+            found[_better(difference, report)].append(told + by)
+    for sign, verb in ((1, "is better than"), (-1, "is worse than"), (0, "is not shown to differ from")):
+        if found[sign]:
+            lines.append(f"On the same episodes {display_name(own)} {verb} {'; '.join(found[sign])}.")
+    if found[0]:
+        few = report["episodes"] < MIN_EPISODES
+        lines[-1] += f" {MIN_EPISODES} episodes are the fewest that can." if few else " More episodes may show more."
+    return [*lines, *_drawn(report)]
+
+
+def _better(difference: dict[str, Any], report: dict[str, Any]) -> int:
+    """Return 1 if the first policy is better, -1 if the second is, 0 if the interval does not show which."""
+    return sign_of(difference) * (-1 if report["score_mode"] == "min" else 1)
+
+
+def _ends(estimate: dict[str, Any], scale: float = 1, digits: int | None = None, absolute: bool = False) -> str:
+    """Return "mean [low, high]", without the sign if `absolute`."""
+    keys = [key for key in ("mean", "low", "high") if estimate[key] is not None]
+    values = [scale * estimate[key] for key in keys]
+    if absolute and values[0] < 0:
+        values = [-values[0], -values[2], -values[1]]
+    digits = _decimals(values) if digits is None else digits
+    mean, *ends = (f"{value:.{digits}f}" for value in values)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def _drawn(report: dict[str, Any]) -> list[str]:
+    """Return a sentence if drawn actions are better than the best ones."""
+    for difference in report.get("differences", ()):
+        if (difference["first"], difference["second"]) == ("learned", "sampled") and _better(difference, report) < 0:
+            by = _ends(difference, absolute=True)
+            return [f"sampled is better than greedy by {by}. {_DRAWN}"]
+    return []
 
 
 # Matches
@@ -140,7 +168,7 @@ def match_table(report: dict[str, Any], width: int) -> list[Text]:
     seconds = list(dict.fromkeys(match["second"] for match in report["matches"]))
     for first in dict.fromkeys(match["first"] for match in report["matches"]):
         own = {match["second"]: match for match in report["matches"] if match["first"] == first}
-        rows.append(tables.Row(first))
+        rows.append(tables.Row(display_name(first)))
         for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
             cells = [_end(own[second], metric) if second in own else "" for second in seconds]
             rows.append(tables.Row(_title(report, metric), cells))
@@ -174,17 +202,17 @@ def _title(report: dict[str, Any], metric: str) -> str:
 
 def _end(match: dict[str, Any], metric: str) -> str:
     share, digits = (100, 1) if metric in (*OUTCOMES, POINTS) else (1, 2)
-    return f"{share * match[metric]['mean']:.{digits}f} ±{share * match[metric]['ci95']:.{digits}f}"
+    return format_estimate({**match[metric], "std": None}, digits, share)
 
 
 def verdict(report: dict[str, Any]) -> list[str]:
-    """Return a sentence on the opponents the first policy beats, by 95 % intervals of its mean score."""
-    policy, score, sign = report["matches"][0]["first"], report["score"], -1 if report["score_mode"] == "min" else 1
-    found: dict[str, list[str]] = {"beats": [], "loses to": [], "is not distinguishable from": []}
-    for match in report["matches"]:
-        if match["first"] == policy:
-            gain, half = sign * match[score]["mean"], match[score]["ci95"]
-            verb = "is not distinguishable from" if abs(gain) <= half else "beats" if gain > 0 else "loses to"
-            found[verb].append(match["second"])
-    told = "; ".join(f"{verb} {', '.join(players)}" for verb, players in found.items() if players)
-    return [f"By the 95 % interval of its {label(report, score, unit=False)}, {policy} {told}."]
+    """Return a sentence on the opponents that the first policy beats, by 95 % intervals of its mean score."""
+    policy, score = report["matches"][0]["first"], report["score"]
+    verbs = {1: "beats", -1: "loses to", 0: "is not shown to beat or lose to"}
+    found: dict[int, list[str]] = {sign: [] for sign in verbs}
+    for margin in report.get("margins", ()):
+        if margin["first"] == policy:
+            found[_better(margin, report)].append(margin["second"])
+    told = "; ".join(f"{verbs[sign]} {', '.join(players)}" for sign, players in found.items() if players)
+    sentence = f"By the 95 % interval of its {label(report, score, unit=False)}, {display_name(policy)} {told}."
+    return [*([sentence] if told else []), *_drawn(report)]
