@@ -393,10 +393,11 @@ def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:
         return None
     entries = {path: next((x for x in system.names if _ends_with(path, x.theirs)), None) for path in paths}
     values = {entry.theirs: paths[path] for path, entry in entries.items() if entry}
-    chosen = system.choose(values)
-    algo = algo if algo in system.presets else chosen
+    algo = algo if algo is not None and algo in system.presets else system.choose(values)
     settings = system.convert(algo, values)
-    left, unknown, unused = [], [], []
+    left: list[str] = []
+    unknown: list[str] = []
+    unused: list[str] = []
     for path, entry in entries.items():
         value = paths[path]
         if entry is None:
