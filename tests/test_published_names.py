@@ -73,8 +73,9 @@ REPRODUCTION: dict[str, Any] = {
 WORKER: dict[str, Any] = {  # of the collective repository's experiment/collective_metaworld.yaml
     "name": "collective_metaworld", "mode": "train_worker", "init_steps": 0, "num_train_steps": 1000000,
     "eval_freq": 4000, "num_student_online_trainsteps2": 500000, "init_steps_stu2": 4000,
-    "constant_expert_weight": 4000, "start_weight": 1.0, "num_eval_episodes": 10, "early_stopping_threshold": 1.0, "save_freq": 20000,
-    "batch_size": 32, "save": {"model": {"retain_last_n": 1}, "buffer": {"should_save": True}},
+    "constant_expert_weight": 4000, "start_weight": 1.0, "num_eval_episodes": 10,
+    "early_stopping_threshold": 1.0, "save_freq": 20000, "batch_size": 32,
+    "save": {"model": {"retain_last_n": 1}, "buffer": {"should_save": True}},
 }  # fmt: skip
 
 
@@ -244,7 +245,7 @@ def test_flags_that_mean_the_same(words: str, setting: str, value: Any) -> None:
         ("--algo ddpg --enable_opponent_evasion", "is --opponent here ('curriculum evasion@0.8'"),
         ("--algo coma --n_episodes 1500", "is --total_episodes here (missions, not training steps"),
         ("--algo coma --learning_rate 1e-4", "learning_rate of ipp-marl is --actor_lr or --critic_lr here"),
-        ("--algo coma --max_altitude 25", "has no flag here (altitudes are 5, 10, 15 m)"),
+        ("--algo coma --max_altitude 25", "has no setting here (altitudes are 5, 10, 15 m)"),
         ("--algo sac --save_freq 9", "save_freq of the collective repository is --checkpoint_every here"),
         ("--algo ppo --c_lr 1", "c_lr of the snakes trainer is --critic_lr here"),  # not trained by ppo: only a hint
         ("--algo sac experiment.num_train_steps=9", "of the collective repository is --total_env_steps here"),
@@ -254,6 +255,12 @@ def test_flags_that_mean_the_same(words: str, setting: str, value: Any) -> None:
 def test_flags_that_are_refused_with_what_to_type(words: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence)):
         flags.parse(words.split())
+
+
+def test_a_published_name_in_a_file_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("algo: ddpg\nenv: snakes_3v3\nc_lr: 1.0e-4\n")
+    with pytest.raises(UsageError, match="unknown setting 'c_lr': c_lr of the snakes trainer is critic_lr here"):
+        flags.parse(["--config", str(tmp_path / "mine.yaml")])
 
 
 def test_games_are_counted_with_their_reset() -> None:
@@ -331,6 +338,7 @@ def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> N
         (evaluate.main, "{run}/checkpoints/0000000002 --checkpoint 4", 2, "is asked for the checkpoints 2 and 4"),
         (evaluate.main, "--checkpoint 2", 2, "name the run's directory"),
         (train.main, "--resume {run}/checkpoints/0000000002", 2, "--init_from {run} --checkpoint 2"),
+        (train.main, "--resume {run} --checkpoint 4", 2, "--init_from {run} --checkpoint 4"),
         (train.main, "--algo coma --checkpoint 2", 2, "name the run with --init_from"),
         (train.main, "--algo coma --init_from {run} --checkpoint x", 2, "must be the number of a checkpoint"),
     ],
