@@ -305,7 +305,11 @@ def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
     assert [policy.step for policy in found.values()] == [2, 4, 6]
     assert len({digest(policy) for policy in found.values()}) == 3
     assert digest(jaxrl.load(run / "checkpoints" / f"{4:010d}")) == digest(found[4])
+    assert digest(jaxrl.load(run, checkpoint=np.int64(4))) == digest(found[4])
     assert digest(jaxrl.load(run)) == digest(found[6])
+    for wrong in ("4", True, -1, 4.0):
+        with pytest.raises(UsageError, match="checkpoint must be the number of a checkpoint"):
+            jaxrl.load(run, checkpoint=wrong)  # type: ignore[arg-type]
 
 
 def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
