@@ -44,23 +44,30 @@ LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0
 class Hosts:
     """Two processes of jaxrl.train with two CPU devices each, on a port of their own."""
 
-    def __init__(self, folder: Path, *argv: str, other: str = "") -> None:
+    def __init__(self, folder: Path, *argv: str, other: str = "", torchrun: bool = False) -> None:
         with socket.socket() as free:
             free.bind(("localhost", 0))
-            place = f"--coordinator localhost:{free.getsockname()[1]} --num_hosts 2 --host_index"
+            port = free.getsockname()[1]
         self.logs = [folder / f"host{index}.log" for index in range(2)]
         self.processes = []
         for index, log in enumerate(self.logs):
-            words = f"{' '.join(argv)} {other if index else ''} {place} {index}".split()
-            environment = os.environ | {
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-                "JAX_PLATFORMS": "cpu",
-                "JAX_NUM_CPU_DEVICES": "2",
-                "PJRT_NPROC": "8",  # as many threads as these tests have devices: sums of convolutions depend on it
-                "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-                "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_{index}",
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            }
+            place = f"--coordinator localhost:{port} --num_hosts 2 --host_index {index}"
+            words = f"{' '.join(argv)} {other if index else ''} {'' if torchrun else place}".split()
+            variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+            variables |= {"RANK": str(index), "LOCAL_RANK": str(index), "MASTER_PORT": str(port - 1)}
+            environment = (
+                os.environ
+                | (variables if torchrun else {})
+                | {
+                    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+                    "JAX_PLATFORMS": "cpu",
+                    "JAX_NUM_CPU_DEVICES": "2",
+                    "PJRT_NPROC": "8",  # as many threads as these tests have devices: sums of convolutions depend on it
+                    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+                    "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_{index}",
+                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                }
+            )
             with log.open("w") as file:
                 command = [sys.executable, "-m", "jaxrl.train", *words]
                 process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
@@ -148,6 +155,13 @@ def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tm
         assert pair.ended() == [0, 0], pair.text(0) + pair.text(1)
         assert f"resumed at iteration {stopped:,}" in pair.text(0)
     assert steps(run)[-1] == stopped + 8
+
+
+@pytest.mark.long
+def test_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
+    with Hosts(tmp_path, *TINY.split(), "--total_env_steps", "256", "--runs", str(tmp_path), torchrun=True) as both:
+        assert both.ended() == [0, 0], both.text(0) + both.text(1)
+    assert "2 hosts" in both.text(0) and steps(only_run(tmp_path))
 
 
 @pytest.mark.long
@@ -257,6 +271,11 @@ SLURM = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4",
     "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2",
 }  # fmt: skip
+TORCHRUN = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
+OTHERS = ("PMI_SIZE", "PMI_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK")
 OMPI = {
     "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
@@ -266,7 +285,7 @@ OMPI = {
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher's variables."""
-    for name in [*SLURM, *OMPI, "CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"]:
+    for name in [*SLURM, *OMPI, *TORCHRUN, *OTHERS, "CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"]:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -286,6 +305,24 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         (OMPI, (None, None, None), (None, None, None, [])),
         (OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (None, None, None), (None, None, None, None)),
         (OMPI, ("node1:77", None, None), ("node1:77", None, None, [])),  # Open MPI 5
+        (TORCHRUN, (None, None, None), ("node1:29501", 4, 3, [1])),  # the GPU of its local number
+        (TORCHRUN | {"MASTER_PORT": "65535"}, (None, None, None), ("node1:1", 4, 3, [1])),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, (None, None, None), ("node1:29501", 4, 3, [])),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, (None, None, None), ("node1:29501", 4, 3, [])),  # one per machine: all
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": ""}, (None, None, None), ("node1:29501", 4, 3, [1])),
+        (TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, (None, None, None), ("node1:29501", 4, 3, None)),
+        (
+            TORCHRUN | SLURM | {"SLURM_STEP_NUM_TASKS": "2"},
+            (None, None, None),
+            ("node1:29501", 4, 3, [1]),
+        ),  # inside srun
+        (SLURM | {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, (None, None, None), (None, None, None, None)),  # of a script
+        (TORCHRUN | {"WORLD_SIZE": "1"}, (None, None, None), None),
+        (TORCHRUN, (None, 1, None), None),
+        (TORCHRUN, ("node2:77", 2, 0), ("node2:77", 2, 0, [])),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, (None, None, None), None),
+        (SLURM | {"PMI_SIZE": "4", "PMI_RANK": "3"}, (None, None, None), (None, None, None, None)),  # srun --mpi=pmi2
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("node1:77", 2, 1), ("node1:77", 2, 1, [])),
     ],
 )
 def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pytest.MonkeyPatch) -> None:
@@ -301,6 +338,15 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
         ({}, ("node1:77", -1, 0), "numbers 0 to N - 1"),
         ({}, ("node1", 2, 0), "must be HOST:PORT"),
         ({}, ("node1:77", 1, None), "remove --coordinator and --host_index"),
+        ({"PMI_SIZE": "2"}, (None, None, None), "--coordinator HOST:PORT --num_hosts 2 --host_index $PMI_RANK"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, (None, None, None), "--host_index $MV2_COMM_WORLD_RANK"),
+        ({"WORLD_SIZE": "2"}, (None, None, None), "WORLD_SIZE says that 2 processes were started"),
+        (
+            SLURM | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "2"},
+            (None, None, None),
+            "--num_hosts 2",
+        ),  # mpirun in sbatch
+        (TORCHRUN | {"RANK": "4"}, (None, None, None), "RANK='4', MASTER_ADDR='node1', MASTER_PORT='29500' are not"),
     ],
 )
 def test_places_that_do_not_fit(

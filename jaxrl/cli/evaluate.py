@@ -44,9 +44,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--greedy", action="store_true", help="with --against: runs take their best actions, even where "
         "the environment's rules ask for drawn ones")  # fmt: skip
     add_seed(parser, "of the held-out set")
-    add("--json", "--out", metavar="FILE", help=f"where to write the numbers (default: RUN/{FILE} for all policies in "
-        f"the run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else and with --checkpoint "
-        "nowhere)")  # fmt: skip
+    add("--json", "--out", metavar="FILE", help=f"where to write (default: RUN/{FILE} for all policies in the run's "
+        f"own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else nowhere)")  # fmt: skip
     add_int(parser, "--chunk", 0, _MOST_EPISODES, 0, "most episodes rolled out at a time on a device; 0 = by their "
             "size (default: 0)")  # fmt: skip
     add_simulator(parser)

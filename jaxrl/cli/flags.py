@@ -7,6 +7,7 @@ import difflib
 import re
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
@@ -118,7 +119,6 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
     )
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
-    parser.add_argument("--checkpoint", metavar="N", help="with --init_from RUN: the checkpoint of this number")
 
 
 # Settings of a run listed first in the help, and those listed where an environment has this attribute.
@@ -153,11 +153,16 @@ def parse(
         if field.flag:
             hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(former.env)
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
+    groups["run"].add_argument(
+        "--checkpoint", metavar="N", help="with --init_from RUN: the checkpoint of this number, as in RUN/checkpoints"
+    )
     if add_flags is not None:
         add_flags(parser)
     flags = parser.parse_args(translate_flags(argv, former.algo, schema))
     changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
     if flags.checkpoint is not None:
+        if resume is not None:
+            raise _resumes_newest(resume, flags.checkpoint)
         changes["init_from"] = _checkpoint_of(changes.get("init_from", ""), flags.checkpoint)
     return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
 
@@ -170,12 +175,8 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
     helping = any(word in ("-h", "--help") for word in argv)
     if known.resume is not None:
         run, checkpoint = split_checkpoint(known.resume)
-        if checkpoint is not None or known.checkpoint is not None:
-            number = known.checkpoint if checkpoint is None else checkpoint
-            raise UsageError(
-                f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, "
-                f"leave --resume out and give --init_from {run} --checkpoint {number}"
-            )
+        if checkpoint is not None:
+            raise _resumes_newest(run, checkpoint)
         if known.config or known.algo or known.env:
             raise UsageError(
                 "--resume takes algorithm, environment and settings from the run: leave the other flag out"
@@ -190,6 +191,14 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
             raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
         return base("coma", known.config, known.env), None
     return base(known.algo, known.config, known.env), None
+
+
+def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:
+    """Return the refusal of a checkpoint of a run that is resumed."""
+    return UsageError(
+        f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, give "
+        f"--init_from {run} --checkpoint {checkpoint} instead"
+    )
 
 
 def _checkpoint_of(run: str, number: str) -> str:

@@ -1,6 +1,7 @@
 """The public functions: train, make_train, load, evaluate. Console, files and signals belong to the session."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,10 @@ def load(
     """
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
-    if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 0):
-        raise UsageError(f"checkpoint must be the number of a checkpoint, not {checkpoint!r}")
+    if checkpoint is not None:
+        if isinstance(checkpoint, bool) or not hasattr(checkpoint, "__index__") or operator.index(checkpoint) < 0:
+            raise UsageError(f"checkpoint must be the number of a checkpoint, not {checkpoint!r}")
+        checkpoint = operator.index(checkpoint)
     return load_policy(run, best, _custom(networks, None), checkpoint)
 
 

@@ -23,6 +23,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
 from jaxrl.runtime.declared import Field, fields_named, fields_of
+from jaxrl.runtime.published import hint
 from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
 # Default environment of each algorithm.
@@ -328,7 +329,9 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
             continue
         if name not in schema:
             helps = {name: field.help for name, field in schema.items()}
-            raise UsageError(f"{where}: unknown setting {short_repr(name)}: {suggestion(name, helps)}")
+            raise UsageError(
+                f"{where}: unknown setting {short_repr(name)}: {hint(name, algo, '') or suggestion(name, helps)}"
+            )
         settings[name] = check_value(schema[name], value, where)
     for name, field in schema.items():
         sections[field.section][name] = settings[name]

@@ -334,24 +334,25 @@ def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> l
     return [accepted.get(flag, flag) + equals + value for flag, equals, value in (word.partition("=") for word in argv)]
 
 
-def hint(word: str, algo: str) -> str | None:
-    """Return a sentence about a published name that is not a flag here, None for any other word.
+def hint(word: str, algo: str, prefix: str = "--") -> str | None:
+    """Return a sentence about a published name that is not known here, None for any other word.
 
     Args:
         word: a flag, or a name of a YAML file such as "experiment.num_train_steps".
-        algo: what is trained.
+        algo: what is trained. Names of systems without it must be complete: a last part may mean anything.
+        prefix: of our names.
     """
     word = word.lstrip("-")
     for system in systems_for(algo):
         names = [name for name in system.names if _ends_with(word, name.theirs)]
-        names = names or [name for name in system.names if name.flag == word]
+        names = names or [name for name in system.names if name.flag == word and algo in system.presets]
         names = [name for name in names if algo in name.algos] or names
         if not names:
             continue
-        if settings := list(dict.fromkeys(f"--{name.ours}" for name in names if name.ours)):
+        if settings := list(dict.fromkeys(f"{prefix}{name.ours}" for name in names if name.ours)):
             notes = "".join(f" ({note})" for note in dict.fromkeys(name.note for name in names) if note)
             return f"{word} of {system.name} is {' or '.join(settings)} here{notes}"
-        return f"{word} of {system.name} has no flag here ({names[0].note})"
+        return f"{word} of {system.name} has no setting here ({names[0].note})"
     return None
 
 
@@ -381,22 +382,25 @@ def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:
     """Convert the content of a configuration file of a published system; None for any other file.
 
     Args:
-        content: of the YAML file. A mapping "overrides", as of a reproduction of ipp-marl, is taken for the file.
+        content: of the YAML file; its keys may lie in further sections, such as "overrides".
         algo: the algorithm of the command line, if any.
 
     Raises:
         UsageError: the file is not for training, or holds an impossible number.
     """
+    if isinstance(content.get("env"), str):  # a file of ours
+        return None
     paths = dict(_leaves(content))
     system = next((x for x in SYSTEMS if any(_ends_with(path, mark) for path in paths for mark in x.marks)), None)
     if system is None:
         return None
     entries = {path: next((x for x in system.names if _ends_with(path, x.theirs)), None) for path in paths}
     values = {entry.theirs: paths[path] for path, entry in entries.items() if entry}
-    chosen = system.choose(values)
-    algo = algo if algo in system.presets else chosen
+    algo = algo if algo is not None and algo in system.presets else system.choose(values)
     settings = system.convert(algo, values)
-    left, unknown, unused = [], [], []
+    left: list[str] = []
+    unknown: list[str] = []
+    unused: list[str] = []
     for path, entry in entries.items():
         value = paths[path]
         if entry is None:

@@ -45,7 +45,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
         "input_limit": LIMIT,
     }
     if getattr(algo, "egocentric", False):
-        if not isinstance(policy.env, Coverage):
+        if not isinstance(policy.env, Coverage) or not isinstance(spec.action, Discrete):
             raise UsageError(
                 "the numpy format makes egocentric views of coverage, not of other environments: choose --format "
                 "stablehlo or onnx, or train with --egocentric false"

@@ -1,0 +1,407 @@
+"""People who come from the published systems: their flags, their files, their launchers, their saves."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import jaxrl
+from envs_jax.snakes import schedule
+from jaxrl.cli import evaluate, export, flags, train
+from jaxrl.common.errors import UsageError
+from jaxrl.runtime import published
+from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.checkpoint import committed_steps
+from jaxrl.runtime.presets import presets
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "coming_from.md"
+TINY = (
+    "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 8 --num_epochs 1 --minibatch_size 24 "
+    "--total_episodes 48 --eval_every 0 --critic_warmup 0 --target_kl 0"
+)
+
+# Values of params.yaml in dmar-bonn/ipp-marl, and what its trainer makes of them: n_episodes x 600 x 5 transitions, 60
+# to a mission.
+IPP_MARL: dict[str, Any] = {
+    "environment": {"num_envs": 2, "seed": 3, "x_dim": 50, "y_dim": 50},
+    "sensor": {"pixel": {"number_x": 57, "number_y": 57}, "field_of_view": {"angle_x": 60, "angle_y": 60}},
+    "mapping": {"prior": 0.5},
+    "experiment": {
+        "constraints": {"spacing": 5, "min_altitude": 5, "max_altitude": 15, "budget": 14, "num_actions": 6},
+        "uav": {"communication_range": 25, "fix_range": True, "failure_rate": 0, "max_v": 5},
+        "missions": {
+            "type": "COMA", "n_episodes": 1500, "patience": 100, "n_agents": 4, "eps_max": 0.5, "eps_min": 0.02,
+            "eps_anneal_phase": 10000,
+        },
+    },
+    "networks": {
+        "data_passes": 5, "batch_size": 600, "batch_number": 5, "copy_rate": 10, "gamma": 0.99, "lambda": 0.8,
+        "actor": {"learning_rate": 0.00001, "hidden_dim": 128},
+        "critic": {"learning_rate": 0.0001, "target_update_mode": "hard", "tau": 0.01},
+    },
+    "classification": {"n_episodes": 300, "batch_size": 50},
+}  # fmt: skip
+# Of a fork (RenHaiYang011/paper, params_fast.yaml): smaller, higher, with rewards and obstacles of its own.
+FORK: dict[str, Any] = {
+    "sensor": {"pixel": {"number_x": 57, "number_y": 57}},
+    "search_regions": {"regions": [{"name": "zone", "priority": 1.0}], "strategy": {"mode": "priority_based"}},
+    "experiment": {
+        "constraints": {"max_altitude": 25, "budget": 8},
+        "missions": {"n_episodes": 500, "n_agents": 4, "eps_anneal_phase": 10000},
+        "coverage_weight": 0.15,
+        "obstacles": {"enable": True, "safety_margin": 2.0},
+    },
+    "networks": {"device": "cuda", "data_passes": 2, "batch_size": 32, "batch_number": 2},
+}
+# Of a reproduction (canimiliya/RAC-MIPP, formal.yaml): the changes to params.yaml, inside a protocol.
+REPRODUCTION: dict[str, Any] = {
+    "task_id": "S1", "training": {"update_cycles": 1500}, "evaluation": {"trials": 50},
+    "overrides": {
+        "environment": {"seed": 3},
+        "experiment": {"missions": {"n_episodes": 1500, "n_agents": 4, "eps_anneal_phase": 10000}},
+        "networks": {"batch_size": 600, "batch_number": 5, "critic": {"target_update_mode": "hard"}},
+    },
+}  # fmt: skip
+WORKER: dict[str, Any] = {  # of the collective repository's experiment/collective_metaworld.yaml
+    "name": "collective_metaworld", "mode": "train_worker", "init_steps": 0, "num_train_steps": 1000000,
+    "eval_freq": 4000, "num_student_online_trainsteps2": 500000, "init_steps_stu2": 4000,
+    "constant_expert_weight": 4000, "start_weight": 1.0, "num_eval_episodes": 10,
+    "early_stopping_threshold": 1.0, "save_freq": 20000, "batch_size": 32,
+    "save": {"model": {"retain_last_n": 1}, "buffer": {"should_save": True}},
+}  # fmt: skip
+
+
+def configured(content: dict[str, Any], folder: Path, *words: str) -> Any:
+    (folder / "theirs.yaml").write_text(yaml.safe_dump(content))
+    return flags.parse(["--config", str(folder / "theirs.yaml"), *words]).config
+
+
+# Their files
+
+
+def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: Any) -> None:
+    found = configured(IPP_MARL, tmp_path).flat()
+    expected = yaml.safe_load((ROOT / "configs" / "coma_published.yaml").read_text())
+    odd = {name for name, value in expected.items() if found[name] != pytest.approx(value) and name != "start"}
+    assert (odd, found["seed"], found["start"]) == (set(), 3, "uniform")  # 75,000 missions, 50 per training step, ...
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "patience 100" in line]
+    assert not [line for line in lines[1:-1] if "altitude" in line or "x_dim" in line]  # the same here
+    assert "num_envs" in lines[-1] and "without effect" in lines[-1]
+
+
+def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> None:
+    found = configured(FORK, tmp_path).flat()
+    transitions = 4 * (8 + 1)  # of a mission
+    assert found["num_envs"] == math.ceil(64 / transitions) == 2
+    assert found["total_episodes"] == 500 * 64 // transitions == 888
+    assert (found["minibatch_size"], found["num_epochs"], found["budget"]) == (32, 2, 8)
+    lines = capsys.readouterr().err.splitlines()
+    for name in ("constraints.max_altitude 25: altitudes", "coverage_weight 0.15", "obstacles:", "search_regions:"):
+        assert len([line for line in lines if line.startswith("not carried over: ") and name in line]) == 1
+
+
+def test_the_overrides_of_a_reproduction(tmp_path: Path, capsys: Any) -> None:
+    found = configured(REPRODUCTION, tmp_path, "--start", "corners", "--q", "7").flat()
+    assert (found["num_envs"], found["minibatch_size"], found["total_episodes"]) == (50, 600, 75_000)
+    assert (found["start"], found["q"]) == ("corners", 7)  # flags come last
+    assert "task_id 'S1': there is nothing like it here" in capsys.readouterr().err
+
+
+def test_the_published_code_by_its_own_file(tmp_path: Path) -> None:
+    found = configured(IPP_MARL, tmp_path, "--algo", "coma_original")
+    assert (found.algo, found.env_settings["reward_timing"], found.env_settings["start"]) == (
+        "coma_original", "original", "original",
+    )  # fmt: skip
+
+
+def test_soft_targets_have_their_rate(tmp_path: Path) -> None:
+    networks = IPP_MARL["networks"]
+    soft = IPP_MARL | {"networks": networks | {"critic": networks["critic"] | {"target_update_mode": "soft"}}}
+    assert configured(IPP_MARL, tmp_path).algo_settings["tau"] == 0
+    assert configured(soft, tmp_path).algo_settings["tau"] == 0.01
+
+
+def test_the_stages_of_the_collective_repository(tmp_path: Path, capsys: Any) -> None:
+    worker = configured(WORKER, tmp_path)
+    assert (worker.algo, worker.run.total_env_steps, worker.algo_settings["random_steps"]) == ("sac", 1_000_000, 0)
+    assert (worker.run.eval_every, worker.run.checkpoint_every, worker.run.keep_checkpoints) == (4000, 20_000, 1)
+    assert worker.algo_settings["batch_size"] == 512  # not the 32 of another stage
+    assert "early_stopping_threshold 1.0: runs have their full length" in capsys.readouterr().err
+    student = configured(WORKER | {"mode": "train_student"}, tmp_path)
+    assert (student.algo, student.run.total_env_steps, student.algo_settings["random_steps"]) == (
+        "student", 500_000, 4000,
+    )  # fmt: skip
+    composed = {  # by hydra: sections, and more environments, so that an iteration has as many steps
+        "experiment": WORKER, "env": {"benchmark": {"env_name": "reach-v2"}}, "setup": {"seed": 7},
+        "worker": {"multitask": {"num_envs": 16}, "builder": {"critic_tau": 0.01, "actor_update_freq": 2}},
+        "replay_buffer": {"batch_size": 2048},
+    }  # fmt: skip
+    found = configured(composed, tmp_path)
+    assert (found.run.num_envs, found.run.eval_every, found.run.seed) == (16, 250, 7)
+    assert [found.algo_settings[name] for name in ("tau", "actor_update_period", "batch_size")] == [0.01, 2, 2048]
+
+
+def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
+    saved = {
+        "game_name": "snakes_3v3", "algo": "ddpg", "max_episodes": 50000, "a_lr": 3e-4, "c_lr": 3e-4, "epsilon": 0.4,
+        "epsilon_speed": 0.9995, "opponent_difficulty_strategy": "linear", "enable_opponent_evasion": True,
+        "opponent_evasion_start_episode": 20000, "save_interval": 1000,
+    }  # fmt: skip
+    found = configured(saved, tmp_path)
+    assert (found.algo, found.env, found.run.total_episodes, found.run.total_env_steps) == (
+        "ddpg", "snakes_3v3", 50_000, 0,
+    )  # fmt: skip
+    assert [found.algo_settings[name] for name in ("actor_lr", "eps_start", "eps_decay")] == [3e-4, 0.4, 0.9995]
+    assert found.env_settings["opponent"] == "linear evasion@0.4"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (IPP_MARL | {"networks": {"batch_number": 0}}, "networks.batch_number must be a positive whole number, not 0"),
+        (IPP_MARL | {"networks": {"batch_number": "five"}}, "must be a positive whole number, not 'five'"),
+        (FORK | {"missions": {"type": "DeepQ"}}, "missions of type 'DeepQ' are not trained here"),
+        (WORKER | {"mode": "record"}, "the mode 'record' is no training here: use python -m jaxrl.evaluate"),
+        (WORKER | {"num_train_steps": "many"}, "total_env_steps must be a whole number, not 'many'"),
+        (WORKER | {"eval_freq": [1]}, "eval_freq must be a positive whole number"),
+    ],
+)
+def test_files_that_are_refused(content: dict[str, Any], sentence: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(content))
+    assert train.main(["--config", str(tmp_path / "theirs.yaml")]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_trains(tmp_path: Path) -> None:
+    words = ["--q", "5", "--hidden_size", "4", "--total_episodes", "16", "--eval_every", "0"]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(FORK))
+    assert train.main(["--config", str(tmp_path / "params.yaml"), *words, "--runs", str(tmp_path / "runs")]) == 0
+    assert jaxrl.load(tmp_path / "runs" / "latest").config.env_settings["budget"] == 8
+
+
+# The table
+
+
+def test_settings_of_the_table_exist() -> None:
+    for system in published.SYSTEMS:
+        for algo, preset in system.presets.items():
+            assert preset in presets()
+            schema = flags.schema_of(algo, yaml.safe_load(presets()[preset].read_text())["env"])
+            for name in system.names:
+                if name.ours not in ("", "env", "algo") and algo in (name.algos or system.presets):
+                    elsewhere = algo == "collective" and name.ours not in schema  # settings of its workers alone
+                    assert name.ours in schema or elsewhere, name
+                    assert not name.same or name.ours in schema or elsewhere
+
+
+def test_our_presets_are_not_taken_for_theirs() -> None:
+    for path in presets().values():
+        assert published.convert(yaml.safe_load(path.read_text()), None) is None, path
+
+
+def test_the_page_has_the_table_and_is_short() -> None:
+    text = PAGE.read_text()
+    for system in published.SYSTEMS:
+        same = ", ".join(f"`{name}`" for name in dict.fromkeys(published.same_names(system)))
+        assert f"<!-- names: {system.name} -->\n\n{published.table(system)}\n\nThe same here: {same}.\n" in text
+    words = re.sub(r"<!--.*?-->|[|`]", " ", text).split()
+    assert len([word for word in words if re.search(r"\w", word)]) <= 700
+
+
+# Their flags
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        ("--algo ddpg --max_episodes 50000", "total_episodes", 50_000),
+        ("--algo bicnet --c_lr=2e-4", "critic_lr", 2e-4),
+        ("--algo ddpg --opponent_difficulty_strategy exponential", "opponent", "exponential"),
+        ("--algo coma --n_agents 3", "num_agents", 3),
+        ("--algo coma --lambda 0.7", "td_lambda", 0.7),
+        ("--algo coma --batch_size 300", "minibatch_size", 300),
+        ("--algo sac --num_train_steps 1000", "total_env_steps", 1000),
+        ("--algo student --num_student_online_trainsteps2 1000", "total_env_steps", 1000),
+    ],
+)
+def test_flags_that_mean_the_same(words: str, setting: str, value: Any) -> None:
+    assert flags.parse(words.split()).config.flat()[setting] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--algo ddpg --save_interval 1000", "save_interval of the snakes trainer is --checkpoint_every here"),
+        ("--algo ddpg --load_model", "is --init_from here (RUN --checkpoint N"),
+        ("--algo ddpg --enable_opponent_evasion", "is --opponent here ('curriculum evasion@0.8'"),
+        ("--algo coma --n_episodes 1500", "is --total_episodes here (missions, not training steps"),
+        ("--algo coma --learning_rate 1e-4", "learning_rate of ipp-marl is --actor_lr or --critic_lr here"),
+        ("--algo coma --max_altitude 25", "has no setting here (altitudes are 5, 10, 15 m)"),
+        ("--algo sac --save_freq 9", "save_freq of the collective repository is --checkpoint_every here"),
+        ("--algo ppo --c_lr 1", "c_lr of the snakes trainer is --critic_lr here"),  # not trained by ppo: only a hint
+        ("--algo sac experiment.num_train_steps=9", "of the collective repository is --total_env_steps here"),
+        ("--algo coma --gama 0.9", "did you mean '--gamma'?"),
+    ],
+)
+def test_flags_that_are_refused_with_what_to_type(words: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        flags.parse(words.split())
+
+
+def test_a_published_name_in_a_file_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("algo: ddpg\nenv: snakes_3v3\nc_lr: 1.0e-4\n")
+    with pytest.raises(UsageError, match="unknown setting 'c_lr': c_lr of the snakes trainer is critic_lr here"):
+        flags.parse(["--config", str(tmp_path / "mine.yaml")])
+
+
+def test_games_are_counted_with_their_reset() -> None:
+    config = flags.parse(["--config", "ddpg_competition", "--max_episodes", "50000", "--buffer_size", "1000"]).config
+    assert unchecked_run(config).config.run.total_env_steps == 50_000 * 201  # as configs/ddpg_competition.yaml counts
+
+
+def test_evasion_follows_a_published_schedule() -> None:
+    """By the rules of the fork: evasion replaces the level from its first episode on."""
+
+    begins = 0.0, 0.1, 0.3, 0.6, 0.85  # of the levels
+    found = schedule.parse("curriculum evasion@0.8")
+    for fraction in np.linspace(0.01, 0.99, 40):  # not at the begins, which float32 rounds
+        (player,) = np.flatnonzero(np.asarray(found.at(np.float32(fraction))))
+        expected = "evasion" if fraction >= 0.8 else str(sum(fraction >= begin for begin in begins) - 1)
+        assert schedule.PLAYERS[player] == expected, fraction
+    for text in ("curriculum evasion", "linear evasion@0", "linear x@0.5", "linear evasion@2"):
+        with pytest.raises(ValueError, match="opponent"):
+            schedule.parse(text)
+
+
+# Their saves
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the checkpoints 2, 4 and 6."""
+    runs = tmp_path_factory.mktemp("saves")
+    words = f"{TINY} --checkpoint_every 2 --keep_checkpoints 9 --actor_lr 0.01 --runs {runs}"
+    assert train.main(words.split()) == 0
+    found = runs / "coma_coverage" / "0001"
+    assert committed_steps(found / "checkpoints") == [2, 4, 6]
+    return found
+
+
+def digest(policy: Any) -> float:
+    return float(sum(np.abs(np.asarray(leaf)).sum() for leaf in jax.tree.leaves(policy.params)))
+
+
+def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
+    found = {number: jaxrl.load(run, checkpoint=number) for number in (2, 4, 6)}
+    assert [policy.step for policy in found.values()] == [2, 4, 6]
+    assert len({digest(policy) for policy in found.values()}) == 3
+    assert digest(jaxrl.load(run / "checkpoints" / f"{4:010d}")) == digest(found[4])
+    assert digest(jaxrl.load(run, checkpoint=np.int64(4))) == digest(found[4])
+    assert digest(jaxrl.load(run)) == digest(found[6])
+    for wrong in ("4", True, -1, 4.0):
+        with pytest.raises(UsageError, match="checkpoint must be the number of a checkpoint"):
+            jaxrl.load(run, checkpoint=wrong)  # type: ignore[arg-type]
+
+
+def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
+    """With a learning rate of almost nothing the new run still has the weights that it began with."""
+    words = TINY.replace("48", "8") + f" --actor_lr 1e-12 --runs {tmp_path} --init_from {run} --checkpoint 2"
+    assert train.main(words.split()) == 0
+    assert digest(jaxrl.load(tmp_path / "latest")) == pytest.approx(digest(jaxrl.load(run, checkpoint=2)), rel=1e-6)
+    assert yaml.safe_load((tmp_path / "coma_coverage/0001/config.yaml").read_text())["init_from"] == str(
+        run / "checkpoints" / f"{2:010d}"
+    )
+
+
+def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = run / "checkpoints" / f"{2:010d}"
+    assert export.main([str(folder), "--format", "numpy", "--out", str(tmp_path)]) == 0
+    assert "checkpoint 2," in capsys.readouterr().out
+    words = [str(run), "--checkpoint", "4", "--episodes", "8", "--policy", "learned"]
+    assert evaluate.main([*words, "--json", str(tmp_path / "e.json")]) == 0
+    assert yaml.safe_load((tmp_path / "e.json").read_text())["checkpoint"] == 4
+    assert not (run / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "code", "sentence"),
+    [
+        (export.main, "{run} --format numpy --out x --checkpoint 5", 1, "there is no checkpoint 5 in"),
+        (export.main, "{run} --format numpy --out x --checkpoint 5", 1, "choose from 2, 4, 6"),
+        (export.main, "{run} --format numpy --out x --checkpoint best", 2, "--checkpoint must be a whole number"),
+        (evaluate.main, "{run} --last --checkpoint 2", 2, "are two checkpoints: leave one of them out"),
+        (evaluate.main, "{run}/checkpoints/0000000002 --checkpoint 4", 2, "is asked for the checkpoints 2 and 4"),
+        (evaluate.main, "--checkpoint 2", 2, "name the run's directory"),
+        (train.main, "--resume {run}/checkpoints/0000000002", 2, "--init_from {run} --checkpoint 2"),
+        (train.main, "--resume {run} --checkpoint 4", 2, "--init_from {run} --checkpoint 4"),
+        (train.main, "--algo coma --checkpoint 2", 2, "name the run with --init_from"),
+        (train.main, "--algo coma --init_from {run} --checkpoint x", 2, "must be the number of a checkpoint"),
+    ],
+)
+def test_checkpoints_that_are_refused(
+    main: Any, words: str, code: int, sentence: str, run: Path, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.format(run=run).split()) == code
+    assert sentence.format(run=run) in capsys.readouterr().err
+
+
+# Jobs that are queued again
+
+
+def test_one_command_starts_a_run_and_resumes_it(tmp_path: Path, capsys: Any) -> None:
+    words = f"{TINY} --runs {tmp_path} --compute_dtype auto --resume_or_start job".split()
+    assert train.main(words) == 0
+    run = tmp_path / "coma_coverage" / "job"
+    assert committed_steps(run / "checkpoints")[-1] == 6
+    assert train.main([*words, "--total_episodes", "64"]) == 0
+    assert "resumed at iteration 6" in "".join(capsys.readouterr())
+    assert committed_steps(run / "checkpoints")[-1] == 8
+    assert [path.name for path in run.parent.iterdir()] == ["job"]
+    assert train.main([*words, "--budget", "3"]) == 2
+    assert "budget cannot change on resume" in capsys.readouterr().err
+    (tmp_path / "coma_coverage" / "empty").mkdir()  # of a job that was stopped before it wrote anything
+    assert train.main([*words[:-1], "empty"]) == 0
+    for name in ("0001", "../x", "latest/x", ""):
+        assert train.main([*words[:-1], name]) == 2
+        assert "a run cannot be named" in capsys.readouterr().err
+    assert train.main(["--resume", str(run), "--resume_or_start", "job"]) == 2
+
+
+# Exports
+
+
+def test_an_exported_egocentric_policy_plays_real_missions_as_the_policy_does(tmp_path: Path) -> None:
+    """In a Python without JAX; observations, places and masks are those of missions as the policy flies them."""
+    words = f"{TINY} --runs {tmp_path} --egocentric --stride 2 --num_agents 4 --budget 6 --actor_lr 1e-2".split()
+    assert train.main(words) == 0
+    assert export.main([str(tmp_path / "latest"), "--format", "numpy", "--out", str(tmp_path / "agent")]) == 0
+    policy = jaxrl.load(tmp_path / "latest")
+    env, rows = policy.env, []
+    for seed in range(3):
+        state, timestep = env.reset(jax.random.key(seed), None)
+        for _ in range(7):
+            batch = jax.tree.map(lambda x: x[None], timestep)
+            action, _ = policy(batch)
+            rows.append((batch.observation, batch.action_mask, batch.mask_state, action))
+            state, timestep = env.step(state, action[0], None)
+    names = ("observation", "action_mask", "mask_state", "action")
+    np.savez(
+        tmp_path / "rows.npz", **{k: np.concatenate(x) for k, x in zip(names, zip(*rows, strict=True), strict=True)}
+    )
+    code = (
+        "import sys, numpy; sys.path.insert(0, sys.argv[1]); sys.modules['jax'] = None; import agent\n"
+        "rows = numpy.load(sys.argv[2])\n"
+        "found = agent.act(rows['observation'], rows['action_mask'], rows['mask_state'])\n"
+        "assert len(numpy.unique(found)) > 1 and (found == rows['action']).all(), (found, rows['action'])\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "agent", tmp_path / "rows.npz"], check=True)
