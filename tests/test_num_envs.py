@@ -1,6 +1,7 @@
 """Any number of environments gets the updates, evaluations and snapshots that a preset has per environment step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def algo_of(*argv: str) -> tuple[OffPolicy, config.Config]:
+def algo_of(*argv: str) -> tuple[Any, config.Config]:
     """The algorithm of a command, without compiling anything."""
     settings = parse([*argv, "--devices", "1"]).config
     if settings.algo == "student":

@@ -287,19 +287,22 @@ def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
     snapshots in iterations. (Older runs of other algorithms cannot be told apart: resumed, they are evaluated after
     every iteration.)
     """
-    algo, envs = values.get("algo"), values.get("num_envs")
-    if "updates_per_step" not in values or not isinstance(algo, str) or not isinstance(envs, int) or envs < 1:
+    algo = values.get("algo")
+    envs, updates, interval, decay = (
+        _number(values.get(name)) for name in ("num_envs", "updates_per_step", "update_interval", "eps_decay")
+    )
+    if not isinstance(algo, str) or not envs or not updates:
         return values
     if "env_steps_per_update" not in fields_named(algo, "algorithm"):
         return values
-    values = dict(values)
-    values["env_steps_per_update"] = envs / values.pop("updates_per_step")
-    if "eps_decay" in values:
-        values["eps_decay"] = values["eps_decay"] ** (1 / envs)
+    converted = {name: value for name, value in values.items() if name != "updates_per_step"}
+    converted["env_steps_per_update"] = envs / updates
+    if decay is not None and decay > 0:
+        converted["eps_decay"] = decay ** (1 / envs)
     for name in ("eval_every", "self_play_every"):
-        if name in values:
-            values[name] *= envs * values.get("update_interval", 1)
-    return values
+        if iterations := _number(values.get(name)):
+            converted[name] = iterations * envs * (interval or 1)
+    return converted
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
