@@ -143,6 +143,9 @@ def test_differences_of_seeds():
         half = (welch.high - welch.low) / 2
         assert ends(found) == pytest.approx((of_seeds.mean() - half, of_seeds.mean() + half))
     assert ends(estimate_difference(policy, policy)) == (0, 0)  # both of the same seeds
+    shares = np.stack([zeros_and_ones(ones, 20) for ones in (12, 18, 20)])
+    low, high = ends(estimate_difference(shares, np.zeros(20)))
+    assert low < 0.5 and high == 1  # no share differs by more
 
 
 def test_ratios_agree_with_the_bootstrap():
