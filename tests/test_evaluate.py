@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
-from jaxrl.evaluation import policies, reports, statistics
+from jaxrl.evaluation import league, policies, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.rollouts import held_out_key, uniform
@@ -150,6 +150,18 @@ def test_one_lucky_episode_is_not_better():
     assert (
         "greedy 1.000 [0.610, 1.000], random 0.000 [0.000, 0.390]" in lines[0] and "is better than random" in lines[1]
     )
+
+
+def test_a_count_that_is_0_or_1_by_chance_is_no_share():
+    """Walking right pays 1 or nothing; random walks end after several steps, walks to the right after one or two."""
+    report = reports.evaluate(corridor(length=3), ["random", "right"], 8, 1)["policies"]
+    assert all("low" in report[name]["return"] and "low" not in report[name]["length"] for name in report)
+    games = [{"win": np.ones(8), "draw": np.zeros(8), "deaths": np.tile([0.0, most], 4)} for most in (1, 2)]
+    pairs = [("a", str(k), ended) for k, ended in enumerate(games)]
+    for found in league.results(pairs, ["win", "draw", "deaths"]):
+        assert "low" in found["win"] and "low" in found["points"] and "low" not in found["deaths"]
+    for found in league.results(pairs[:1], ["win", "draw", "deaths"]):
+        assert "low" in found["deaths"]
 
 
 def test_sampled_actions_that_are_better_are_told():

@@ -305,6 +305,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("--out OUT", "labels need an expert: name the directory of a run"),
         ("RUN", "say where to write: --out FILE.npz"),
+        ("RUN --out set.csv", "--out 'set.csv': an expert dataset is an .npz file: give it that ending"),
         ("RUN --out OUT --episodes 0", "--episodes must lie between 3 and"),
         ("RUN --out OUT --expert script", "unknown expert 'script': did you mean 'scripted'?"),
         ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: use --simulator"),

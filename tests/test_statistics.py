@@ -143,6 +143,9 @@ def test_differences_of_seeds():
         half = (welch.high - welch.low) / 2
         assert ends(found) == pytest.approx((of_seeds.mean() - half, of_seeds.mean() + half))
     assert ends(estimate_difference(policy, policy)) == (0, 0)  # both of the same seeds
+    shares = np.stack([zeros_and_ones(ones, 20) for ones in (12, 18, 20)])
+    low, high = ends(estimate_difference(shares, np.zeros(20)))
+    assert low < 0.5 and high == 1  # no share differs by more
 
 
 def test_ratios_agree_with_the_bootstrap():
@@ -153,7 +156,7 @@ def test_ratios_agree_with_the_bootstrap():
         (first, second), lambda a, b, axis: a.mean(axis) / b.mean(axis), paired=True, vectorized=True, rng=0
     ).confidence_interval
     for sign in (1, -1):
-        found = estimate_ratio(sign * first, sign * second)
+        found = estimate_ratio(sign * 5 * first, sign * 5 * second)
         assert found["mean"] == pytest.approx(first.mean() / second.mean())
         assert ends(found) == pytest.approx((expected.low, expected.high), abs=0.01)
 
@@ -173,6 +176,8 @@ def test_policies_are_compared_with_the_first_of_the_run():
     assert found["random"]["mean"] == pytest.approx(-0.8 + noise.mean())
     assert found["ig"]["way"]["mean"] == pytest.approx(0.8 - noise.mean())
     assert [name for name, entry in found.items() if "way" in entry] == ["sampled", "ig"]
+    tied = reports.compare({"random": start + 1, "learned": start + noise + 0.001, "ig": start}, "min")
+    assert ["way" in entry for entry in tied] == [False, False]
     turned = {entry["second"]: entry for entry in reports.compare(scores, "max")}
     assert [name for name, entry in turned.items() if "way" in entry] == ["bad"]
     assert list(reports.compare({"random": start, "ig": start}, "min")) == []

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from envs_jax.base import short_repr
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.policies import add_simulator, own_task, parse
-from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int, parse_list
+from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
+from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation.collection import EXPERTS, collect
-from jaxrl.evaluation.policies import policy_key
 from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import expert_dataset
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("say where to write: --out FILE.npz")
     if not flags.out.endswith(".npz"):
         raise UsageError(f"--out {short_repr(flags.out)}: an expert dataset is an .npz file: give it that ending")
-    names = [policy_key(name) for name in parse_list(flags.policy)]
+    names = parse_policies(flags.policy)
     episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MOST_EPISODES)
     task = own_task(flags)
     subject = read() if task is None else read("task")

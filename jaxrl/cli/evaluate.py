@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.policies import DEFAULT_ENV, add_simulator, own_task, parse
+from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
 from jaxrl.cli.values import add_int, add_seed, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output, write_output
@@ -55,12 +55,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     enable_compilation_cache()
-    flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
-    if flags.run is None and flags.env is None:
-        raise UsageError(
-            f"name a run, python -m jaxrl.evaluate RUN, or an environment for its scripted policies alone, such as "
-            f"--env {DEFAULT_ENV}"
-        )
+    flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags, source_required=True)
     task = own_task(flags)
     subject = read() if task is None else read("task")
     how = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
@@ -74,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.simulator:
             metaworld.reach_of(subject)
         subject = league.set_for_matches(subject)
-        named = None if flags.policy is None else [policies.policy_key(name) for name in parse_list(flags.policy)]
-        names = league.usual(subject) if named is None else named
+        names = league.usual(subject) if flags.policy is None else parse_policies(flags.policy)
         subject.check_policies(names)
         own = None if task or flags.checkpoint is not None else reports.own_file(subject, names, flags.simulator)
         path = output(flags.json or str(own), "--json") if flags.json or own else None

@@ -11,7 +11,7 @@ from envs_jax.reach import tasks
 from jaxrl.cli.flags import Parser, add_environment
 from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint, parse_list
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policies import EvalPolicy, load
+from jaxrl.evaluation.policies import EvalPolicy, load, policy_key
 from jaxrl.integrations.metaworld import SIMULATORS
 from jaxrl.runtime import config as configuration
 
@@ -19,7 +19,11 @@ DEFAULT_ENV = "coverage"
 
 
 def parse(
-    argv: Sequence[str], prog: str, description: str | None, add_flags: Callable[[argparse.ArgumentParser], None]
+    argv: Sequence[str],
+    prog: str,
+    description: str | None,
+    add_flags: Callable[[argparse.ArgumentParser], None],
+    source_required: bool = False,
 ) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
     """Return the command's own flags, and a function that loads the policies that the command line asks for.
 
@@ -27,14 +31,15 @@ def parse(
     function takes the names of settings whose flags the command handles itself.
 
     Raises:
-        UserError: one sentence.
+        UserError: one sentence; with `source_required` also if the command line names neither a run nor an environment.
     """
     parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it out for scripted "
         "policies")  # fmt: skip
     add_checkpoint(parser)
-    add("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
+    add("--env", metavar="NAME", help="without a run: the environment"
+        + ("" if source_required else f" (default: {DEFAULT_ENV})"))  # fmt: skip
     add_flags(parser)
     run, env, current = _source(parser, list(argv))
     settings_of = add_environment(parser, env, current)
@@ -42,6 +47,8 @@ def parse(
     if run is None and (parsed.last or parsed.checkpoint is not None):
         raise UsageError("--last and --checkpoint choose a checkpoint of a run: name the run's directory")
     parsed.checkpoint = None if run is None else find_checkpoint(parsed)
+    if source_required and run is None and parsed.env is None:
+        raise UsageError(f"name a run, {prog} RUN, or an environment for its scripted policies, --env {DEFAULT_ENV}")
 
     def read(*without: str) -> EvalPolicy:
         named = {name: value for name, value in vars(parsed).items() if name not in without}
@@ -70,6 +77,11 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
     if named and named[-1] != config.env:
         raise UsageError(f"{run} was trained on '{config.env}', not on '{named[-1]}': leave --env out")
     return run, config.env, config.env_settings
+
+
+def parse_policies(text: str) -> list[str]:
+    """Return the policies of --policy A,B,... by their names in files."""
+    return [policy_key(name) for name in parse_list(text)]
 
 
 def add_simulator(parser: argparse.ArgumentParser) -> None:

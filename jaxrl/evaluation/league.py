@@ -18,7 +18,7 @@ from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, no_player
 from jaxrl.evaluation.rollouts import Opponent, held_out_key, learned
-from jaxrl.evaluation.statistics import interval
+from jaxrl.evaluation.statistics import interval, is_share
 
 ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
 
@@ -147,12 +147,16 @@ def results(
 ) -> list[dict[str, Any]]:
     """Summarise matches: {"first", "second", metric: see `statistics.interval`}, and so for "points".
 
-    Points are the share of games won, draws as half.
+    Points are the share of games won, draws as half. A metric is a share if it is 0 or 1 in all games of all matches.
     """
-    found = []
+    played, found = list(played), []
+    shares = {name: all(is_share(ended[name]) for *_, ended in played) for name in metrics}
     for first, second, ended in played:
-        summary = {name: interval(ended[name]) for name in metrics}
-        summary["points"] = interval(ended["win"] + 0.5 * ended["draw"])
+        summary = {name: interval(ended[name], share) for name, share in shares.items()}
+        points = interval(ended["win"] + 0.5 * ended["draw"])
+        if "low" not in points and (mean := points["mean"]) is not None and (half := points["ci95"]) is not None:
+            points |= {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}  # games were drawn
+        summary["points"] = points
         found.append({"first": first, "second": second, **summary})
     return found
 

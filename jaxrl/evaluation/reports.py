@@ -12,7 +12,15 @@ from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
 from jaxrl.evaluation.rollouts import announced, by_task, held_out_key
 from jaxrl.evaluation.scoring import Scoring
-from jaxrl.evaluation.statistics import Estimate, estimate_difference, estimate_ratio, marks, sign_of, summarise
+from jaxrl.evaluation.statistics import (
+    Estimate,
+    estimate_difference,
+    estimate_ratio,
+    is_share,
+    marks,
+    sign_of,
+    summarise,
+)
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
 
@@ -66,12 +74,20 @@ def evaluate(
     else:
         subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
         rollouts = metaworld.rollout(subject, world, names, episodes, seed)
-    policies, scores = {}, {}
+    summaries: dict[str, dict[str, dict[bool, Any]]] = {}  # by policy, metric, and whether the metric is a share
+    scores = {}
     for name, curves in announced(rollouts, f"{episodes:,} episodes", say):
-        policies[name] = {
-            metric: summarise(curves[metric], False if metric == "length" else None) for metric in _order(spec, curves)
+        summaries[name] = {
+            metric: {share: summarise(curves[metric], share) for share in {False, is_share(curves[metric])}}
+            for metric in _order(spec, curves)
         }
         scores[name] = curves[spec.score][-1]
+    # A metric is a share if it is 0 or 1 in all episodes of all policies.
+    shares = {metric: all(True in one[metric] for one in summaries.values()) for metric in summaries[names[0]]}
+    policies = {
+        name: {metric: found[shares[metric] and metric != "length"] for metric, found in one.items()}
+        for name, one in summaries.items()
+    }
     return {
         **_head(subject, episodes, seed),
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),

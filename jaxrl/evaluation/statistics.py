@@ -103,10 +103,11 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     mean, number = float(differences.mean()), differences.shape[-1]
     if number < MIN_EPISODES or not math.isfinite(mean):
         return {"mean": _finite(mean), "low": None, "high": None}
-    if np.isin(differences, (-1, 0, 1)).all() and differences.ndim == 1:
+    most = 1.0 if np.isin(differences, (-1, 0, 1)).all() else math.inf
+    if most == 1 and differences.ndim == 1:
         padded = np.append(differences, (1.0, -1.0))
         center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / (number + 2) ** 0.5
-        low, high = max(center - half, -1.0), min(center + half, 1.0)
+        low, high = max(center - half, -most), min(center + half, most)
         if not _differ(int((differences > 0).sum()), int((differences != 0).sum())):
             low, high = min(low, 0.0), max(high, 0.0)
         return {"mean": mean, "low": low, "high": high}
@@ -115,7 +116,7 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     freedom = np.array([len(part) - 1 for part in parts])
     total = float(variances.sum())
     half = float(stdtrit(total**2 / (variances**2 / freedom).sum(), _QUANTILE)) * total**0.5 if total else 0.0
-    return {"mean": mean, "low": mean - half, "high": mean + half}
+    return {"mean": mean, "low": max(mean - half, -most), "high": min(mean + half, most)}
 
 
 def estimate_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
