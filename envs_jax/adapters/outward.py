@@ -64,7 +64,9 @@ def gymnasium_space(space: Any) -> Any:
     spaces = importlib.import_module("gymnasium.spaces")
     if isinstance(space, Discrete):
         return spaces.Discrete(space.n)
-    return spaces.Box(space.low, space.high, space.shape, numpy_dtype(space))
+    dtype = numpy_dtype(space)
+    low, high = (np.array(bound, dtype) if isinstance(bound, tuple) else bound for bound in (space.low, space.high))
+    return spaces.Box(low, high, space.shape, dtype)
 
 
 def checked_actions(space: Discrete | Box, value: Any, leading: tuple[int, ...]) -> np.ndarray:
