@@ -114,11 +114,10 @@ def _bound(name: str, value: Any, shape: tuple[int, ...]) -> Any:
         bounds = np.broadcast_to(numbers, numbers.shape if numbers.ndim == 0 else shape)
     except ValueError:
         raise ValueError(f"{name} of a box must be one number, or broadcast to its shape {shape}") from None
-    if numbers.dtype.kind not in "iuf":  # also bfloat16 and the like
-        try:
-            bounds = bounds.astype(np.float64)
-        except (TypeError, ValueError):
-            raise ValueError(f"{name} of a box must be numbers, not {short_repr(value)}") from None
+    if not (jnp.issubdtype(numbers.dtype, jnp.integer) or jnp.issubdtype(numbers.dtype, jnp.floating)):
+        raise ValueError(f"{name} of a box must be numbers, not {short_repr(value)}")
+    if numbers.dtype.kind == "V":  # bfloat16 and the like
+        bounds = bounds.astype(np.float64)
     if bounds.size == 0 or (bounds != bounds.flat[0]).any():
         return _nested(bounds.tolist())
     return bounds.flat[0].item()

@@ -107,7 +107,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Build a run without checking that it fits. Raises UsageError."""
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise UsageError(
             "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
             "without compilation call its reset and step yourself"
