@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress
@@ -23,12 +24,14 @@ from envs_jax.settings import check_bounds as check_bounds
 from envs_jax.settings import check_settings as check_settings
 from envs_jax.settings import closest as closest
 from envs_jax.settings import decorated as decorated
+from envs_jax.settings import exact_settings as exact_settings
 from envs_jax.settings import format_bound as format_bound
 from envs_jax.settings import load as load
 from envs_jax.settings import register as register
 from envs_jax.settings import registered as registered
 from envs_jax.settings import setting as setting
 from envs_jax.settings import short_repr as short_repr
+from envs_jax.settings import take_exactly as take_exactly
 
 T = TypeVar("T")
 Array = jax.Array
@@ -61,16 +64,67 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Arrays of one shape and dtype whose values lie in [low, high]. Raises ValueError for a number as dtype."""
+    """Arrays of one shape and dtype whose values lie in [low, high].
+
+    Attributes:
+        shape: of the array.
+        dtype: of its numbers.
+        low, high: one number for all, or an array that broadcasts to the shape, a bound for each number. Where these
+            differ they are kept as nested tuples of the shape, so that boxes can be hashed; see `bounds`.
+
+    Raises:
+        ValueError: a number as dtype, or bounds that are no numbers or do not fit the shape.
+    """
 
     shape: tuple[int, ...]
     dtype: Any = jnp.float32
-    low: float = -math.inf
-    high: float = math.inf
+    low: Any = -math.inf
+    high: Any = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.dtype, int | float):
             raise ValueError(f"a box's second argument is its dtype, not {self.dtype}: use low=... and high=...")
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        for name in ("low", "high"):
+            object.__setattr__(self, name, _bound(name, getattr(self, name), self.shape))
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper bounds of each number, float64[*shape]."""
+        low, high = (np.broadcast_to(np.asarray(bound, np.float64), self.shape) for bound in (self.low, self.high))
+        return low, high
+
+    @property
+    def lowest(self) -> float:
+        """Smallest lower bound."""
+        return self.low if isinstance(self.low, int | float) else float(np.min(self.low))
+
+    @property
+    def highest(self) -> float:
+        """Largest upper bound."""
+        return self.high if isinstance(self.high, int | float) else float(np.max(self.high))
+
+
+def _bound(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """Return a bound of a box as a Python number, or where its numbers differ as nested tuples."""
+    if isinstance(value, int | float):  # also of NumPy's float64
+        return value if type(value) in (int, float) else float(value)
+    try:
+        numbers = np.asarray(value)
+        bounds = np.broadcast_to(numbers, numbers.shape if numbers.ndim == 0 else shape)
+    except ValueError:
+        raise ValueError(f"{name} of a box must be one number, or broadcast to its shape {shape}") from None
+    if not (jnp.issubdtype(numbers.dtype, jnp.integer) or jnp.issubdtype(numbers.dtype, jnp.floating)):
+        raise ValueError(f"{name} of a box must be numbers, not {short_repr(value)}")
+    if numbers.dtype.kind == "V":  # bfloat16 and the like
+        bounds = bounds.astype(np.float64)
+    if bounds.size == 0 or (bounds != bounds.flat[0]).any():
+        return _nested(bounds.tolist())
+    return bounds.flat[0].item()
+
+
+def _nested(values: Any) -> Any:
+    return tuple(_nested(one) for one in values) if isinstance(values, list) else values
 
 
 @pytree
@@ -307,13 +361,14 @@ def make(name: str, **settings: Any) -> Environment:
     """Build an environment by registered name, "library:Name" of another library, or "module:Class".
 
     Raises:
-        ValueError: unknown name or setting (the message suggests the closest), or impossible value.
+        ValueError: unknown name or setting (the message suggests the closest), a value of another type, or an
+            impossible one. Scalars of NumPy and JAX are taken where they are of the setting's type.
     """
     cls: Any = find(name)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key in settings:
         if key not in fields:
             raise ValueError(f"environment '{name}' has no setting {short_repr(key)}: {closest(key, fields)}")
-    env = cls(**settings)
+    env = cls(**exact_settings(cls, settings))
     check_settings(env)
     return env

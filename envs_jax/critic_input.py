@@ -44,8 +44,9 @@ class CriticInput:
         rows = jnp.broadcast_to(state, (agents, *state.shape))
         if agents == 1:
             return rows
-        others = jax.nn.one_hot(action, self.num_actions)[None] * (1 - jnp.eye(agents))[:, :, None]  # [A, A, n]
-        extra = jnp.concatenate([others.reshape(agents, -1), jnp.eye(agents)], axis=1)
+        own = jnp.eye(agents, dtype=jnp.float32)
+        others = jax.nn.one_hot(action, self.num_actions, dtype=jnp.float32)[None] * (1 - own)[:, :, None]  # [A, A, n]
+        extra = jnp.concatenate([others.reshape(agents, -1), own], axis=1)
         planes = extra.reshape(agents, *(1,) * (state.ndim - 1), -1)
         planes = jnp.broadcast_to(planes, (*rows.shape[:-1], planes.shape[-1]))
         return jnp.concatenate([rows, planes], axis=-1)
@@ -72,5 +73,6 @@ def _box(spec: EnvSpec) -> Box:
     lead, last = (image[:2], image[2]) if image else ((), size)
     assert isinstance(spec.action, Discrete)
     extra = 0 if agents == 1 else agents * (spec.action.n + 1)
-    low, high = min(0.0, *(box.low for box in boxes)), max(1.0, *(box.high for box in boxes))  # one-hot numbers too
+    low = min(0.0, *(box.lowest for box in boxes))  # of one-hot numbers, too
+    high = max(1.0, *(box.highest for box in boxes))
     return Box((*lead, last + extra), low=low, high=high)

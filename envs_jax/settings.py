@@ -3,8 +3,13 @@
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Collection
-from typing import Any
+import math
+import types
+import typing
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from numbers import Real
+from typing import Any, Literal
 
 Bounds = tuple[float, float]
 LARGEST = 1e18  # bound of numbers that have none of their own
@@ -46,6 +51,111 @@ def check_settings(instance: Any) -> None:
             raise ValueError(f"unknown {field.name} {short_repr(value)}: {closest(str(value), choices)}")
 
 
+def exact_value(name: str, value: Any, kind: Any) -> Any:
+    """Return the value of a setting as the Python value of its kind, never truncated and never guessed.
+
+    Args:
+        name: of the setting, for the message.
+        value: a Python value, or a scalar of NumPy or JAX; a number of any type, if the kind holds it exactly (for
+            float: up to the nearest one).
+        kind: bool, int, float, str, a Literal, a tuple of these, or a union; a value of another kind is returned.
+
+    Raises:
+        ValueError: a word for a number, 2.5 for a whole number, a number for true or false, ...
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is None or kind is type(None):
+        if value is None:
+            return None
+    elif origin in (typing.Union, types.UnionType):
+        for part in parts:
+            try:
+                return exact_value(name, value, part)
+            except ValueError:
+                continue
+    elif origin is Literal:
+        scalar = _scalar(value)
+        for option in parts:
+            if type(scalar) is type(option) and scalar == option:
+                return option
+        raise ValueError(
+            f"{name} is {short_repr(value)}: {closest(_as_word(value), [str(option) for option in parts])}"
+        )
+    elif origin is tuple:
+        values = value.tolist() if getattr(value, "ndim", 0) == 1 else value
+        if isinstance(values, list | tuple):
+            kinds = parts[:1] * len(values) if parts[1:] == (Ellipsis,) else parts
+            if len(kinds) == len(values):
+                return tuple(exact_value(name, one, part) for one, part in zip(values, kinds, strict=True))
+    elif kind in (bool, str):
+        scalar = _scalar(value)
+        if isinstance(scalar, kind):
+            return kind(scalar)
+    elif kind in (int, float):
+        number = _scalar(value)
+        if _is_number(number):
+            if kind is float:
+                return _nearest_float(number)
+            if math.isfinite(number) and number == int(number):
+                return int(number)
+    else:
+        return value
+    raise ValueError(f"{name} must be {kind_name(kind)}, not {short_repr(value)}")
+
+
+def _scalar(value: Any) -> Any:
+    """Return the Python value of a scalar of NumPy or JAX; anything else as it is."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        try:
+            return value.item()
+        except TypeError:  # a value that is only known when the program runs
+            return value
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
+
+
+def _nearest_float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf if number > 0 else -math.inf
+
+
+def kind_name(kind: Any) -> str:
+    """Return what a setting of a kind must be, in words."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return "a list of numbers" if parts[1:] == (Ellipsis,) else f"a list of {len(parts)} numbers"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(kind_name(part) for part in parts)
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
+    return words.get(kind, str(kind))
+
+
+def exact_settings(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a dataclass by `exact_value` of its annotations. Raises ValueError."""
+    kinds = _kinds(cls)
+    return {name: exact_value(name, value, kinds.get(name, Any)) for name, value in settings.items()}
+
+
+def take_exactly(instance: Any) -> None:
+    """Replace the fields of a frozen dataclass by their `exact_value`, in its `__post_init__`. Raises ValueError."""
+    fields = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    for name, value in exact_settings(type(instance), fields).items():
+        object.__setattr__(instance, name, value)
+
+
+def _kinds(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, TypeError, AttributeError):  # a name that is only known in a function, or to type checkers
+        plain = {"bool": bool, "int": int, "float": float, "str": str}
+        return {field.name: plain.get(str(field.type), field.type) for field in dataclasses.fields(cls)}
+
+
 def short_repr(value: Any, most: int = 80) -> str:
     """Return the `repr` of a user's value for error messages, cut to `most` characters."""
     try:
@@ -71,6 +181,10 @@ def registered() -> tuple[str, ...]:
     return tuple(sorted(registry))
 
 
+def _as_word(value: Any) -> str:
+    return value if isinstance(value, str) else short_repr(value)
+
+
 def closest(name: str, names: Any) -> str:
     """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
     word, known = name[:MOST_COMPARED], sorted(names)
@@ -88,6 +202,11 @@ MOST_COMPARED, _MOST_LISTED = 100, 250  # characters
 def load(path: str, what: str) -> type:
     """Import "module:Class". Raises ValueError where it does not exist."""
     module, _, attribute = path.partition(":")
+    if "<locals>" in attribute:
+        raise ValueError(
+            f"{what} {short_repr(path)} is defined inside a function, where it cannot be found by its name: move the "
+            "class to the top level of a module"
+        )
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ValueError(f"{what} {short_repr(path)} is not a class: write module:Class, such as my_games:Corridor")
     try:

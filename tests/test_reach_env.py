@@ -15,7 +15,8 @@ from envs_jax import make
 from envs_jax.base import Box
 from envs_jax.batch import batched
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
-from envs_jax.reach.types import TARGET_UNIT
+from envs_jax.reach.env import _move_target
+from envs_jax.reach.types import MOST_STEPS, PARTS, TARGET_UNIT
 
 LANES = 40  # as in the replay of recorded episodes, so that the arm is compiled once
 
@@ -200,6 +201,69 @@ def test_a_few_steps_are_those_of_the_oracle():
         np.testing.assert_array_equal(timestep.metrics["success"] > 0, success)
         np.testing.assert_allclose(np.asarray(state.target.T) * TARGET_UNIT, arms.target, atol=1e-8)
         assert not timestep.terminated.any() and (np.asarray(timestep.truncated) == (t == 4)).all()
+
+
+def moves(kind: str) -> np.ndarray:
+    """float32[500, 3, n] in [-1, 1]: held, drawn or small actions, which no recorded episode has."""
+    rng = np.random.default_rng(1)
+    if kind == "held":
+        return np.tile(np.linspace(-0.099, 0.099, 199, dtype=np.float32), (MOST_STEPS, 3, 1))
+    drawn = rng.uniform(-1, 1, (MOST_STEPS, 3, 199)).astype(np.float32)
+    return drawn if kind == "drawn" else drawn * np.float32(1e-3)
+
+
+@pytest.mark.parametrize("kind", ["held", "drawn", "small"])
+def test_the_target_sums_without_rounding_error(kind: str) -> None:
+    """As Meta-World sums: 0.01 * action in float32, added in float64, clipped to its box; over a longest episode."""
+    actions, known = moves(kind), constants.data()
+    low, high = (np.array(known[name])[:, None] for name in ("mocap_low", "mocap_high"))
+    start = constants.reset().target
+    expected = np.tile(start[:, None], actions.shape[2])
+    units = np.round(expected / TARGET_UNIT).astype(np.int32)
+
+    def one(carry, action):
+        carry = _move_target(*carry, action)
+        return carry, carry
+
+    _, (target, part) = jax.jit(lambda *x: jax.lax.scan(one, *x))((units, np.zeros_like(units)), actions)
+    found = np.asarray(target, np.float64) * TARGET_UNIT + np.asarray(part, np.float64) * TARGET_UNIT / PARTS
+    most = 0.0
+    for row, action in zip(found, actions, strict=True):
+        expected = np.clip(expected + (np.float32(0.01) * action).astype(np.float64), low, high)
+        most = max(most, np.abs(row - expected).max())
+    assert most < 3e-9  # of which 5e-10 is the rounding of the start and of the bounds to TARGET_UNIT
+    assert (np.asarray(part) >= 0).all() and (np.asarray(part) < PARTS).all()
+
+
+def test_a_step_moves_the_target_by_its_parts() -> None:
+    """A held action of 0.001, 1e-5 m: the part of a unit is kept from step to step."""
+    env = make("reach", horizon=20)
+    state, _ = begin(env)
+    advance = jax.jit(env.advance)
+    action = jnp.full((1, 4, LANES), 0.0012345, jnp.float32)
+    for _ in range(12):
+        state, _ = advance(state, action)
+    found = (np.asarray(state.target, np.float64) + np.asarray(state.target_part, np.float64) / PARTS) * TARGET_UNIT
+    expected = constants.reset().target + 12 * float(np.float32(0.01) * np.float32(0.0012345))
+    np.testing.assert_allclose(found, np.tile(expected[:, None], LANES), atol=6e-10)
+
+
+@pytest.mark.parametrize(
+    ("weld", "turn"),
+    [
+        ("v3", (-0.00010047584420498049, 0.00016430406140618956, -9.370336688335146e-08, 0.9999999814543855)),
+        ("v2", (-0.0004857138762612134, 6.4128537251215e-05, 5.706958881891731e-07, 0.9999998799846105)),
+    ],
+)
+def test_the_first_observation_shows_the_puck_as_that_weld_leaves_it(weld: str, turn: tuple[float, ...]) -> None:
+    """Quaternions measured in MuJoCo 3.3.0 with torque scale 5 and 1, after the reset of Meta-World 3.1.1."""
+    env = make("reach", weld=weld)
+    state, timestep = begin(env)
+    seen = np.asarray(timestep.observation[0, 7:11]).T
+    np.testing.assert_allclose(seen, np.tile(turn, (LANES, 1)), atol=1e-9, rtol=1e-7)
+    _, after = jax.jit(env.advance)(state, jnp.zeros((1, 4, LANES), jnp.float32))
+    np.testing.assert_array_equal(after.observation[0, 7:11, 0], [0, 0, 0, 1])
+    np.testing.assert_allclose(after.observation[0, 25:29, 0], turn, atol=1e-9, rtol=1e-7)
 
 
 # Rewards

@@ -26,6 +26,7 @@ from envs_jax.base import (
     pytree,
     setting,
     short_repr,
+    take_exactly,
     transition,
 )
 from envs_jax.critic_input import with_critic_input
@@ -119,6 +120,7 @@ class Adapter(Environment):
         return _class_of(adapter, name)
 
     def __post_init__(self) -> None:
+        take_exactly(self)
         check_settings(self)
         self.spec  # noqa: B018  refuses what cannot be adapted
 

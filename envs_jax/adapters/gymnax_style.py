@@ -6,11 +6,11 @@ Source of the interface: the public repository RobertTLange/gymnax, versions 0.0
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax import base
 from envs_jax.adapters import outward
@@ -35,15 +35,20 @@ class Box(base.Box):
 
     def sample(self, key: Array) -> Array:
         """Draw an array, uniform between the bounds; standard normal, cut at the bounds, where one is infinite."""
-        if not math.isfinite(self.high - self.low):
-            return jnp.clip(jax.random.normal(key, self.shape), self.low, self.high).astype(self.dtype)
+        low, high = (bound.astype(np.float32) for bound in self.bounds)
         whole = jnp.issubdtype(self.dtype, jnp.integer)  # the highest integer as likely as the others
-        drawn = jax.random.uniform(key, self.shape, minval=self.low, maxval=self.high + whole)
+        bounded = np.isfinite(high - low)
+        drawn = jax.random.normal(key, self.shape, jnp.float32)
+        drawn = jnp.clip(drawn, low, high)
+        if bounded.any():
+            ends = np.where(bounded, low, 0), np.where(bounded, high + np.float32(whole), 1)
+            drawn = jnp.where(bounded, jax.random.uniform(key, self.shape, jnp.float32, *ends), drawn)
         return (jnp.floor(drawn) if whole else drawn).astype(self.dtype)
 
     def contains(self, x: Any) -> Array:
         """Return whether all values lie between the bounds, bool[]."""
-        return jnp.all((jnp.asarray(x) >= self.low) & (jnp.asarray(x) <= self.high))
+        low, high = (np.array(bound) if isinstance(bound, tuple) else bound for bound in (self.low, self.high))
+        return jnp.all((jnp.asarray(x) >= low) & (jnp.asarray(x) <= high))
 
 
 def _space(space: Any) -> Discrete | Box:

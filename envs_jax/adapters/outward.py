@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +40,20 @@ def checked_spec(env: Any) -> EnvSpec:
     if not isinstance(env, Environment):
         raise ValueError(f"env must be an environment, such as envs_jax.make('reach'), not {short_repr(env)}")
     spec = env.spec
+    if isinstance(spec.observation, Discrete):
+        raise ValueError(
+            f"an observation of '{spec.name}' is {spec.observation}, which only actions can be here: return the number "
+            f"one-hot, Box(({spec.observation.n},), low=0, high=1)"
+        )
     if not isinstance(spec.observation, Box):
         raise ValueError(
             f"an observation of '{spec.name}' is a {type(spec.observation).__name__} of several arrays: "
             "make an environment whose observation is one array"
+        )
+    if not isinstance(spec.action, Box | Discrete):
+        raise ValueError(
+            f"an action of '{spec.name}' is a {type(spec.action).__name__}: describe ONE agent's action by Discrete(n) "
+            "or by a Box"
         )
     return spec
 
@@ -64,7 +75,9 @@ def gymnasium_space(space: Any) -> Any:
     spaces = importlib.import_module("gymnasium.spaces")
     if isinstance(space, Discrete):
         return spaces.Discrete(space.n)
-    return spaces.Box(space.low, space.high, space.shape, numpy_dtype(space))
+    dtype = numpy_dtype(space)
+    low, high = (np.array(bound, dtype) if isinstance(bound, tuple) else bound for bound in (space.low, space.high))
+    return spaces.Box(low, high, space.shape, dtype)
 
 
 def checked_actions(space: Discrete | Box, value: Any, leading: tuple[int, ...]) -> np.ndarray:
@@ -87,6 +100,28 @@ def rows(values: Array) -> np.ndarray:
     return np.array(values).reshape(-1, *values.shape[2:])
 
 
+_copies_made = _forked_after_copies = False
+
+
+def _after_fork() -> None:
+    global _forked_after_copies
+    _forked_after_copies = _copies_made
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raise ValueError in a process forked from one that had used JAX: it would wait forever for JAX's threads."""
+    if _forked_after_copies:
+        raise ValueError(
+            "this process was forked from one in which JAX already ran, so environments would hang here: start the "
+            "workers with 'spawn' (gymnasium.vector.AsyncVectorEnv(..., context='spawn')), or step all copies in one "
+            "process by envs_jax.adapters.gymnasium.GymnasiumVectorEnv"
+        )
+
+
 class Copies:
     """Copies of an environment stepped from Python, with next-step auto-reset as in `envs_jax.batch`.
 
@@ -95,6 +130,9 @@ class Copies:
     """
 
     def __init__(self, env: Environment, number: int, seed: int) -> None:
+        global _copies_made
+        check_process()
+        _copies_made = True
         self._reset, self._step = _programs(env)
         self._number = number
         self._seed(seed)

@@ -36,6 +36,7 @@ class PettingZooParallelEnv(_ParallelEnv):
         outward.require("pettingzoo")
         spec = self._spec = outward.checked_spec(env)
         self.metadata = {"name": spec.name, "render_modes": [], "is_parallelizable": True}
+        self.render_mode = None  # SuperSuit and the converters of PettingZoo read it
         self.possible_agents = [f"agent_{i}" for i in range(spec.num_agents)]
         self.agents: list[str] = []
         self._copies = outward.Copies(env, 1, seed)

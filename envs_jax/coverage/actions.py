@@ -50,7 +50,7 @@ def _close(mask: Array, offset: Array, num_actions: int) -> Array:
     # a column is closed whatever its altitude; above or under an earlier agent both vertical moves are
     closed = jnp.all(moves[:, :2] == offset[None, :2], axis=-1)
     if num_actions == 6:  # the last open action is left open
-        closed &= jnp.sum(mask) > 1
+        closed &= jnp.sum(mask, dtype=jnp.int32) > 1
     return mask & ~closed
 
 

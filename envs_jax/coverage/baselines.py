@@ -27,7 +27,8 @@ _GAIN_UNIT = 1000.0
 
 def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Draw uniformly from the boundary mask, regardless of the other agents."""
-    return jax.random.categorical(key, jnp.where(timestep.action_mask, 0.0, -jnp.inf), axis=-1).astype(jnp.int32)
+    logits = jnp.where(timestep.action_mask, jnp.float32(0), jnp.float32(-jnp.inf))
+    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
 
 
 # Information gain

@@ -19,7 +19,7 @@ def received(positions: Array, reach: Array, delivered: Array | bool = True) -> 
         delivered: bool[A, A], links that do not fail. Agents in the same place always hear each other.
     """
     steps = positions[:, None, :] - positions[None, :, :]
-    squared = jnp.sum(steps * steps, axis=-1).astype(jnp.float32) * SPACING**2
+    squared = jnp.sum(steps * steps, axis=-1, dtype=jnp.int32).astype(jnp.float32) * SPACING**2
     return (squared == 0.0) | ((squared <= reach * reach) & delivered)
 
 
@@ -28,4 +28,4 @@ def delivered(key: Array, index: Array, num_agents: int, failure_rate: float) ->
     if failure_rate == 0.0:
         return True
     key = jax.random.fold_in(jax.random.fold_in(key, _LINKS), index)
-    return jax.random.uniform(key, (num_agents, num_agents)) >= failure_rate
+    return jax.random.uniform(key, (num_agents, num_agents), jnp.float32) >= failure_rate

@@ -46,8 +46,9 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
     """
     centre = LATTICE // 2
     inside = (view[:, :, _POSITIONS] > 0).astype(jnp.int32)  # the area around the agent
-    low_x, high_x = inside[:centre, centre].sum(), inside[centre + 1 :, centre].sum()  # steps to the borders, up to 5
-    low_y, high_y = inside[centre, :centre].sum(), inside[centre, centre + 1 :].sum()
+    row, column = inside[centre], inside[:, centre]
+    ends = column[:centre], column[centre + 1 :], row[:centre], row[centre + 1 :]
+    low_x, high_x, low_y, high_y = (jnp.sum(end, dtype=jnp.int32) for end in ends)  # steps to the borders, up to 5
     mirror_x, mirror_y = low_x > high_x, low_y > high_y
     x, y = jnp.minimum(low_x, high_x), jnp.minimum(low_y, high_y)
     exchange = x > y

@@ -166,7 +166,8 @@ class Coverage(Settings):
             positions = starts.original(starts.mission_number(key), self.num_agents)
         reach = jnp.float32(self.communication_range)
         if not self.fix_range:
-            reach = jax.random.choice(key_range, jnp.asarray(communication.RANGES, jnp.float32))
+            ranges = jnp.asarray(communication.RANGES, jnp.float32)
+            reach = ranges[jax.random.randint(key_range, (), 0, len(communication.RANGES), jnp.int32)]
         return self.begin(key, ground, positions, reach)
 
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:

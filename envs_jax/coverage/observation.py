@@ -81,8 +81,9 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
         for j in range(agents):
             others |= heard[:, j, None, None] & inside[j][None]
             anyone |= inside[j][None]
-        own = jnp.where(inside, 1.0, jnp.where(others, 0.0, 0.5))
-        return jnp.concatenate([own, jnp.where(anyone, 1.0, 0.5)])
+        one, half, zero = jnp.float32(1), jnp.float32(0.5), jnp.float32(0)
+        own = jnp.where(inside, one, jnp.where(others, zero, half))
+        return jnp.concatenate([own, jnp.where(anyone, one, half)])
 
     @stage
     def shrink(values: Array, share: Array) -> Array:  # [M, S, K] with [S, 11] to [M, K, 11]

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr
+from envs_jax.base import Array, Environment, check_settings, pytree, setting, take_exactly
 from envs_jax.coverage import actions, maps, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
 from envs_jax.coverage.maps.types import Mapper, Maps
@@ -92,11 +92,10 @@ class Settings(Environment):
     )
 
     def __post_init__(self) -> None:
+        take_exactly(self)
         check_settings(self)
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
-        if len(self.class_weights) != 2:
-            raise ValueError(f"coverage: class_weights {short_repr(self.class_weights)} must be two numbers")
         if self.start == "corners" and self.num_agents > len(starts.CORNERS):
             raise ValueError(
                 f"coverage: start 'corners' has positions for {len(starts.CORNERS)} agents, not {self.num_agents}; "

@@ -26,7 +26,8 @@ def scripted(env: Settings, state: State, timestep: TimeStep, key: Array) -> Arr
     del env, timestep, key
     low, high = state.width
     middle = 0.5 * (low + high)
-    grip = jnp.where(high - low < 1.0, jnp.where(state.frame[3] > middle, 1.0, -1.0), 0.0)
+    close = jnp.where(state.frame[3] > middle, jnp.float32(1), jnp.float32(-1))
+    grip = jnp.where(high - low < 1.0, close, 0.0)
     move = jnp.clip(GAIN * (state.point - state.frame[:3]), -1.0, 1.0)
     return jnp.concatenate([move, grip[None]])[None]
 

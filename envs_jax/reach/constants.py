@@ -77,12 +77,20 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Reset:
-    """The arm after its settling: target float64[3], q and v float64[9], tool centre one physics step earlier [3]."""
+    """The arm after its settling, float64.
+
+    Attributes:
+        target: [3], m.
+        q, v: [9], joint values and speeds.
+        tool_before: [3], tool centre one physics step earlier, m.
+        puck_turn: [4], quaternion x, y, z, w of the puck, which the settling of the arm disturbs.
+    """
 
     target: np.ndarray
     q: np.ndarray
     v: np.ndarray
     tool_before: np.ndarray
+    puck_turn: np.ndarray
 
 
 def _rotation(rows: Any) -> np.ndarray:
@@ -143,5 +151,11 @@ def torque_scale(weld: str) -> float:
 def reset(weld: str = "v3") -> Reset:
     """Return the state in which all episodes begin, with the arm still moving."""
     entry = data()[WELDS[weld][1]]
-    names = ("mocap", "qpos_arm_and_fingers", "qvel_arm_and_fingers", "tcp_before_last_physics_step")
+    names = (
+        "mocap",
+        "qpos_arm_and_fingers",
+        "qvel_arm_and_fingers",
+        "tcp_before_last_physics_step",
+        "puck_quat_xyzw_in_first_observation",
+    )
     return Reset(*(np.array(entry[name], np.float64) for name in names))

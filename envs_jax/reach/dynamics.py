@@ -362,7 +362,8 @@ def limits(arm: Arm, q: Array, v: Array) -> Limits:
     low, high, inverse_weight = constant(np.transpose(rows), q.shape[1:], q.dtype)
     below, above = low - q, q - high
     depth = jnp.maximum(below, above)
-    sign = jnp.where(below > above, 1.0, -1.0).astype(q.dtype)
+    one = jnp.ones((), q.dtype)
+    sign = jnp.where(below > above, one, -one)
     imp = _impedance(arm.limit, jnp.maximum(depth, 0.0))
     weight = imp / ((1.0 - imp) * inverse_weight)
     reference = arm.limit.stiffness * imp * depth - arm.limit.damping * sign * v

@@ -10,24 +10,26 @@ import numpy as np
 from envs_jax.base import Array
 from envs_jax.batch import constant
 from envs_jax.reach import constants
+from envs_jax.reach.constants import Reset
 from envs_jax.reach.dynamics import Pose
 
 FRAME, SIZE = 18, 39
 
 
-def frame(pose: Pose, puck: Array, t: Array) -> Array:
+def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:
     """[18, ...]: the observed frame of a step, not yet clipped.
 
     Args:
         pose: of the arm.
         puck: [3, ...], its start position, m.
         t: int32[...], steps since the reset.
+        reset: state at the start of the episode.
     """
     known = constants.data()
     sink = np.array(known["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
     sunk = jnp.asarray(sink)[jnp.minimum(t, len(sink) - 1)]
     # the first observation shows the quaternion left over from the settling
-    first = np.array(known["reset"]["puck_quat_xyzw_in_first_observation"], np.float32)
+    first = reset.puck_turn.astype(np.float32)
     still = np.array([0.0, 0.0, 0.0, 1.0], np.float32)
     turn = [jnp.where(t == 0, a, b) for a, b in zip(first, still, strict=True)]
     zeros = [jnp.zeros_like(pose.opening)] * (FRAME - 11)

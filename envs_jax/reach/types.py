@@ -2,11 +2,12 @@
 
 import dataclasses
 
-from envs_jax.base import Array, Environment, check_settings, pytree, setting
+from envs_jax.base import Array, Environment, check_settings, pytree, setting, take_exactly
 from envs_jax.reach import constants, reward, tasks
 
 MOST_STEPS = 500
-TARGET_UNIT = 2.0**-30  # m; as whole numbers, 500 moves of the target sum without rounding error
+TARGET_UNIT = 2.0**-30  # m
+PARTS = 128  # of a unit: of the target, and of the moves that add up to it
 
 
 @pytree
@@ -19,7 +20,8 @@ class State:
         puck, goal: float32[3], m.
         point: float32[3], where the tool centre should be, m.
         width: float32[2], openings of the gripper that count, from and to.
-        target: int32[3], the weld's target for the hand, in TARGET_UNIT.
+        target: int32[3], the weld's target for the hand, in TARGET_UNIT, rounded down.
+        target_part: int32[3], what it is beyond that, in TARGET_UNIT / PARTS: 0 to PARTS - 1.
         q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
         frame: float32[18], the frame that the next observation shows as the one before.
     """
@@ -31,6 +33,7 @@ class State:
     point: Array
     width: Array
     target: Array
+    target_part: Array
     q: Array
     v: Array
     frame: Array
@@ -71,6 +74,7 @@ class Settings(Environment):
     partially_observable: bool = setting(False, "hide the goal from the observation")
 
     def __post_init__(self) -> None:
+        take_exactly(self)
         tasks.parse(self.task)
         check_settings(self)
 

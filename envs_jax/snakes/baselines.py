@@ -22,7 +22,7 @@ from envs_jax.snakes.types import Settings, State
 def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, level: int) -> Array:
     """Return the actions of a scripted opponent in the learner's place."""
     del timestep
-    word = jax.random.bits(key)
+    word = jax.random.bits(key, dtype=jnp.uint32)
     game = teams.learner_view(env, state)
     return opponents.act(
         env.board, game, slice(0, env.num_agents), jnp.int32(level), word, (level,), env.exclusive_beans

@@ -38,12 +38,12 @@ def turns(words: Array, snakes: int) -> Array:
 def start_words(snakes: int, beans: int, key: Array) -> tuple[Array, Array]:
     """Return the key[] of a game's steps, and uint32[n + K + 2]: the random words of its start."""
     key_steps, key_start = jax.random.split(key)
-    return key_steps, jax.random.bits(key_start, (snakes + beans + 2,))
+    return key_steps, jax.random.bits(key_start, (snakes + beans + 2,), jnp.uint32)
 
 
 def step_words(snakes: int, beans: int, key: Array, steps: Array) -> Array:
     """uint32[K + turns + 1]: the random words of a step: for beans, for turns, for random opponents."""
-    return jax.random.bits(jax.random.fold_in(key, steps), (beans + -(-snakes // PER_WORD) + 1,))
+    return jax.random.bits(jax.random.fold_in(key, steps), (beans + -(-snakes // PER_WORD) + 1,), jnp.uint32)
 
 
 def opponent_key(key: Array, steps: Array) -> Array:

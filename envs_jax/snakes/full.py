@@ -207,8 +207,8 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
         features = [share(rows[:, :agents], half_h), share(cols[:, :agents], half_w)]
         features = [jnp.where(there, x, 0) for x in (*features, share(own, half_h + half_w), *lead)]
         rank = jnp.where(there, own, 1 << 20) * count + counting(count, own[0])
-        return jnp.stack(features), jnp.sum((rank[None] < rank[:, None]).astype(jnp.int32), 1)
+        return jnp.stack(features), jnp.sum(rank[None] < rank[:, None], 1, dtype=jnp.int32)
 
     features, position = stage(described)(*stage(measured)(game))
-    ordered = [jnp.sum(jnp.where((position == k)[None], features, 0), 1) for k in range(count)]
+    ordered = [jnp.sum(jnp.where((position == k)[None], features, 0), 1, dtype=features.dtype) for k in range(count)]
     return [values[j] for values in ordered for j in range(len(features))]

@@ -8,7 +8,7 @@ zeros, and appears as zeros. Functions return a list of columns [A, ...] for the
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, column, counting, row
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, column, counting, row, total
 from envs_jax.snakes.rules import Game, bean_plane
 
 _FAR = 1 << 20
@@ -107,7 +107,7 @@ def _nearest_beans(board: Board, game: Game, agents: int, missing: float) -> lis
         least = jnp.min(rank, 0)
         best = rank == least[None]
         known = least < _FAR
-        dr, dc = (jnp.sum(jnp.where(best, x, 0), 0) for x in (rows, columns))
+        dr, dc = (total(jnp.where(best, x, 0)) for x in (rows, columns))
         values += [jnp.where(known, x, 0).astype(jnp.float32) for x in (dc, dr)]
         values.append(jnp.where(known, _distance(dr, dc), jnp.float32(missing)))
         rank = jnp.where(best, _FAR * count, rank)

@@ -25,7 +25,7 @@ BASE = {"original": _ORIGINAL, "plus": _ORIGINAL, "v1.1": _V1_1, "v1.1_fixed": _
 
 def lead_code(own: Array, others: Array, done: Array) -> Array:
     """int32[...]: 0 level, 1 won, 2 lost, 3 in the lead, 4 behind, from team scores int32[...]."""
-    code = jnp.where(own > others, 1, 2) + jnp.where(done, 0, 2)
+    code = jnp.where(own > others, jnp.int32(1), jnp.int32(2)) + jnp.where(done, jnp.int32(0), jnp.int32(2))
     return jnp.where(own == others, 0, code)
 
 
@@ -64,6 +64,11 @@ def lives(engine: Array, hit: Array, caused: Array, loss_weight: float) -> Array
     return points - hit.astype(jnp.float32) + caused.astype(jnp.float32)
 
 
+def _either(condition: Array, yes: float, no: float) -> Array:
+    """float32[...]: one of two numbers."""
+    return jnp.where(condition, jnp.float32(yes), jnp.float32(no))
+
+
 def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Array:
     """float32[A, ...]: shaped rewards.
 
@@ -80,10 +85,10 @@ def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Arr
     ate, lost = engine > 0, engine < 0
     if name in ("original", "plus"):
         far = _to_bean(game, len(engine))
-        pay = jnp.where(ate, 20.0, -far - jnp.where(lost, 10.0, 0.0))
+        pay = jnp.where(ate, 20.0, -far - _either(lost, 10.0, 0.0))
         if name == "plus":
-            pay += jnp.where(ate, 0.0, 0.1 / (far + 1)) + jnp.where(lost, 0.0, 0.1) + jnp.where(ate, 0.05, 0.0)
+            pay += jnp.where(ate, 0.0, 0.1 / (far + 1)) + _either(lost, 0.0, 0.1) + _either(ate, 0.05, 0.0)
     else:
-        alive = jnp.where(lost, 0.1, -50.0) if name == "v1.1" else jnp.where(hit, -50.0, 0.1)
-        pay = jnp.where(ate, 30.0, 0.0) + alive
+        alive = _either(lost, 0.1, -50.0) if name == "v1.1" else _either(hit, -50.0, 0.1)
+        pay = _either(ate, 30.0, 0.0) + alive
     return jnp.where(game.length[: len(engine)] > 0, base[None] + pay, 0.0)

@@ -122,7 +122,7 @@ def reach(board: Board, game: Game, snakes: slice) -> Reach:
 
     begun = free, others, room, mine
     (_, _, room, _), (cells, eaten) = jax.lax.scan(further, begun, leave)
-    missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0)
+    missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32)
     return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
 
@@ -143,8 +143,8 @@ def survival(board: Board, game: Game, agents: int) -> Array:
         dead = (_count(cells) < k) & (k <= game.length[None, :agents])
         return (free, cells, jnp.where(dead, jnp.minimum(found, k), found)), None
 
-    found = jnp.where(_count(cells) < 1, 1, FAR)
-    (_, _, found), _ = jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1), leave))
+    found = jnp.where(_count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
+    (_, _, found), _ = jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave))
     return found
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr
+from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr, take_exactly
 from envs_jax.snakes import reward, schedule
 from envs_jax.snakes.board import MOST_COLUMNS, Board
 from envs_jax.snakes.room import always_room
@@ -93,6 +93,7 @@ class Settings(Environment):
     fixed_respawn: bool = setting(False, "respawn snakes connected and with correct directions")
 
     def __post_init__(self) -> None:
+        take_exactly(self)
         check_settings(self)
         if self.teams == 2 and self.snakes % 2:
             raise ValueError(

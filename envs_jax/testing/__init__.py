@@ -1,25 +1,49 @@
 """`check_env`: the contract of every environment, those of this package and your own.
 
     from envs_jax.testing import check_env
-    check_env(MyEnv(size=5))
+    print(check_env(MyEnv(size=5)))  # ok: ...
 
 It plays some copies for one whole episode and into the next one, and raises `ContractError`, with one sentence that
-says what is wrong and how to fix it, at the first rule that is broken.
+says what is wrong and how to fix it, at the first rule that is broken. `check_types` is the part that plays nothing.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
 
-from envs_jax.base import Array, Environment
+from envs_jax.base import Array, Environment, EnvSpec, decorated
 from envs_jax.batch import batched
 from envs_jax.testing.play import MOST_STEPS, Check
 from envs_jax.testing.spec import ContractError, check_spec
 
-__all__ = ["ContractError", "check_env"]
+__all__ = ["ContractError", "check_env", "check_types"]
 
 
+@jax.disable_jit(False)  # it looks at programs, also where JAX_DISABLE_JIT is set to debug one
+def check_types(env: Environment) -> EnvSpec:
+    """Check the class, the spec, and what reset, step and the spec's functions return; compile and play nothing.
+
+    Weakly typed values pass here, since training fixes their types; `check_env` refuses them where types then differ.
+
+    Returns:
+        the spec.
+
+    Raises:
+        ContractError: the first rule that is broken, in one sentence.
+    """
+    cls: Any = type(env)
+    if not (issubclass(cls, Environment) and decorated(cls)):
+        raise ContractError(
+            f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
+            "@dataclasses.dataclass(frozen=True), so that its fields are its settings"
+        )
+    spec = check_spec(env)
+    check = Check(env, spec, batched(env), 0.0, 1, weak=True)
+    check.types(jax.eval_shape(lambda: jax.random.key(0)), check.context_types())
+    return spec
+
+
+@jax.disable_jit(False)
 def check_env(
     env: Environment,
     steps: int | None = None,
@@ -27,7 +51,7 @@ def check_env(
     copies: int = 4,
     random: bool = True,
     tolerance: float = 1e-6,
-) -> None:
+) -> str:
     """Check everything that training relies on.
 
     Args:
@@ -39,22 +63,21 @@ def check_env(
         tolerance: how far floats of a single copy may be from the same copy in a batch,
             |a - b| <= tolerance (1 + |b|); integers and booleans must be equal.
 
+    Returns:
+        "ok: ...", what was checked; print it in a script of your own.
+
     Raises:
         ContractError: the first rule that is broken.
     """
-    cls: Any = type(env)
-    if not (issubclass(cls, Environment) and dataclasses.is_dataclass(cls)):
-        raise ContractError(
-            f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
-            "@dataclasses.dataclass(frozen=True), so that its fields are its settings"
-        )
-    spec = check_spec(env)
+    spec = check_types(env)
     check = Check(env, spec, batched(env), tolerance, copies)
     key = jax.random.key(0) if key is None else key
     context = check.context()
     check.types(key, context)
     check.repeatable(key, context)
-    start = check.play(key, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
+    played = min(spec.horizon + 2, MOST_STEPS) if steps is None else steps
+    start = check.play(key, context, played)
     check.baselines(*start)
     if random:
         check.randomness(*start)
+    return f"ok: {spec.name} keeps the contract ({copies} copies, {played:,} steps)"

@@ -3,7 +3,6 @@
 import collections
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.progress import start as progress_at_start
 from envs_jax.testing.spec import ContractError
-from envs_jax.testing.trees import difference, is_box, named_leaves, program_text, structure, to_host, type_name
+from envs_jax.testing.trees import WEAK, difference, is_box, named_leaves, program_text, structure, to_host, type_name
 
 MOST_STEPS = 2000  # default limit
 
@@ -29,9 +28,19 @@ _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_le
 class Check:
     """Checks of one environment. Programs are compiled once, on demand, since compiling dominates the cost."""
 
-    def __init__(self, env: Environment, spec: EnvSpec, batch: BatchedEnvironment, tolerance: float, copies: int):
+    def __init__(
+        self,
+        env: Environment,
+        spec: EnvSpec,
+        batch: BatchedEnvironment,
+        tolerance: float,
+        copies: int,
+        weak: bool = False,
+    ):
         self.env, self.spec, self.batch, self.tolerance, self.copies = env, spec, batch, tolerance, copies
-        self.action = jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype)
+        self.weak = weak  # weakly typed values are as good as others
+        dtype = jax.dtypes.canonicalize_dtype(spec.action.dtype)
+        self.action = jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), dtype)
         self.traces: collections.Counter[str] = collections.Counter()
 
         def counted(name: str) -> Any:
@@ -54,14 +63,19 @@ class Check:
                     sentence = sentence.replace(f"<{axis}>", str(index))
                 self.fail(sentence)
 
+    def context_types(self) -> Any:
+        """Return the types of the context, checked to be the same in a second call."""
+        progress = jax.eval_shape(progress_at_start)
+        start, again = (
+            self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress)) for _ in range(2)
+        )
+        self._same_types("context of a second call", again, "that of the first", start)
+        return start
+
     def context(self) -> Any:
         """The context at the start of training."""
-        progress = progress_at_start()
-        program = _jit(self.env.context)
-        start = self._traced("context", lambda: program.trace(progress).out_info)
-        again = self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress))
-        self._same_types("context of a second call", again, "that of the first", start)
-        return program(progress) if jax.tree.leaves(start) else start
+        start = self.context_types()
+        return _jit(self.env.context)(progress_at_start()) if jax.tree.leaves(start) else start
 
     def _traced(self, what: str, function: Callable[[], Any]) -> Any:
         try:
@@ -83,16 +97,17 @@ class Check:
                 "pytree everywhere, so that jax.lax.scan can carry it"
             )
         for (path, a), b in zip(named_leaves(one), jax.tree.leaves(other), strict=True):
-            if type_name(a) != type_name(b):
+            names = type_name(a), type_name(b)
+            if len({name.removesuffix(WEAK) if self.weak else name for name in names}) > 1:
                 self.fail(
-                    f"{path or 'it'} of the {what} is {type_name(a)}, but {other_name} {type_name(b)}: make them "
+                    f"{path or 'it'} of the {what} is {names[0]}, but {other_name} {names[1]}: make them "
                     "equal, for example by .astype or jnp.int32(0) instead of 0, so that jax.lax.scan can carry them"
                 )
 
     def _expect(self, what: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
-        """Check shape and dtype of a value; it may be weakly typed."""
-        wanted = type_name(jax.ShapeDtypeStruct(shape, dtype))
-        if type_name(value).removesuffix(", weakly typed") != wanted:
+        """Check shape and dtype of a value; it may be weakly typed, and has 32 bits where JAX knows no 64."""
+        wanted = type_name(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)))
+        if type_name(value).removesuffix(WEAK) != wanted:
             self.fail(f"{what} {type_name(value)}, expected {wanted}: reshape or cast it")
 
     def types(self, key: Array, context: Any) -> None:
@@ -217,22 +232,23 @@ class Check:
         """Draw actions [A, ...] of one copy, agent after agent; return them with what `_check_masks` judges."""
         spec, agents = self.spec, self.spec.num_agents
         if isinstance(spec.action, Box):
-            low, high = max(spec.action.low, -1e3), min(spec.action.high, 1e3)
-            uniform = jax.random.uniform(key, (agents, *spec.action.shape))
-            return (low + (high - low) * uniform).astype(spec.action.dtype), {}
+            low, high = (bound.astype(np.float32) for bound in np.clip(spec.action.bounds, -1e3, 1e3))
+            uniform = jax.random.uniform(key, (agents, *spec.action.shape), jnp.float32)
+            return (low[None] + (high - low)[None] * uniform).astype(spec.action.dtype), {}
         n, open_ = spec.action.n, self._open(timestep)
-        uniform = jax.random.uniform(key, (agents, n + agents))  # one draw for all, to compile once
+        uniform = jax.random.uniform(key, (agents, n + agents), jnp.float32)  # one draw for all, to compile once
+        number = jnp.arange(agents, dtype=jnp.int32)
 
         def one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
             noise, garbage = uniform[agent, :n], (uniform[agent, n:] * n).astype(jnp.int32)
             mask = spec.next_mask(timestep.mask_state, open_, chosen, agent)
-            ahead = jnp.where(jnp.arange(agents) < agent, chosen, garbage)
+            ahead = jnp.where(number < agent, chosen, garbage)
             reads_ahead = jnp.any(mask != spec.next_mask(timestep.mask_state, open_, ahead, agent))
             action = jnp.argmax(jnp.where(mask, noise, -1.0)).astype(jnp.int32)
             seen = {"open": open_[agent], "mask": mask, "reads_ahead": reads_ahead, "closed": ~mask[action]}
-            return jnp.where(jnp.arange(agents) == agent, action, chosen), seen
+            return jnp.where(number == agent, action, chosen), seen
 
-        return jax.lax.scan(one, jnp.zeros(agents, jnp.int32), jnp.arange(agents, dtype=jnp.int32))
+        return jax.lax.scan(one, jnp.zeros(agents, jnp.int32), number)
 
     def _check_masks(self, seen: dict[str, Any], when: str) -> None:
         """Check the masks [B, A, ...] from `_choose`."""
@@ -259,11 +275,12 @@ class Check:
             other, _ = self._choose(timestep, key)
 
         def depends(agent: Array) -> Array:
-            mine = jnp.arange(self.spec.num_agents) == agent
+            mine = agents == agent
             changed = jnp.where(mine.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
             return jnp.any(critic_input(timestep, changed)[agent] != rows[agent])
 
-        return rows, jax.vmap(depends)(jnp.arange(self.spec.num_agents))
+        agents = jnp.arange(self.spec.num_agents, dtype=jnp.int32)
+        return rows, jax.vmap(depends)(agents)
 
     # Values
 
@@ -277,12 +294,18 @@ class Check:
         for box, (path, leaf) in zip(jax.tree.leaves(boxes, is_leaf=is_box), named_leaves(values), strict=True):
             if leaf.dtype == jnp.bool_:
                 continue
-            least, most = float(np.min(leaf)), float(np.max(leaf))
-            slack = 1e-6 * max(1.0, *(abs(bound) for bound in (box.low, box.high) if math.isfinite(bound)), 1.0)
-            if least < box.low - slack or most > box.high + slack:
+            low, high = box.bounds
+            values = np.asarray(leaf).astype(np.float64).reshape(-1, *box.shape)
+            slack = 1e-6 * np.maximum(1.0, np.where(np.isfinite(bound := np.maximum(abs(low), abs(high))), bound, 1.0))
+            if (outside := (values < low - slack) | (values > high + slack)).any():
+                _, *index = (int(i) for i in np.argwhere(outside)[0])
+                place = ""
+                if low.max() > low.min() or high.max() > high.min():  # bounds of each number
+                    place, values = str(index), values[:, *index]
+                least, most = low[tuple(index)], high[tuple(index)]
                 self.fail(
-                    f"{field}{path} has values from {least:.6g} to {most:.6g} {when}, outside its Box of {box.low:.6g} "
-                    f"to {box.high:.6g}: widen the Box or clip"
+                    f"{field}{path}{place} has values from {values.min():.6g} to {values.max():.6g} {when}, outside "
+                    f"its Box of {least:.6g} to {most:.6g}: widen the Box or clip"
                 )
 
     def _check_values(self, timestep: TimeStep, when: str) -> None:

@@ -1,9 +1,11 @@
 """Checks of an environment's spec, without stepping it."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn, get_args
 
 import jax
+import numpy as np
 
 from envs_jax.base import Box, Discrete, Environment, EnvSpec, Reduction
 from envs_jax.testing.trees import is_box
@@ -29,8 +31,15 @@ def check_spec(env: Environment) -> EnvSpec:
         number = getattr(spec, field)
         if not (isinstance(number, int) and number >= 1):
             fail(f"spec.{field} is {number!r}: it must be a Python int of at least 1")
-    if not (isinstance(spec.action, Box) or (isinstance(spec.action, Discrete) and spec.action.n >= 1)):
+    discrete = isinstance(spec.action, Discrete) and isinstance(spec.action.n, int) and spec.action.n >= 1
+    if not (isinstance(spec.action, Box) or discrete):
         fail(f"spec.action is {spec.action!r}: describe ONE agent's action by Discrete(n), n >= 1, or by a Box")
+    if isinstance(spec.action, Box):
+        check_box(fail, "action", spec.action)
+        low, high = spec.action.bounds
+        if (low == high).any():
+            bound = low.flat[np.argmax(low == high)]
+            fail(f"spec.action has a Box with low = high = {bound:g}, which leaves no choice: leave that number out")
     for field, boxes in (("observation", spec.observation), ("global_state", spec.global_state)):
         if field == "observation" and not jax.tree.leaves(boxes, is_leaf=is_box):
             fail("spec.observation is empty: describe ONE agent's observation by a Box or a pytree of boxes")
@@ -58,7 +67,18 @@ def check_spec(env: Environment) -> EnvSpec:
 
 def check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
     """Call `fail` with a sentence unless a leaf of a spec is a Box with ordered bounds."""
+    if isinstance(box, Discrete):
+        fail(
+            f"spec.{field} is or holds {box!r}, which only actions can be: return the number one-hot, Box(({box.n},), "
+            f"low=0, high=1), or as Box((1,), jnp.int32, 0, {box.n - 1})"
+        )
     if not isinstance(box, Box):
         fail(f"spec.{field} holds {box!r}: every leaf must be a Box")
-    if not box.low <= box.high:
-        fail(f"spec.{field} has a Box with low {box.low} above high {box.high}: swap them")
+    if not math.prod(box.shape):
+        fail(f"spec.{field} has a Box of shape {box.shape}, which holds no numbers: leave it out, or give it one")
+    low, high = box.bounds
+    if np.isnan(low).any() or np.isnan(high).any():
+        fail(f"spec.{field} has a Box with a bound that is not a number: give -inf or inf where there is none")
+    if (low > high).any():
+        index = np.argmax(low > high)
+        fail(f"spec.{field} has a Box with low {low.flat[index]:g} above high {high.flat[index]:g}: swap them")

@@ -8,6 +8,8 @@ import numpy as np
 
 from envs_jax.base import Box
 
+WEAK = ", weakly typed"  # the end of a `type_name`
+
 
 def is_box(x: Any) -> bool:
     """Return whether x is the leaf of a tree of boxes."""
@@ -21,7 +23,7 @@ def structure(tree: Any) -> Any:
 
 def type_name(x: Any) -> str:
     """Return a type as in `float32[2, 3]`."""
-    weak = ", weakly typed" if getattr(x, "weak_type", False) else ""
+    weak = WEAK if getattr(x, "weak_type", False) else ""
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]{weak}"
 
 

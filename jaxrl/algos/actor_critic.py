@@ -110,7 +110,7 @@ class ActorCritic:
     def statistics(self, inputs: str, values: bool) -> Statistics:
         """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
         box = self.spec.observation
-        wide = len(box.shape) == 1 and max(-box.low, box.high) > LIMIT
+        wide = len(box.shape) == 1 and max(-box.lowest, box.highest) > LIMIT
         used = {"always": True, "never": False, "auto": wide}[inputs]
         shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if used else {}
         return {name: start(shape) for name, shape in (shapes | ({"value": ()} if values else {})).items()}

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec
 
@@ -24,11 +25,19 @@ class BoxActions:
                 f"{algorithm} needs continuous actions, '{spec.name}' has discrete ones: use an algorithm for these, "
                 "such as ppo, ddpg or coma"
             )
-        if not (jnp.issubdtype(box.dtype, jnp.floating) and (box.high - box.low) / 2 < math.inf):
+        if not jnp.issubdtype(box.dtype, jnp.floating):
             raise ValueError(
-                f"{algorithm} needs float actions with bounds, those of '{spec.name}' are {jnp.dtype(box.dtype)} from "
-                f"{box.low} to {box.high}: give its action Box both"
+                f"{algorithm} needs float actions, '{spec.name}' has a Box of {jnp.dtype(box.dtype)}: describe one "
+                "choice of n by Discrete(n), or make the Box float32 and round in the environment"
             )
+        low, high = box.bounds
+        if not np.isfinite([low, high]).all():
+            raise ValueError(
+                f"{algorithm} needs actions with bounds, those of '{spec.name}' go from {box.lowest:g} to "
+                f"{box.highest:g}: give its action Box low and high"
+            )
+        if not (low < high).all():
+            raise ValueError(f"{algorithm} needs a choice: in the action Box of '{spec.name}' low must be below high")
         return cls(box)
 
     @property
@@ -37,22 +46,28 @@ class BoxActions:
         return math.prod(self.box.shape)
 
     @property
-    def _half_width(self) -> float:
-        return (self.box.high - self.box.low) / 2
-
-    @property
     def _unit(self) -> bool:
         return (self.box.low, self.box.high) == (-1.0, 1.0)
+
+    def _range(self, axes: int) -> tuple[Any, Any, Any]:
+        """Return low, high and half their distance: numbers, or float32[1, ..., n] (`axes` axes) where they differ."""
+        low, high = self.box.bounds
+        if not isinstance(self.box.low, tuple) and not isinstance(self.box.high, tuple):
+            return self.box.low, self.box.high, (self.box.high - self.box.low) / 2
+        shape = (*(1,) * (axes - 1), self.size)
+        low, high, half = (x.astype(np.float32).reshape(shape) for x in (low, high, (high - low) / 2))
+        return low, high, half
 
     def normalize(self, action: Array) -> Array:
         """Rescale actions [..., A, *box] of the environment to float32[..., A, n] in [-1, 1]."""
         lead = action.shape[: action.ndim - len(self.box.shape)]
         action = action.reshape(*lead, self.size).astype(jnp.float32)
-        return action if self._unit else (action - self.box.low) / self._half_width - 1
+        low, _, half = self._range(action.ndim)
+        return action if self._unit else (action - low) / half - 1
 
     def denormalize(self, action: Array) -> Array:
         """Rescale actions [B, A, n] in [-1, 1] to the environment's box, [B, A, *box]."""
         if not self._unit:
-            outward = self.box.low + self._half_width * (action + 1)
-            action = jnp.clip(outward, self.box.low, self.box.high)  # rounding may exceed the bounds
+            low, high, half = self._range(action.ndim)
+            action = jnp.clip(low + half * (action + 1), low, high)  # rounding may exceed the bounds
         return action.reshape(*action.shape[:2], *self.box.shape).astype(self.box.dtype)

@@ -308,7 +308,7 @@ class OffPolicy(Algorithm):
 
     @property
     def _largest(self) -> float:
-        return float(max(abs(self.box.low), abs(self.box.high)))
+        return float(max(abs(self.box.lowest), abs(self.box.highest)))
 
     # Sizes
 

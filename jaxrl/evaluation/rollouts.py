@@ -43,8 +43,9 @@ def uniform(env: Any, state: Any, timestep: TimeStep, key: Key) -> Array:
     action, agents = env.spec.action, env.spec.num_agents
     if not isinstance(action, Discrete):
         shape = (agents, *action.shape)
-        if np.isfinite([action.low, action.high]).all():
-            return jax.random.uniform(key, shape, action.dtype, action.low, action.high)
+        if np.isfinite([action.lowest, action.highest]).all():
+            low, high = (np.broadcast_to(bound, shape).astype(action.dtype) for bound in action.bounds)
+            return jax.random.uniform(key, shape, action.dtype, low, high)
         return jax.random.normal(key, shape, action.dtype)
     if timestep.action_mask is None:
         return jax.random.randint(key, (agents,), 0, action.n, jnp.int32)

@@ -56,7 +56,7 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
             "choose --format stablehlo or onnx, or train on another observation"
         )
     scaled = getattr(algo, "scale_observation", False)
-    settings = {"kind": kinds[type(module)], "scale": max(abs(box.low), abs(box.high)) if scaled else 1.0}
+    settings = {"kind": kinds[type(module)], "scale": max(abs(box.lowest), abs(box.highest)) if scaled else 1.0}
     settings |= {"axes": len(box.shape), "inputs": math.prod(box.shape), "depth": module.depth}
     names = {TeamNet: ("rectify_first", "layer_norm", "communication"), ConvStack: ("stride",)}.get(type(module), ())
     return settings | {name: getattr(module, name) for name in names}

@@ -28,7 +28,7 @@ def rollout_dtype(name: Store) -> Any:
 def stored_dtype(box: Box | None, small: Any) -> Any:
     """Return `small` where the values of a float box lie in [0, 1], else the box's own dtype."""
     assert box is not None
-    unit = jnp.issubdtype(box.dtype, jnp.floating) and box.low >= 0 and box.high <= 1
+    unit = jnp.issubdtype(box.dtype, jnp.floating) and box.lowest >= 0 and box.highest <= 1
     return small if unit else box.dtype
 
 

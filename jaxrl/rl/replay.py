@@ -77,10 +77,10 @@ def storage_dtype(box: Box) -> Any:
     """
     if jnp.issubdtype(box.dtype, jnp.floating):
         return stored_dtype(box, jnp.dtype("float16"))
-    if not jnp.issubdtype(box.dtype, jnp.integer) or not math.isfinite(box.low) or not math.isfinite(box.high):
+    if not jnp.issubdtype(box.dtype, jnp.integer) or not math.isfinite(box.highest - box.lowest):
         return box.dtype
     kinds = (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16)
-    fits = (kind for kind in kinds if jnp.iinfo(kind).min <= box.low and box.high <= jnp.iinfo(kind).max)
+    fits = (kind for kind in kinds if jnp.iinfo(kind).min <= box.lowest and box.highest <= jnp.iinfo(kind).max)
     return jnp.dtype(next(fits, box.dtype))
 
 

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from envs_jax.base import EnvSpec
+from envs_jax.base import Environment, EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.progress import start as start_progress
+from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
@@ -122,8 +123,14 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Build a run without checking that it fits. Raises UsageError."""
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise UsageError(
+            "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
+            "without compilation call its reset and step yourself"
+        )
     compile_random_bits_quickly()
     run, env = config.run, batched(config.make_env())
+    _check_environment(env.env)
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec, custom)
         for values in (combined := combinations(config)):  # are checked
@@ -176,6 +183,19 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     with usage_errors(traced=True):  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, episodes)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
+
+
+def _check_environment(env: Environment) -> None:
+    """Raise UsageError with the sentence of `check_env` where a user's environment breaks the contract of types.
+
+    The tests check the package's own environments.
+    """
+    if type(env).__module__.partition(".")[0] == "envs_jax":
+        return
+    try:
+        check_types(env)
+    except ContractError as error:
+        raise UsageError(str(error)) from None
 
 
 def _devices_of_trials(run: RunSettings, trials: int) -> int:

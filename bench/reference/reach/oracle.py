@@ -265,7 +265,8 @@ class Arms:
     def _frame(self) -> np.ndarray:
         """[E, 18]: the observed frame of this step."""
         puck = self.puck + np.array([0, 0, SINK_MM[min(self.t, len(SINK_MM) - 1)] / 1000])
-        turn = [0.0, 0.0, 0.0, 1.0] if self.t else constants()["reset"]["puck_quat_xyzw_in_first_observation"]
+        entry = constants()["reset" if self.weld == "v3" else "reset_v2"]
+        turn = [0.0, 0.0, 0.0, 1.0] if self.t else entry["puck_quat_xyzw_in_first_observation"]
         rest = np.tile([*turn, *[0.0] * 7], (len(self.q), 1))
         return np.concatenate([frames(self.q).hand, opening(self.q)[:, None], puck, rest], axis=1)
 

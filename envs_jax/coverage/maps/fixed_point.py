@@ -39,14 +39,15 @@ def totals(values: Sequence[Array]) -> Array:
         most = _LONGEST_COLUMN
         values = [jnp.pad(one, (0, -cells % most)) for one in values]
     sums = jnp.stack([_add_rows(one, most) for one in values])
-    return carry(jnp.stack([jnp.sum(sums >> _LOW_BITS, axis=1), jnp.sum(sums & (2**_LOW_BITS - 1), axis=1)], axis=1))
+    parts = sums >> _LOW_BITS, sums & (2**_LOW_BITS - 1)
+    return carry(jnp.stack([jnp.sum(part, axis=1, dtype=jnp.int32) for part in parts], axis=1))
 
 
 def _add_rows(values: Array, most: int) -> Array:
     """int32[k / r]: column sums of int32[k] in r rows, r the largest divisor of k up to `most`."""
     rows = values.reshape(largest_divisor(values.shape[0], most), -1)
     if not on_cpu() or len(rows) > _MOST_ROWS:
-        return jnp.sum(rows, axis=0)
+        return jnp.sum(rows, axis=0, dtype=jnp.int32)
     return stage(lambda rows: functools.reduce(jnp.add, rows))(rows)  # written out it takes a fifth of the time
 
 
@@ -77,4 +78,4 @@ def pack_flags(*flags: Array) -> Array:
 def count_flags(packed: Array) -> Array:
     """int32[4]: sums over all cells of the packed numbers."""
     sums = _add_rows(packed, _MOST_ROWS)
-    return jnp.sum((sums[None] >> jnp.arange(0, 32, 8, dtype=jnp.int32)[:, None]) & 255, axis=1)
+    return jnp.sum((sums[None] >> jnp.arange(0, 32, 8, dtype=jnp.int32)[:, None]) & 255, axis=1, dtype=jnp.int32)

@@ -63,7 +63,7 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
         measured = _measured(mapper, words, survey.positions[..., 2], survey.terrain)
     else:
         measured = jax.vmap(functools.partial(dense.measured, mapper))(survey)
-    added = jnp.sum(strips, axis=1)  # over the strips of the team's map
+    added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
     resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
     return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=carry(added[:, 4:6]))
@@ -272,13 +272,14 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
 
     nothing = jnp.zeros(shape, jnp.int32)
     state = load(0), (jnp.zeros(shape, jnp.float32), jnp.int32(0)), (nothing,) * 4 if team else ()
-    _, read, added = jax.lax.fori_loop(0, down, one_tile, state)
+    _, read, added = jax.lax.fori_loop(jnp.int32(0), jnp.int32(down), one_tile, state)
     resized.write(*read)
     if team:  # three pairs (see `fixed_point.total`), then the counts as in `Sums`
         for k, cells in enumerate(added[:3]):
-            sums[0][2 * k], sums[0][2 * k + 1] = jnp.sum(cells >> 12), jnp.sum(cells & 4095)
+            for part, values in enumerate((cells >> 12, cells & 4095)):
+                sums[0][2 * k + part] = jnp.sum(values, dtype=jnp.int32)
         for k in range(4):
-            sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255)
+            sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255, dtype=jnp.int32)
 
 
 def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:

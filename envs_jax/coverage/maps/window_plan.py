@@ -82,7 +82,7 @@ def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
 
     def marks(low: Array, high: Array, ground_marks: Array) -> Array:
         inside = (lines >= low[..., None]) & (lines < high[..., None])
-        return jnp.sum(jnp.where(inside, bits, 0), axis=1) | (ground_marks << agents)
+        return jnp.sum(jnp.where(inside, bits, 0), axis=1, dtype=jnp.int32) | (ground_marks << agents)
 
     ground_rows, ground_columns = jax.vmap(functools.partial(ground.axis_marks, n=n))(survey.terrain)
     return Plan(

@@ -89,7 +89,8 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
         old=jnp.zeros((agents, side, side), maps.beliefs.dtype),
     )
     plan = stage(functools.partial(make_plan, mapper))(survey)
-    work = jax.lax.fori_loop(0, copies, lambda b, work: _update_copy(mapper, survey, plan, b, work), work)
+    update = functools.partial(_update_copy, mapper, survey, plan)
+    work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(copies), update, work)
     before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
     maps = Maps(
         beliefs=work.beliefs.reshape(maps.beliefs.shape),
@@ -140,7 +141,7 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: Plan, b: Array, wor
 
     work = by_level(_look, work)  # apart from the next step: a loop that cuts two windows to change one copies the maps
     work = by_level(_enter_own, work)
-    work = jax.lax.fori_loop(0, agents, send, work)
+    work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(agents), send, work)
     return by_level(_account, work)
 
 

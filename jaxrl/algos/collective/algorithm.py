@@ -282,7 +282,7 @@ class Collective(MultiStage):
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
         state = self.model.states(timestep.observation.reshape(len(indices), -1))
         window = self.model.first_window(state)
-        return Carry(window, jnp.zeros((len(indices), self._actions)), jnp.zeros_like(indices), indices)
+        return Carry(window, jnp.zeros((len(indices), self._actions), jnp.float32), jnp.zeros_like(indices), indices)
 
     def observe(self, memory: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
@@ -299,10 +299,10 @@ class Collective(MultiStage):
     ) -> tuple[Array, Any, Any]:
         """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
         memory = self.observe(carry, timestep)
-        noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,)))(keys)
+        noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,), jnp.float32))(keys)
 
         def uniform() -> Array:
-            draw = lambda key: jax.random.uniform(key, (self._actions,), minval=-1.0, maxval=1.0)  # noqa: E731
+            draw = lambda key: jax.random.uniform(key, (self._actions,), jnp.float32, -1.0, 1.0)  # noqa: E731
             return jax.vmap(lambda key: draw(jax.random.fold_in(key, 1)))(keys)
 
         extras: Any = ()
@@ -313,7 +313,7 @@ class Collective(MultiStage):
             code = jax.lax.cond(
                 stage < 2,
                 lambda: self.model.codes(policy["encoder"], memory.window),
-                lambda: jnp.zeros((len(keys), self.code_size)),
+                lambda: jnp.zeros((len(keys), self.code_size), jnp.float32),
             )
 
             def learner() -> Array:

@@ -77,7 +77,7 @@ def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Repl
     """Write the arrays of `to_dataset`, this device's part, into an empty dataset."""
     own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
     action = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
-    action["code"] = jnp.zeros((*action["step"].shape, ring.action["code"].shape[-1]))
+    action["code"] = jnp.zeros((*action["step"].shape, ring.action["code"].shape[-1]), jnp.float32)
     end = replay.ends(own["terminated"], own["truncated"])
     return replay.write(ring, {name: own[name] for name in ring.observation}, action, own["reward"][..., None], end)
 
@@ -85,14 +85,14 @@ def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Repl
 def usable(ring: Replay) -> Array:
     """bool[S, R, E]: rows whose successor is stored and that do not end an episode."""
     rows = ring.end.shape[1]
-    age = (ring.head[:, None] - jnp.arange(rows)[None]) % rows
+    age = (ring.head[:, None] - jnp.arange(rows, dtype=jnp.int32)[None]) % rows
     complete = (age >= 1) & (age <= ring.filled[:, None])
     return complete[:, :, None] & (ring.end == replay.CONTINUES)
 
 
 def with_code(rows: int, labelled: int, coded: Array) -> Array:
     """bool[1, R, 1]: rows with a code: collected ones, and of the `labelled` ones of datasets the first `coded`."""
-    row = jnp.arange(rows)[None, :, None]
+    row = jnp.arange(rows, dtype=jnp.int32)[None, :, None]
     return (row >= labelled) | (row < coded)
 
 

@@ -89,7 +89,7 @@ class EncoderLoss:
             masked = jax.tree.map(lambda hit: hit & (sample["weight"] > 0)[:, None], masked)
             return code, transformer.reconstruction_loss(predicted, sample["window"], masked)
 
-        codes, errors = jax.vmap(masked_view)(jnp.arange(2))
+        codes, errors = jax.vmap(masked_view)(jnp.arange(2, dtype=jnp.int32))
         error = errors.sum()
         views = [CodeBatch(code, sample["task"], sample["weight"]) for code in codes]
         contrast = transformer.contrastive_loss(views[0], *self.all_gather(views[1]), self.temperature)

@@ -73,7 +73,7 @@ class Networks:
         """Return fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""
         key_encoder, key_actor, key_critic = jax.random.split(key, 3)
         sizes = (self.encoder.code, self.encoder.states, self.encoder.actions)
-        code, state, action = (jnp.zeros((1, n)) for n in sizes)
+        code, state, action = (jnp.zeros((1, n), jnp.float32) for n in sizes)
         window = jax.tree.map(lambda x: x[0], self.first_window(state))
         inputs = jnp.concatenate([code, state, action], axis=-1)
         return {
@@ -116,5 +116,5 @@ class Networks:
             zero_code: replace the task code by zeros, as an ablation.
         """
         empty = (len(window.state), self.encoder.code)
-        code = jnp.zeros(empty) if zero_code else self.codes(policy["encoder"], window)
+        code = jnp.zeros(empty, jnp.float32) if zero_code else self.codes(policy["encoder"], window)
         return self.gaussian(policy["actor"], code, window.state[:, -1])

@@ -75,7 +75,8 @@ def contrastive_loss(first: CodeBatch, second: CodeBatch, begin: Array | int = 0
     """
     unit = lambda code: code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)  # noqa: E731
     logits = unit(first.code) @ unit(second.code).T / temperature
-    own = begin + jnp.arange(len(first.task))[:, None] == jnp.arange(len(second.task))[None]
+    here, there = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
+    own = begin + here[:, None] == there[None]
     no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
     positive = jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
     errors = jax.nn.logsumexp(jnp.where(no_negative & ~own, -jnp.inf, logits), axis=-1) - positive
@@ -101,7 +102,7 @@ def mask_tokens(
     leaves, structure = jax.tree.flatten(window)
     widths = [2 + rows.shape[1] for rows in leaves]  # random numbers per token: mask, kind of mask, replacement
     sizes = [len(rows) * width for rows, width in zip(leaves, widths, strict=True)]
-    draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),)), sizes)  # one large draw is faster
+    draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),), jnp.float32), sizes)  # one large draw is faster
 
     def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
         hit, how, numbers = draw[:, 0] < masked, draw[:, 1:2], draw[:, 2:]
@@ -122,8 +123,8 @@ def first_window(state: Array, actions: int, steps: int) -> Window:
     past = (len(state), steps - 1)
     return Window(
         state=jnp.repeat(state[:, None], steps, axis=1),
-        action=jnp.zeros((*past, actions)),
-        reward=jnp.zeros((*past, 1)),
+        action=jnp.zeros((*past, actions), jnp.float32),
+        reward=jnp.zeros((*past, 1), jnp.float32),
     )
 
 
@@ -161,7 +162,7 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
         leaves [m, ...].
     """
     envs = step.shape[1]
-    back = jnp.arange(steps - 1, -1, -1)[None]  # steps from a token to the current one
+    back = jnp.arange(steps - 1, -1, -1, dtype=jnp.int32)[None]  # steps from a token to the current one
     known = rows_at(step, index)[:, None]
     places = index[:, None] - envs * jnp.minimum(back, known)
     past = (back <= known)[:, :-1, None]

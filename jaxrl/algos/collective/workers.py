@@ -164,7 +164,7 @@ class Experts:
         reward, terminated = appended(step.reward, last.reward), appended(step.terminated, last.terminated)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
         numbers = math.prod(self.worker.spec.action.shape)
-        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), numbers)))(keys).swapaxes(0, 1)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), numbers), jnp.float32))(keys).swapaxes(0, 1)
         rows = seen | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
         labels = layout.map_shards(lambda rows: self.labels(workers, rows), rows, axis=1)
         end = replay.ends(terminated, appended(step.truncated, last.truncated))

@@ -78,7 +78,9 @@ class Policy:
         """Rescale actions [B, A, n] in [-1, 1] to the environment's box."""
         settings, (low, high) = self.settings, self.settings["bounds"]
         if (low, high) != (-1, 1):
-            action = np.clip(np.float32(low) + np.float32((high - low) / 2) * (action + np.float32(1)), low, high)
+            low, high = np.reshape(low, -1), np.reshape(high, -1)  # one number for all, or one for each
+            half, low, high = (np.asarray(x, np.float32) for x in ((high - low) / 2, low, high))
+            action = np.clip(low + half * (action + np.float32(1)), low, high)
         return action.reshape(*action.shape[:2], *settings["action_shape"]).astype(settings["action_dtype"])
 
     def _in_turn(self, outputs: np.ndarray, mask: np.ndarray, states: Any, rule: Any, single: bool) -> np.ndarray:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Discrete, independent_mask
 from envs_jax.coverage import Coverage
@@ -56,7 +57,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
         return settings | {
             "actions": "box",
             "numbers": math.prod(box.shape),
-            "bounds": (box.low, box.high),
+            "bounds": (np.asarray(box.low).tolist(), np.asarray(box.high).tolist()),  # of all numbers, or of each
             "squash": "clip" if isinstance(algo, Ppo) else "tanh",
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,

@@ -1,0 +1,200 @@
+"""With JAX_ENABLE_X64, which many research programs set, the games are the same: the same types, draws and boards."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.outward import ENVS, SINGLE, SNAKES
+from helpers.tiny import Corridor
+from test_adapters import walk
+from test_batch import jaxprs_in_params
+from test_env_contract import SETTINGS, Drift
+
+import envs_jax
+from envs_jax import Box, check_env
+from envs_jax.adapters import gymnax_style
+from envs_jax.batch import batched, finished_episodes, start_statistics, update_statistics
+from envs_jax.critic_input import with_critic_input
+from envs_jax.progress import add, start, total
+
+COPIES = 3
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of what it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def describe(function: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, list[str]]]:
+    """Types that a function returns; and of its program what must not depend on x64: results, draws, wide floats."""
+    traced = jax.jit(lambda *x: function(*x)).trace(*arguments)
+    types = traced.out_info
+    made = [
+        (equation.primitive.name, str(variable.aval))
+        for equation in equations(traced.jaxpr.jaxpr)
+        for variable in equation.outvars
+    ]
+    return types, {
+        "results": [f"{path}: {leaf.dtype}{leaf.shape}" for path, leaf in jax.tree_util.tree_leaves_with_path(types)],
+        "draws": [kind for name, kind in made if name == "random_bits"],
+        "wide floats": sorted({kind for _, kind in made if kind.startswith(("f64", "float64", "complex128"))}),
+    }
+
+
+def programs(env: envs_jax.Environment) -> dict[str, dict[str, list[str]]]:
+    """Describe all functions of an environment that training calls, with their scripted policies."""
+    batch, spec = batched(env), env.spec
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), COPIES))
+    action = jax.ShapeDtypeStruct((COPIES, spec.num_agents, *spec.action.shape), spec.action.dtype)
+    result = {}
+
+    def see(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        types, result[name] = describe(function, *arguments)
+        return types
+
+    context = see("context", batch.context, jax.eval_shape(start))
+    state, timestep = see("reset", batch.reset, keys, context)
+    see("step", batch.step, state, timestep, action, context)
+    for name, policy in env.baselines.items():
+        see(name, jax.vmap(lambda *x, policy=policy: policy(env, *x)), state.env, timestep, keys)
+    if spec.critic_input is not None:
+        see("critic_input", jax.vmap(spec.critic_input), timestep, action)
+    statistics = see("start_statistics", start_statistics, timestep)
+    see("update_statistics", lambda *x: update_statistics(spec, *x), statistics, timestep)
+    see("finished_episodes", finished_episodes, statistics, timestep)
+    return result
+
+
+def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> None:
+    with jax.enable_x64(False):
+        expected = function()
+    with jax.enable_x64(True):
+        found = function()
+    assert found == expected
+    assert expected and not any(part["wide floats"] for part in expected.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, settings) for name in envs_jax.registered() for settings in SETTINGS.get(name, [{}])],
+    ids=str,
+)
+def test_programs_of_registered_environments_are_the_same(name: str, settings: dict[str, Any]) -> None:
+    assert_the_same(lambda: programs(envs_jax.make(name, **settings)))
+
+
+def test_programs_of_other_environments_are_the_same() -> None:
+    assert_the_same(lambda: programs(Drift()))
+    assert_the_same(lambda: programs(Corridor(num_agents=2)))
+
+
+def test_the_centralised_view_is_the_same() -> None:
+    env = Corridor(num_agents=2)
+    spec = with_critic_input(env.spec)
+    assert spec.critic_input is not None
+
+    def see() -> dict[str, dict[str, list[str]]]:
+        _, timestep = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
+        action = jax.ShapeDtypeStruct((2,), jnp.int32)
+        return {"critic_input": describe(spec.critic_input, timestep, action)[1]}
+
+    assert_the_same(see)
+
+
+def test_counters_are_the_same() -> None:
+    def see() -> dict[str, dict[str, list[str]]]:
+        counter = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        return {
+            "start": describe(start)[1],
+            "add": describe(lambda counter: add(counter, 5), counter)[1],
+            "total": describe(total, counter)[1],
+        }
+
+    assert_the_same(see)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_the_style_of_gymnax_is_the_same(name: str) -> None:
+    env = gymnax_style.GymnaxStyleEnv(ENVS[name]())
+
+    def see() -> dict[str, dict[str, list[str]]]:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        (_, state), result = describe(env.reset, key)
+        action = jax.ShapeDtypeStruct(env.action_space().shape, env.action_space().dtype)
+        return {
+            "reset": result,
+            "step": describe(env.step, key, state, action)[1],
+            "action": describe(env.action_space().sample, key)[1],
+            "observation": describe(env.observation_space().sample, key)[1],
+        }
+
+    assert_the_same(see)
+
+
+def test_a_package_behind_an_adapter_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own state may be wider; what the adapter returns of it is not."""
+    env = walk(monkeypatch, "Walk-x64")
+
+    def see() -> dict[str, dict[str, list[str]]]:
+        found = {}
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        (state, _), _ = describe(env.reset, key)
+        action = jax.ShapeDtypeStruct((1, 2), jnp.float32)
+        found["reset"] = describe(lambda key: env.reset(key)[1], key)[1]
+        found["step"] = describe(lambda *x: env.step(*x)[1], state, action)[1]
+        return found
+
+    assert_the_same(see)
+    with jax.enable_x64(True):
+        check_env(env, random=False)
+
+
+PLAY = """
+import json, os, sys
+import jax
+import numpy as np
+import envs_jax
+from envs_jax import check_env
+if os.environ.get("JAX_ENABLE_X64"):
+    check_env(envs_jax.make("snakes_1v1", height=4, width=4, beans=2, max_steps=3))
+env = envs_jax.make("snakes_1v1", **json.loads(sys.argv[1]))
+state, timestep = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(3), 20))
+games = {"head": state.game.head, "beans": state.game.beans, "observation": timestep.observation}
+print(json.dumps({"x64": jax.config.jax_enable_x64, **{k: np.asarray(v).tolist() for k, v in games.items()}}))
+"""
+
+
+def test_boards_are_the_same_and_the_contract_holds() -> None:
+    """In processes of their own, as users start them: every snake and every bean has a cell of its own."""
+
+    def boards(**environment: str) -> dict[str, Any]:
+        variables = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", **environment}
+        command = [sys.executable, "-c", PLAY, json.dumps(SNAKES)]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    wide, usual = boards(JAX_ENABLE_X64="1"), boards(JAX_ENABLE_X64="")
+    assert wide.pop("x64") and not usual.pop("x64")
+    assert wide == usual
+    for head, beans in zip(wide["head"], wide["beans"], strict=True):
+        places = np.array([*head, *beans])
+        assert len(set(places.tolist())) == len(places)
+        assert ((places >> 5) < SNAKES["height"]).all() and ((places & 31) < SNAKES["width"]).all()
+
+
+def test_a_sampled_box_has_the_dtype_of_the_box() -> None:
+    with jax.enable_x64(True):
+        box = gymnax_style.Box((2,), jnp.float32, 0.0, 1.0)
+        assert box.sample(jax.random.key(0)).dtype == jnp.float32
+        assert Box((2,)).dtype == jnp.float32
