@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,10 +30,11 @@ from jaxrl.report.console import Console
 from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
-from jaxrl.runtime import memory_plan, session
+from jaxrl.runtime import memory_plan, pieces, session
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import _cut_short, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.train_state import Position
 
 ROOT = Path(__file__).parents[1]
@@ -257,12 +259,87 @@ def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     assert "finishing the current block, then saving" in next(line for line in process.stdout if "SIGINT" in line)
+    time.sleep(2 * session.TWICE_SECONDS)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
     assert process.returncode == -signal.SIGINT
     assert errors == "stopped at once, without a checkpoint\n"
+
+
+COMA = (
+    "--algo coma --env helpers.tiny:Corridor --num_agents 2 --num_envs 8 --minibatch_size 40 --num_epochs 2 "
+    "--devices 1 --hidden_size 8 --total_env_steps 400 --eval_every 0"
+)
+
+
+@pytest.mark.parametrize("piece", [1, 4])
+def test_a_signal_gives_up_a_long_iteration(
+    piece: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint holds the state before it, and the resumed run ends as one that was left alone."""
+    monkeypatch.setattr(pieces, "MIN_TRANSITIONS", 1)
+    monkeypatch.setattr(pieces, "PIECE_SECONDS", 1e-9)
+    monkeypatch.setattr(session, "FINISH_SECONDS", -1.0)  # however soon it would end
+    alone = run(COMA, tmp_path / "alone")
+    calls = []
+    progress = Console.progress
+
+    def signalled(self: Console, activity: str, *more: Any) -> None:
+        progress(self, activity, *more)
+        calls.append(activity)
+        if sum(activity.startswith("iteration 3:") for activity in calls) == piece:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Console, "progress", signalled)
+        directory = run(COMA, tmp_path)
+    said = capsys.readouterr().out
+    assert "an iteration takes about" in said and "stopped by SIGTERM at iteration 2 " in said
+    assert "(the next one was given up: " in said and steps(directory)[-1] == 2
+    resume(directory)
+    assert outcome(directory) == outcome(alone)
+
+
+@pytest.mark.long
+def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "jaxrl.train", *argv], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    next(line for line in process.stdout if line.startswith("run directory: "))
+    time.sleep(2.0)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and time.monotonic() - began < 15
+    assert "took longer than 10 s and was given up; continue from iteration 0 with --resume" in said
+
+
+def test_a_signal_does_not_wait_for_the_compiler() -> None:
+    class Slow:
+        """What JAX's stages look like to a `Program`."""
+
+        out_info = None
+
+        def lower(self) -> "Slow":
+            return self
+
+        def compile(self) -> None:
+            compiling.wait(10)
+
+    compiling = threading.Event()
+    program = Program(lambda: (Slow(),), lambda *_: None)
+    with pytest.raises(StopRequestedError):
+        program.finish(lambda: True)
+    assert not program.ready
+    compiling.set()
+    program.finish()
+    assert program.ready
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint(alone: Path, tmp_path: Path) -> None:

@@ -156,6 +156,9 @@ def plot(result: dict[str, Any]) -> Figure:
             axis.axhline(mean, color="grey", linestyle="--", linewidth=0.8)
             place = max(mean, place + _LABEL * (max(baselines.values()) - min(baselines.values())))
             axis.annotate(policy, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
+        if (reached := result.get("reached")) and reached.get("name"):
+            axis.axhline(reached["score"], color="C3", linestyle=":")
+            axis.annotate(reached["name"], (0.0, reached["score"]), xycoords=("axes fraction", "data"), va="bottom")
         axis.set_xlabel(label)
     label = f"{result['metric']} at the end of an episode"
     if result["training"]:
@@ -177,6 +180,7 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument(
         "--reach", type=float, metavar="SCORE", help="also report when each curve first reaches this score"
     )
+    flags.add_argument("--reach_name", default="", metavar="TEXT", help="what has that score, drawn as a line")
     flags.add_argument("--training", metavar="METRIC", help="draw this metric of training episodes, means of a hundred")
     asked = flags.parse_args(list(argv))
     if asked.reach is not None and not math.isfinite(asked.reach):
@@ -194,6 +198,7 @@ def main(argv: Sequence[str]) -> int:
         steps, seconds = ([point.get(unit) for point in points] for unit in ("env_steps", "seconds"))
         median = statistics.median(math.inf if step is None else step for step in steps)
         result["reached"] = {"score": asked.reach, "env_steps": steps, "median": median if median < math.inf else None}
+        result["reached"]["name"] = asked.reach_name
         result["reached"] |= {"seconds": seconds}
         metric = asked.training or result["metric"]
         print(f"{metric} {asked.reach:g} first after {steps} environment steps, median {median:g}; {seconds} seconds")

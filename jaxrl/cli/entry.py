@@ -19,6 +19,10 @@ def _backend_works() -> bool:
         return False
 
 
+class AbandonedError(Exception):
+    """The command has ended well, but something still runs that Python would wait for: the compiler, or a block."""
+
+
 def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Turn UserErrors of a main function into one sentence on stderr and their exit code, without a traceback."""
 
@@ -31,6 +35,11 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         except UserError as error:
             print(f"error: {one_line(str(error))}", file=sys.stderr)
             return error.exit_code
+        except AbandonedError:
+            if argv is None:
+                sys.stdout.flush()
+                os._exit(0)
+            return 0
         except BrokenPipeError:  # the reader closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

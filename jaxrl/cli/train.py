@@ -4,7 +4,6 @@ Jobs that may be stopped and queued again begin and continue with one command: -
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from jaxrl.cli import entry
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.start(request.config, flags.profile)
         print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n", flush=True)
         if ended.abandoned:
-            os._exit(0)  # Python would wait for it; all files are closed
+            raise entry.AbandonedError
     return 0
 
 

@@ -47,6 +47,7 @@ GRACE_SECONDS = 10.0  # after a signal: longer blocks are given up
 FINISH_SECONDS = 5.0  # after a signal: an iteration in pieces is finished if no more than this is left of it
 PROGRESS_SECONDS = 15.0  # between lines about a block that takes long
 ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
+TWICE_SECONDS = 0.2  # a signal that comes again so soon is the same one
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -62,7 +63,7 @@ class _GivenUpError(Exception):
 def stop_signals() -> Iterator[list[str]]:
     """Collect the names of SIGINT, SIGTERM and SIGUSR1 instead of dying; a second one ends the process at once.
 
-    Launchers such as `timeout` may send a signal twice; within a second it counts once.
+    Launchers such as `timeout` send a signal twice; at once it counts once.
     """
     received: list[str] = []
     began = 0.0
@@ -72,7 +73,7 @@ def stop_signals() -> Iterator[list[str]]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal began
-        if received and time.monotonic() - began < 1.0:
+        if received and time.monotonic() - began < TWICE_SECONDS:
             return
         if received:
             # An orderly exit would wait for the device. Files on disk are consistent at any time.
