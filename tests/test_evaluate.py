@@ -152,10 +152,15 @@ def test_one_lucky_episode_is_not_better():
     )
 
 
-def test_a_count_that_is_0_or_1_by_chance_is_no_share():
-    """Walking right pays 1 or nothing; random walks end after several steps, walks to the right after one or two."""
-    report = reports.evaluate(corridor(length=3), ["random", "right"], 8, 1)["policies"]
-    assert all("low" in report[name]["return"] and "low" not in report[name]["length"] for name in report)
+def test_a_count_that_is_0_or_1_by_chance_is_no_share(monkeypatch):
+    """The return is 0 or 1 for one policy only, and "reached" for both; lengths are never shares."""
+    curve = np.repeat(np.arange(7)[:, None] > 3, 8, axis=1).astype(np.float32)
+    rolled = [
+        (name, {"return": scale * curve, "reached": curve, "length": curve}) for name, scale in (("a", 1), ("b", 2))
+    ]
+    monkeypatch.setattr(reports, "rollout", lambda *arguments: iter(rolled))
+    for found in reports.evaluate(corridor(), ["a", "b"], 8)["policies"].values():
+        assert [name for name, summary in found.items() if "low" in summary] == ["reached"]
     games = [{"win": np.ones(8), "draw": np.zeros(8), "deaths": np.tile([0.0, most], 4)} for most in (1, 2)]
     pairs = [("a", str(k), ended) for k, ended in enumerate(games)]
     for found in league.results(pairs, ["win", "draw", "deaths"]):
