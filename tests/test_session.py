@@ -199,7 +199,7 @@ def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.Capt
     assert outcome(directory) == outcome(alone)
 
 
-@pytest.mark.parametrize(("number", "iteration"), [(signal.SIGTERM, 9), (signal.SIGINT, 42)])
+@pytest.mark.parametrize(("number", "iteration"), [(signal.SIGTERM, 9), (signal.SIGINT, 39)])
 def test_stopped_by_a_signal(
     number: signal.Signals,
     iteration: int,

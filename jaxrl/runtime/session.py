@@ -44,6 +44,7 @@ GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a 
 PROFILED = (3, 0.1)  # blocks of a phase before the traced one, and its approximate seconds
 AHEAD_SECONDS = 2.0  # longest block behind which the next one is started before its metrics are fetched
 GRACE_SECONDS = 10.0  # after a signal: longer blocks are given up
+COMPILE_SECONDS = 4.0  # after a signal: the compiler is not waited for any longer
 FINISH_SECONDS = 5.0  # after a signal: an iteration in pieces is finished if no more than this is left of it
 PROGRESS_SECONDS = 15.0  # between lines about a block that takes long
 ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
@@ -225,20 +226,13 @@ class Session:
     def _train(self, state: TrainState) -> str:
         """Do what `train` does while signals are collected."""
         try:
+            if self.position.iterations:  # a signal may have prevented an evaluation that was due
+                self._evaluate_and_save(state)
             while (reason := self._reason_to_stop()) is None:
                 position = self.position
                 state = self._advance(state)
-                if self.position == position:  # given up
-                    continue
-                every = self.setup.eval_iterations
-                evaluate = self.programs.evaluate is not None and self.position.iterations % every == 0
-                save = self._checkpoint_due()
-                if (evaluate or save) and any(self._remaining()):
-                    self._report()
-                    with self.pace.pause():
-                        best = evaluate and self._evaluate(state)
-                        if save or best:
-                            self._save(state, best)
+                if self.position != position:  # else the iteration was given up
+                    self._evaluate_and_save(state)
         except StopRequestedError:  # while something was compiled
             self.abandoned = True
             reason = self._reason_to_stop()
@@ -248,6 +242,18 @@ class Session:
             self.console.say(f"warning: no profile: no phase that learns had more than {PROFILED[0]} blocks")
         self._end(state)
         return reason
+
+    def _evaluate_and_save(self, state: TrainState) -> None:
+        """Evaluate the policy and write a checkpoint if they are due and missing."""
+        iterations, due = self.position.iterations, self.programs.evaluate is not None
+        evaluate = due and iterations % self.setup.eval_iterations == 0 and self.evaluated != iterations
+        save = self._checkpoint_due() and self._saved[0] != iterations
+        if (evaluate or save) and any(self._remaining()):
+            self._report()
+            with self.pace.pause():
+                best = evaluate and self._evaluate(state)
+                if save or best:
+                    self._save(state, best)
 
     def _reason_to_stop(self) -> str | None:
         done = f"at iteration {self.position.iterations:,} ({self.position.env_steps:,} environment steps)"
@@ -344,10 +350,20 @@ class Session:
         assert program is not None
         if not program.ready:
             assert self._began is not None
-            began = time.monotonic()
+            began, signalled = time.monotonic(), 0.0
+
+            def stop() -> bool:
+                nonlocal signalled
+                if self._received and not signalled:
+                    signalled = time.monotonic()
+                    self.console.say(
+                        f"{self._received[0]}: saving, unless {what} is compiled within {COMPILE_SECONDS:.0f} s"
+                    )
+                return bool(signalled) and time.monotonic() - signalled > COMPILE_SECONDS and hosts.number() == 1
+
             try:
                 with self.console.working(f"compiling {what}"):
-                    program.finish(lambda: bool(self._received) and hosts.number() == 1)
+                    program.finish(stop)
             except TooLargeError:
                 if self._saved[0] != self.position.iterations:
                     self._save(state, best=False)
