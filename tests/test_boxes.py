@@ -98,8 +98,8 @@ def test_other_bounds_are_refused(bounds: Any, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("above", "spec.action has a Box with low 5 above high 0: swap them"),
-        ("one above", "spec.action has a Box with low 1 above high -1: swap them"),
+        ("above", "spec.action has a Box with low 5.0 above high 0.0: swap them"),
+        ("one above", "spec.action has a Box with low 1.0 above high -1.0: swap them"),
         ("equal", "low = high = 1, which leaves no choice"),
         ("one equal", "low = high = 1, which leaves no choice"),
         ("nan", "a bound that is not a number"),

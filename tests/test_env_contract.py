@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -13,11 +14,13 @@ from helpers.snakes import OPTIONS
 from helpers.tiny import Corridor, CorridorState
 
 import envs_jax
+import jaxrl
 from envs_jax import Box, EnvSpec, TimeStep
 from envs_jax.base import pytree
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.progress import start
-from envs_jax.testing import ContractError, check_env
+from envs_jax.testing import ContractError, check_env, check_types
+from jaxrl.common.errors import UserError
 
 # Settings that are small and quick; the first of each registered environment are played in every run, the others
 # at night, and so are environments of a class that another one here has. One without an entry is checked as it is.
@@ -560,3 +563,117 @@ def test_a_broken_rule_is_named(env: Any, settings: dict[str, int], sentence: st
 def test_bounds_of_a_box_have_names() -> None:
     with pytest.raises(ValueError, match=r"second argument is its dtype, not -1\.0: use low"):
         envs_jax.Box((2,), -1.0, 1.0)
+
+
+# The part that training asks for
+
+
+def test_the_check_says_what_it_checked() -> None:
+    assert check_env(Corridor()) == "ok: corridor keeps the contract (4 copies, 12 steps)"
+    assert check_types(Careless()) == Careless().spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Careless(envs_jax.Environment):
+    """One agent whose step breaks one rule of types."""
+
+    what: str = envs_jax.setting("", "weak, state, tree, dtype, shape, axis, if or signature")
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec("careless", 1, Box((2,)), envs_jax.Discrete(3), 3)
+
+    def reset(self, key: Any, context: Any = None) -> Any:
+        seen = jnp.zeros(2) if self.what == "axis" else jnp.zeros((1, 2))
+        return 0 if self.what == "weak" else jnp.int32(0), envs_jax.restart(seen)
+
+    def step(self, t: Any, action: Any, context: Any = None) -> Any:
+        seen = {"dtype": jnp.zeros((1, 2), jnp.int32), "shape": jnp.zeros((1, 3)), "axis": jnp.zeros(2)}
+        reward = (1.0 if action[0] == 0 else 0.0) if self.what == "if" else 1.0
+        after = {"state": jnp.float32(1), "tree": {"t": t + 1}, "weak": jnp.int32(1)}.get(self.what, t + 1)
+        return after, envs_jax.transition(reward, seen.get(self.what, jnp.zeros((1, 2))), truncated=t >= 2)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("state", r"careless: it of the state that step returns is float32\[\].*, but after reset int32\[\]"),
+        ("tree", "careless: the state that step returns has another structure than after reset"),
+        ("dtype", r"careless: step returns observation as int32\[1, 2\], expected float32\[1, 2\]: reshape or cast it"),
+        ("shape", r"careless: step returns observation as float32\[1, 3\], expected float32\[1, 2\]"),
+        ("axis", r"careless: reset returns observation as float32\[2\], expected float32\[1, 2\]"),
+        ("if", r"careless: step cannot be compiled \(TracerBoolConversionError: .*replace Python's if"),
+    ],
+)
+def test_training_refuses_what_breaks_the_contract_of_types(what: str, sentence: str, tmp_path: Path) -> None:
+    """With the sentence of `check_env`, before anything is compiled or written."""
+    with pytest.raises(ContractError, match=sentence):
+        check_types(Careless(what))
+    with pytest.raises(UserError, match=sentence):
+        jaxrl.train("ppo", Careless(what), total_env_steps=16, runs=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_weak_types_are_for_the_author_to_fix_but_no_obstacle() -> None:
+    with pytest.raises(ContractError, match="weakly typed"):
+        check_env(Careless("weak"))
+    check_types(Careless("weak"))
+    batch = BatchedEnvironment(Careless("weak"))
+    state, timestep = jax.jit(batch.reset)(jax.random.split(jax.random.key(0), 2))
+    state, _ = jax.jit(batch.step)(state, timestep, jnp.zeros((2, 1), jnp.int32))
+    np.testing.assert_array_equal(state.env, [1, 1])
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", "uint8", "bfloat16"])
+def test_observations_of_any_dtype_keep_the_contract(kind: str) -> None:
+    """JAX makes 32 bits of 64 unless it is told otherwise."""
+
+    class Typed(Corridor):
+        @property
+        def spec(self) -> EnvSpec:
+            spec = super().spec
+            observation = dataclasses.replace(spec.observation, dtype=jnp.dtype(kind))
+            return dataclasses.replace(spec, observation=observation, critic_input=None, critic_input_spec=None)
+
+        def _timestep(self, *arguments: Any) -> TimeStep:
+            timestep = super()._timestep(*arguments)
+            dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(kind))
+            return dataclasses.replace(timestep, observation=timestep.observation.astype(dtype))
+
+    check_types(Typed())
+
+
+def test_without_compilation() -> None:
+    """JAX_DISABLE_JIT, which people set to debug an environment: it works step by step, and the check still checks."""
+    env, key = Corridor(), jax.random.key(0)
+    state, _ = jax.jit(env.reset)(key)
+    expected = jax.jit(env.step)(state, jnp.int32([1]))
+    with jax.disable_jit():
+        assert check_env(env).startswith("ok: corridor")
+        found = env.step(env.reset(key)[0], jnp.int32([1]))
+        with pytest.raises(UserError, match="JAX_DISABLE_JIT is set, but training is a few large compiled programs"):
+            jaxrl.train("ppo", env, total_env_steps=16)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        same = (
+            jax.random.key_data(a) == jax.random.key_data(b) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a == b
+        )
+        assert np.all(same)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("reach", {"horizon": 3}),
+        ("snakes_1v1", {"height": 4, "width": 4, "beans": 2, "max_steps": 3}),
+        ("coverage", {"q": 2, "num_agents": 2, "budget": 2}),
+    ],
+)
+def test_registered_environments_without_compilation(name: str, settings: dict[str, Any]) -> None:
+    batch = envs_jax.batched(envs_jax.make(name, **settings))
+    spec = batch.spec
+    action = jnp.zeros((2, spec.num_agents, *spec.action.shape), spec.action.dtype)
+    with jax.disable_jit():
+        state, timestep = batch.reset(jax.random.split(jax.random.key(0), 2))
+        _, timestep = batch.step(state, timestep, action)
+    assert not timestep.first.any() and all(np.isfinite(x).all() for x in jax.tree.leaves(timestep.observation))

@@ -1,6 +1,10 @@
 """Environments for users of Gymnasium: its own checker, equality with the batch stepped directly, learners."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -281,3 +285,33 @@ def test_a_loop_in_torch_learns_from_the_vector_environment() -> None:
         losses.append(float(loss.detach()))
     assert np.isfinite(losses).all() and ends >= 5 * 16  # 40 steps, episodes of 6 and a reset step
     envs.close()
+
+
+WORKERS = """
+import functools, sys
+import gymnasium
+from envs_jax.adapters.gymnasium import make_env
+
+if __name__ == "__main__":
+    envs = gymnasium.vector.AsyncVectorEnv(
+        [functools.partial(make_env, "reach", seed=i, horizon=3) for i in range(2)], context=sys.argv[1]
+    )
+    observations, _ = envs.reset(seed=0)
+    print(observations.shape)
+    envs.close()
+"""
+
+
+@needs_gymnasium
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_gymnasium_are_spawned_not_forked(context: str, tmp_path: Path) -> None:
+    """A forked worker would wait for JAX's threads for ever: it says so instead, and what to do."""
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(envs_jax.__file__).parents[1]), *sys.path])}
+    command = [sys.executable, str(script), context]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    if context == "spawn":
+        assert done.returncode == 0 and "(2, 39)" in done.stdout, done.stderr
+    else:
+        assert done.returncode and "start the workers with 'spawn'" in done.stderr

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.outward import ENVS, TEAMS, Dictionaries, Reference, close, drawn, needs_pettingzoo
+from helpers.outward import ENVS, TEAMS, Dictionaries, Reference, close, drawn, needs, needs_pettingzoo
 from helpers.tiny import Corridor
 
 import envs_jax
@@ -103,3 +103,19 @@ def test_refusals_of_pettingzoo() -> None:
         parallel.step({"agent_0": 0, "agent_1": 5})
     with pytest.raises(ValueError, match="'pair'"):
         PettingZooParallelEnv(Dictionaries())
+
+
+@needs_pettingzoo
+@needs("supersuit")
+def test_supersuit_makes_a_vector_environment() -> None:
+    """It is how users of PettingZoo reach Stable-Baselines3; rows are agents, of one copy after the other."""
+    import supersuit
+
+    env = PettingZooParallelEnv(ENVS["coverage"]())
+    assert env.render_mode is None
+    vector = supersuit.pettingzoo_env_to_vec_env_v1(env)
+    vector = supersuit.concat_vec_envs_v1(vector, 2, num_cpus=0, base_class="gymnasium")
+    observations, _ = vector.reset(seed=0)
+    reference = PettingZooParallelEnv(ENVS["coverage"]()).reset(seed=0)[0]
+    np.testing.assert_array_equal(observations[:2], [reference["agent_0"], reference["agent_1"]])
+    assert observations.shape == (4, 11, 11, 7)

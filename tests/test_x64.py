@@ -1,5 +1,6 @@
 """With JAX_ENABLE_X64, which many research programs set, the games are the same: the same types, draws and boards."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.outward import ENVS, SINGLE, SNAKES
-from helpers.tiny import Corridor
+from helpers.outward import ENVS, SNAKES
 from test_adapters import walk
 from test_batch import jaxprs_in_params
-from test_env_contract import SETTINGS, Drift
+from test_env_contract import SETTINGS
 
 import envs_jax
 from envs_jax import Box, check_env
@@ -84,24 +84,23 @@ def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> 
     assert expected and not any(part["wide floats"] for part in expected.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [(name, settings) for name in envs_jax.registered() for settings in SETTINGS.get(name, [{}])],
-    ids=str,
-)
+def cases() -> Iterator[Any]:
+    """The first settings of every registered environment, the others at night."""
+    for name in envs_jax.registered():
+        for number, settings in enumerate(SETTINGS.get(name, [{}])):
+            label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number else ())
+
+
+@pytest.mark.parametrize(("name", "settings"), list(cases()))
 def test_programs_of_registered_environments_are_the_same(name: str, settings: dict[str, Any]) -> None:
     assert_the_same(lambda: programs(envs_jax.make(name, **settings)))
 
 
-def test_programs_of_other_environments_are_the_same() -> None:
-    assert_the_same(lambda: programs(Drift()))
-    assert_the_same(lambda: programs(Corridor(num_agents=2)))
-
-
 def test_the_centralised_view_is_the_same() -> None:
-    env = Corridor(num_agents=2)
-    spec = with_critic_input(env.spec)
-    assert spec.critic_input is not None
+    env = ENVS["snakes_team"]()
+    spec = with_critic_input(dataclasses.replace(env.spec, critic_input=None, critic_input_spec=None))
+    assert spec.critic_input is not None and spec.num_agents == 2
 
     def see() -> dict[str, dict[str, list[str]]]:
         _, timestep = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
@@ -123,7 +122,7 @@ def test_counters_are_the_same() -> None:
     assert_the_same(see)
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", ["reach", "snakes"])
 def test_the_style_of_gymnax_is_the_same(name: str) -> None:
     env = gymnax_style.GymnaxStyleEnv(ENVS[name]())
 
@@ -160,12 +159,12 @@ def test_a_package_behind_an_adapter_is_the_same(monkeypatch: pytest.MonkeyPatch
 
 
 PLAY = """
-import json, os, sys
+import json, sys
 import jax
 import numpy as np
 import envs_jax
 from envs_jax import check_env
-if os.environ.get("JAX_ENABLE_X64"):
+if jax.config.jax_enable_x64:
     check_env(envs_jax.make("snakes_1v1", height=4, width=4, beans=2, max_steps=3))
 env = envs_jax.make("snakes_1v1", **json.loads(sys.argv[1]))
 state, timestep = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(3), 20))
@@ -184,7 +183,7 @@ def test_boards_are_the_same_and_the_contract_holds() -> None:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    wide, usual = boards(JAX_ENABLE_X64="1"), boards(JAX_ENABLE_X64="")
+    wide, usual = boards(JAX_ENABLE_X64="1"), boards(JAX_ENABLE_X64="0")
     assert wide.pop("x64") and not usual.pop("x64")
     assert wide == usual
     for head, beans in zip(wide["head"], wide["beans"], strict=True):

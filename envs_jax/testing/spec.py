@@ -81,4 +81,4 @@ def check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
         fail(f"spec.{field} has a Box with a bound that is not a number: give -inf or inf where there is none")
     if (low > high).any():
         index = np.argmax(low > high)
-        fail(f"spec.{field} has a Box with low {low.flat[index]:g} above high {high.flat[index]:g}: swap them")
+        fail(f"spec.{field} has a Box with low {low.flat[index]} above high {high.flat[index]}: swap them")
