@@ -294,9 +294,10 @@ def part_of_an_episode(algo: Algorithm, total: int) -> str | None:
     each, horizon = total // algo.layout.num_envs, algo.spec.horizon
     if each >= horizon or any(phase.restart for phase in algo.phases):
         return None
+    ratio = ", and --env_steps_per_update as many times," if hasattr(algo, "env_steps_per_update") else ""
     return (
         f"{total:,} environment steps are {each:,} of each of {algo.layout.num_envs:,} environments, less than an "
-        f"episode of {horizon:,}: raise --total_env_steps, or lower --num_envs"
+        f"episode of {horizon:,}: raise --total_env_steps{ratio} or lower --num_envs"
     )
 
 
