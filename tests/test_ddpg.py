@@ -473,7 +473,9 @@ def test_exploration_noise_has_its_deviation_and_stays_in_the_box() -> None:
     observation = np.repeat(np.random.default_rng(0).normal(size=(1, 2, 5)).astype(np.float32), copies, axis=0)
     timestep = dataclasses.replace(seen(copies), observation=observation, action_mask=None)
     for noise in (0.1, 1.5):
-        algo = Ddpg(ARM, DataParallel(8), exploration_noise=noise, random_steps=800, hidden_size=16)
+        algo = Ddpg(
+            ARM, DataParallel(8), exploration_noise=noise, env_steps_per_update=8.0, random_steps=800, hidden_size=16
+        )
         action, _, extras, policy = acted(algo, timestep, 800)
         best = np.tanh(np.asarray(outputs_of(algo, "actor")(policy, observation[:1])))[0]
         assert np.abs(best).max() < 0.5
@@ -577,7 +579,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (SNAKES, {"tau": 1.5}, "tau must lie between 0 and 1"),
         (SNAKES, {"update_interval": 200, "buffer_size": 100}, "fewer than the 200 between calls to learn"),
         (SNAKES, {"env_steps_per_update": 200.0, "buffer_size": 100}, "fewer than the 200 between calls to learn"),
-        (SNAKES, {"buffer_size": 60}, "steps that the replay holds"),
+        (SNAKES, {"buffer_size": 60, "env_steps_per_update": 1.0}, "steps that the replay holds"),
         (SNAKES, {"learning_starts": 200_000}, "learning_starts 200,000 exceeds the"),
     ],
 )

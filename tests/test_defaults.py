@@ -23,7 +23,8 @@ def read(preset: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "preset"), RECOMMENDED.items())
 def test_defaults_are_those_of_the_recommended_preset(name: str, preset: str) -> None:
-    env, chosen = envs_jax.make(name), read(preset)
+    env: Any = envs_jax.make(name)
+    chosen = read(preset)
     fields = {field.name for field in dataclasses.fields(env)} - LENGTH
     named = fields & set(chosen)
     assert named and {key: getattr(env, key) for key in named} == {key: chosen[key] for key in named}
@@ -31,7 +32,7 @@ def test_defaults_are_those_of_the_recommended_preset(name: str, preset: str) ->
 
 @pytest.mark.parametrize("name", ["snakes", "snakes_3v3", "snakes_1v1", "snakes_2p", "snakes_5p"])
 def test_snakes_show_the_board_and_the_open_directions(name: str) -> None:
-    env = envs_jax.make(name)
+    env: Any = envs_jax.make(name)
     context = env.context(envs_jax.progress.start())
     _, timestep = jax.eval_shape(env.reset, jax.random.key(0), context)
     assert timestep.action_mask.shape == (env.num_agents, 4)

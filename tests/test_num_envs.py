@@ -116,6 +116,16 @@ def test_older_runs_are_read(tmp_path: Path) -> None:
     assert settings.algo_settings["eps_decay"] ** 8 == pytest.approx(0.9, rel=1e-12)
 
 
+def test_a_run_that_sees_only_the_beginning_of_episodes_says_so() -> None:
+    """The 400,000 steps of sac are 97 of each of 4,096 arms, whose episodes have 400."""
+    algo, settings = algo_of("--algo", "sac", "--num_envs", "4096")
+    warning = build.part_of_an_episode(algo, settings.run.total_env_steps)
+    assert warning is not None and "97 of each of 4,096 environments, less than an episode of 400" in warning
+    assert build.part_of_an_episode(algo, 400 * 4096) is None
+    usual, _ = algo_of("--algo", "sac")
+    assert build.part_of_an_episode(usual, settings.run.total_env_steps) is None
+
+
 def test_library_defaults_are_the_usual_ratio() -> None:
     """64 environments, an update for each step of all."""
     assert Sac(envs_jax.make("reach").spec, DataParallel(64)).phases[-1].updates == 1

@@ -378,7 +378,7 @@ def test_names() -> None:
         (ARM, {"critic_lr": math.nan}, "critic_lr must lie between 1e-12 and 10, not nan"),
         (ARM, {"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         (ARM, {"random_steps": 1 << 24}, "random_steps must lie between 0 and 16,777,215, not 16777216"),
-        (ARM, {"buffer_size": 60}, "batch_size 512 exceeds the"),
+        (ARM, {"buffer_size": 60, "env_steps_per_update": 1.0}, "batch_size 512 exceeds the"),
     ],
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:

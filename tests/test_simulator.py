@@ -124,7 +124,7 @@ def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -
 @pytest.mark.parametrize("task", tasks.TASKS)
 @pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
-    one = subject(task=task, partially_observable=hidden)
+    one = subject(task=task, goals="pool", partially_observable=hidden)
     here, _ = world(one)
     played = metaworld.play(one, here, "random", range(LANES), seed=1)
     pool, rule = goals.pool(0)[:LANES], tasks.TASKS[task]

@@ -178,7 +178,8 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
     episodes = -(-run.eval_episodes // layout.devices) if run.eval_every else 0
-    warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
+    parts = part_of_an_episode(algo, total)
+    warnings = [line for line in (warning, parts, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with usage_errors(traced=True):  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, episodes)
@@ -312,6 +313,18 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
             return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
     return run.total_env_steps
+
+
+def part_of_an_episode(algo: Algorithm, total: int) -> str | None:
+    """Warn of a run in which no environment can finish an episode: what comes late in episodes is never seen."""
+    each, horizon = total // algo.layout.num_envs, algo.spec.horizon
+    if each >= horizon or any(phase.restart for phase in algo.phases):
+        return None
+    ratio = ", and --env_steps_per_update as many times," if hasattr(algo, "env_steps_per_update") else ""
+    return (
+        f"{total:,} environment steps are {each:,} of each of {algo.layout.num_envs:,} environments, less than an "
+        f"episode of {horizon:,}: raise --total_env_steps{ratio} or lower --num_envs"
+    )
 
 
 def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:
