@@ -296,7 +296,8 @@ def test_a_signal_gives_up_a_long_iteration(
         patch.setattr(Console, "progress", signalled)
         directory = run(COMA, tmp_path)
     said = capsys.readouterr().out
-    assert "an iteration takes about" in said and "stopped by SIGTERM at iteration 2 " in said
+    assert "stopped by SIGTERM at iteration 2 " in said
+    assert piece > 1 or "an iteration takes about" in said  # programs are measured once
     assert "(the next one was given up: " in said and steps(directory)[-1] == 2
     resume(directory)
     assert outcome(directory) == outcome(alone)
