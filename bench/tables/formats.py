@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ RESULTS: Path = measure.RESULTS
 _CITED = Path(__file__).with_name("cited.yaml")
 
 Entry = Mapping[str, Any]  # "mean", "ci95", "std" of a score: numbers, or curves over the episode
+
+MISSION_STEPS = 15  # of the published missions
 
 
 def read(name: str) -> Any:
@@ -43,6 +45,11 @@ def percent(shares: float | Iterable[float]) -> str:
 def thousands(numbers: float | Iterable[float]) -> str:
     """Return numbers in thousands: "154, 138 k"."""
     return form(numbers, ".0f", 1e-3) + " k"
+
+
+def seed_minutes(stages: Mapping[str, Any]) -> float:
+    """Return the CPU minutes of all stages of one seed."""
+    return sum(float(stage["cpu_seconds"]) for stage in stages.values()) / 60
 
 
 def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
@@ -82,6 +89,12 @@ def seconds_to(found: Entry, score: float) -> list[float]:
     return [point["seconds"] for point in points if point]
 
 
+def missions_to(curve: Sequence[Entry], score: float) -> str:
+    """Return the missions of coverage after which a curve of the entropy first reaches a score, or "never"."""
+    point = first_at(curve, score, "min")
+    return f"{point['env_steps'] // MISSION_STEPS:,}" if point else "never"
+
+
 def first_above(curve: Entry, score: float) -> str:
     """Return the environment steps after which the mean of a sweep's curve first reaches a score, or "never"."""
     steps = [at for at, mean in zip(curve["env_steps"], curve["mean"], strict=True) if mean >= score]
@@ -118,7 +131,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(form, percent, thousands, between, mean_range, interval, format_si),
-        *(seconds_to, first_above, scores, within, wrapped),
+        *(seed_minutes, missions_to, seconds_to, first_above, scores, within, wrapped),
     )
 }
 FILTERS |= {"mean": lambda values: statistics.fmean(values), "median": lambda values: statistics.median(values)}
