@@ -129,8 +129,8 @@ MUTATIONS = [
         (
             "rules", "coverage: the last open action may be closed",
             "envs_jax/coverage/actions.py",
-            "closed &= jnp.sum(mask) > 1",
-            "closed &= jnp.sum(mask) > 0",
+            "closed &= jnp.sum(mask, dtype=jnp.int32) > 1",
+            "closed &= jnp.sum(mask, dtype=jnp.int32) > 0",
             "tests/test_coverage_actions.py",
         ),
         (
@@ -164,8 +164,8 @@ MUTATIONS = [
         (
             "rules", "snakes: the team in the lead is paid as the one behind",
             "envs_jax/snakes/reward.py",
-            "jnp.where(own > others, 1, 2)",
-            "jnp.where(own >= others, 2, 1)",
+            "jnp.where(own > others, jnp.int32(1), jnp.int32(2))",
+            "jnp.where(own >= others, jnp.int32(2), jnp.int32(1))",
             "tests/test_snakes_against_oracle.py tests/test_snakes_env.py",
         ),
         (

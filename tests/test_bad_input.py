@@ -114,7 +114,7 @@ USAGE = {
         f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
         "observation obs_full, action_gradient expected, layer_norm True; here observation obs26, action_gradient soft",
     ),
-    "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "no critic_input"),
+    "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
     "a rate beyond all rates": (f"{COMA} --actor_lr 1e30", "--actor_lr must lie between 1e-12 and 10, not 1e+30"),
     "updates without end": (f"{DDPG} --env_steps_per_update 1e-9", "--env_steps_per_update must lie between 1e-05 and"),
     "too many updates in a row": (

@@ -15,7 +15,7 @@ import pytest
 from helpers.outward import ENVS, SNAKES
 from test_adapters import walk
 from test_batch import jaxprs_in_params
-from test_env_contract import SETTINGS
+from test_env_contract import AT_NIGHT, SETTINGS
 
 import envs_jax
 from envs_jax import Box, check_env
@@ -85,11 +85,11 @@ def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> 
 
 
 def cases() -> Iterator[Any]:
-    """The first settings of every registered environment, the others at night."""
+    """The first settings of registered environments; others, and those of a class that another one has, at night."""
     for name in envs_jax.registered():
         for number, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(cases()))
@@ -98,13 +98,13 @@ def test_programs_of_registered_environments_are_the_same(name: str, settings: d
 
 
 def test_the_centralised_view_is_the_same() -> None:
-    env = ENVS["snakes_team"]()
+    env = envs_jax.make("snakes_3v3")
     spec = with_critic_input(dataclasses.replace(env.spec, critic_input=None, critic_input_spec=None))
-    assert spec.critic_input is not None and spec.num_agents == 2
+    assert spec.critic_input is not None and spec.num_agents == 3
 
     def see() -> dict[str, dict[str, list[str]]]:
         _, timestep = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
-        action = jax.ShapeDtypeStruct((2,), jnp.int32)
+        action = jax.ShapeDtypeStruct((3,), jnp.int32)
         return {"critic_input": describe(spec.critic_input, timestep, action)[1]}
 
     assert_the_same(see)
