@@ -28,8 +28,8 @@ class BoxActions:
         if not jnp.issubdtype(box.dtype, jnp.floating):
             raise ValueError(
                 f"{algorithm} needs float actions, those of '{spec.name}' are {jnp.dtype(box.dtype)} from "
-                f"{box.lowest:g} to {box.highest:g}: describe one choice of n by Discrete(n), or make the Box float32 and "
-                "round in the environment"
+                f"{box.lowest:g} to {box.highest:g}: describe one choice of n by Discrete(n), or make the Box "
+                "float32 and round in the environment"
             )
         low, high = box.bounds
         if not np.isfinite([low, high]).all():
