@@ -159,9 +159,12 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
     [
         (
             Box((2,), jnp.int32, 0, 3),
-            "sac needs float actions, 'x' has a Box of int32: describe one choice of n by Discr",
+            "those of 'x' are int32 from 0 to 3: describe one choice of n by Discr",
         ),
-        (Box((2,), low=[0, -math.inf], high=1), "sac needs actions with bounds, those of 'x' go from -inf to 1"),
+        (
+            Box((2,), low=[0, -math.inf], high=1),
+            "sac needs float actions with bounds, those of 'x' are float32 from -inf to 1",
+        ),
         (Box((2,), low=[0, 1], high=1), "in the action Box of 'x' low must be below high"),
     ],
     ids=str,

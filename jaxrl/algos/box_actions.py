@@ -27,14 +27,15 @@ class BoxActions:
             )
         if not jnp.issubdtype(box.dtype, jnp.floating):
             raise ValueError(
-                f"{algorithm} needs float actions, '{spec.name}' has a Box of {jnp.dtype(box.dtype)}: describe one "
-                "choice of n by Discrete(n), or make the Box float32 and round in the environment"
+                f"{algorithm} needs float actions, those of '{spec.name}' are {jnp.dtype(box.dtype)} from "
+                f"{box.lowest:g} to {box.highest:g}: describe one choice of n by Discrete(n), or make the Box "
+                "float32 and round in the environment"
             )
         low, high = box.bounds
         if not np.isfinite([low, high]).all():
             raise ValueError(
-                f"{algorithm} needs actions with bounds, those of '{spec.name}' go from {box.lowest:g} to "
-                f"{box.highest:g}: give its action Box low and high"
+                f"{algorithm} needs float actions with bounds, those of '{spec.name}' are {jnp.dtype(box.dtype)} from "
+                f"{box.lowest:g} to {box.highest:g}: give its action Box low and high"
             )
         if not (low < high).all():
             raise ValueError(f"{algorithm} needs a choice: in the action Box of '{spec.name}' low must be below high")
