@@ -158,8 +158,10 @@ def plot(result: dict[str, Any]) -> Figure:
             axis.annotate(policy, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
         if (reached := result.get("reached")) and reached.get("name"):
             axis.axhline(reached["score"], color="C3", linestyle=":")
-place = (1.0, reached["score"])
-            axis.annotate(reached["name"], place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+            place = (1.0, reached["score"])
+            axis.annotate(
+                reached["name"], place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
+            )
         axis.set_xlabel(label)
     label = f"{result['metric']} at the end of an episode"
     if result["training"]:
