@@ -413,7 +413,8 @@ def compile_run(
         return Program(make, check)
 
     def block(phase: Phase) -> Program | Pieces:
-        if trainer.trials == 1 and in_pieces(setup.algo, phase, jax.default_backend()):
+        alone = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
+        if alone and in_pieces(setup.algo, phase, jax.default_backend()):
             return pieces(phase)
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))

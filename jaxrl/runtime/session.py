@@ -301,7 +301,8 @@ class Session:
         self._report()
         before, phase, last = self.position, self.phases[self.position.phase], None
         if not pieces.seconds:
-            self._announce(pieces.measure(state))
+            with self.pace.pause():
+                self._announce(pieces.measure(state))
 
         def show(done: Done) -> None:
             nonlocal last
