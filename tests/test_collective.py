@@ -78,7 +78,8 @@ class Corners(PointMass):
 
 
 TINY = {
-    "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "initial_updates": 4,
+    "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "env_steps_per_update": 4,
+    "initial_updates": 4,
     "transformer_updates": 4, "transformer_batch": 8, "context_length": 4, "embedding_size": 8, "feedforward_size": 8,
     "num_heads": 2, "num_layers": 1,
     "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "hidden_size": 8, "updates_per_call": 2, "dropout": 0.0,

@@ -1016,7 +1016,7 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
 def test_an_episode_brings_as_many_updates_for_any_number_of_environments() -> None:
     for num_envs, shards in ((6, 1), (48, 8), (600, 8)):
         algo = small(num_envs, layout={"shards": shards}, minibatch_size=40)
-        assert algo.phases[0].updates == algo.num_epochs * num_envs * 10 // 40
+        assert algo.phases[0].updates == algo.num_epochs * (num_envs * 10 // 40)
         assert algo.batches.size * shards == 40
     lone = small(2, minibatch_size=640)  # fewer transitions than one minibatch
     assert (lone.batches.number, lone.batches.size) == (1, 20)

@@ -61,7 +61,7 @@ def test_default_then_yaml_then_flag(tmp_path: Path) -> None:
 def test_a_preset_by_algorithm_by_name_and_by_path() -> None:
     by_algo = flat("--algo", "coma")
     assert by_algo["minibatch_size"] == 640
-    assert by_algo["total_episodes"] == 75_000
+    assert by_algo["total_episodes"] == 131_072
     assert flat("--config", "coma") == flat("--config", "coma.yaml") == flat("--config", "configs/coma.yaml") == by_algo
     assert flat("--config", "coma_quick", "--algo", "coma")["q"] == 7
 

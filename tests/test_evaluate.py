@@ -262,7 +262,7 @@ def test_a_policy_moves_to_settings_that_fit(run):
         (["--env", "covrage"], 2, "did you mean 'coverage'?"),
         ([*COVERAGE, "--q", "0"], 2, "q must lie between 2 and 200, not 0"),
         ([*COVERAGE, "--q", "seven"], 2, "not 'seven'"),
-        (["--last"], 2, "--last chooses a checkpoint of a run"),
+        (["--last"], 2, "--last and --checkpoint choose a checkpoint of a run"),
         (["a", "b"], 2, "unexpected word 'b'"),
         (["--env", "snakes_3v3", "--opponent", "outside"], 2, "there is no player for the other team"),
         (

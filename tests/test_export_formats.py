@@ -36,7 +36,7 @@ from jaxrl.integrations.export.formats import FORMATS, export
 from jaxrl.runtime.data_parallel import DataParallel
 
 SAMPLES, STEPS = 32, 5
-OFF: dict[str, Any] = {"hidden_size": 8, "batch_size": 8, "buffer_size": 64}
+OFF: dict[str, Any] = {"hidden_size": 8, "batch_size": 8, "buffer_size": 64, "env_steps_per_update": 1}
 SMALL: dict[str, Any] = {
     "hidden_size": 8, "context_length": 3, "embedding_size": 8, "num_heads": 2, "num_layers": 1, "feedforward_size": 8,
     "batch_size": 8, "transformer_batch": 8,

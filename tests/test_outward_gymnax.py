@@ -59,7 +59,7 @@ def test_gymnax_style_equals_the_environment_stepped_by_hand(name: str) -> None:
 
 
 def test_gymnax_style_names_and_spaces() -> None:
-    env = GymnaxStyleEnv(envs_jax.make("snakes_1v1", **SNAKES))
+    env = GymnaxStyleEnv(envs_jax.make("snakes_1v1", observation="obs26", **SNAKES))
     params = env.default_params
     assert env.name == "snakes_1v1" and env.num_actions == 4 and jnp.array_equal(params, env.env.context(start()))
     action, observation = env.action_space(params), env.observation_space(params)

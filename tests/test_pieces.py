@@ -38,7 +38,7 @@ def make_trainer(case: str) -> Trainer:
 
 def make_pieces(trainer: Trainer) -> Pieces:
     (phase,) = trainer.algo.phases
-    made = trainer.make_pieces(phase)
+    made = in_pieces.make_programs(trainer, phase)
     programs = {name: Program(lambda made=made[name]: made, lambda *_: None) for name in made}
     return Pieces(programs, trainer.algo, phase, trainer.chunks(), ENVS // trainer.chunks())
 

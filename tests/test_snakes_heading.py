@@ -261,7 +261,7 @@ def test_a_game_pays_its_duels():
     [
         ({"snakes": 5, "teams": 1, "reward": "duel"}, "are for 2 teams"),
         ({"snakes": 5, "teams": 1, "careful_masks": 5, "masks": True}, "are for 2 teams"),
-        ({"careful_masks": 5}, "add masks true"),
+        ({"careful_masks": 5, "masks": False}, "add masks true"),
         ({"loss_weight": 2.0, "reward": "score"}, "is for the rewards lives and duel"),
     ],
 )

@@ -24,7 +24,7 @@ from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
-TAUGHT = {"resolved_inputs": json.dumps(TEACHER)}
+TAUGHT = {"resolved_inputs": json.dumps(TEACHER), "env_steps_per_update": 2}
 
 
 def test_agreement_is_one_at_the_teachers_action() -> None:

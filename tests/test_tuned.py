@@ -18,7 +18,10 @@ from jaxrl.runtime.build import Run, build_run, unchecked_run
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.memory_plan import GIB
 
-COMA = "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 64 --total_episodes 64 --devices 1"
+COMA = (
+    "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 64 --minibatch_size 76 --total_episodes 64 "
+    "--devices 1"
+)
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
 OPTION = "xla_llvm_disable_expensive_passes=true"
 

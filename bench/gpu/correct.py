@@ -35,7 +35,7 @@ from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
 SMALL = {  # a few iterations of every algorithm
-    "coma": "--config coma_quick --num_envs 16",
+    "coma": "--config coma_quick --num_envs 16 --critic_warmup 80",
     "ddpg": "--config ddpg_quick --num_envs 32 --env_steps_per_update 32",
     "sac": "--config sac_quick --num_envs 32 --env_steps_per_update 32",
 }

@@ -23,7 +23,8 @@ MOST = 100  # kernels in the result
 
 SMALL = "--num_envs 8 --hidden_size 8 --buffer_size 512 --batch_size 8"
 QUICK = {  # the same tiny programs for all parts of a rehearsal, which is bound by the compiler
-    "coma": "--config coma_quick --hidden_size 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --num_epochs 1",
+    "coma": "--config coma_quick --hidden_size 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --num_epochs 1 "
+    "--critic_warmup 10",
     "ddpg": "--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --learning_starts 0 "
     "--opponent 0 "
     f"{SMALL}",

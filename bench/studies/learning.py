@@ -158,9 +158,9 @@ def plot(result: dict[str, Any]) -> Figure:
             axis.annotate(policy, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
         if (reached := result.get("reached")) and reached.get("name"):
             axis.axhline(reached["score"], color="C3", linestyle=":")
-            place = (1.0, reached["score"])
+            corner = (1.0, reached["score"])
             axis.annotate(
-                reached["name"], place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
+                reached["name"], corner, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
             )
         axis.set_xlabel(label)
     label = f"{result['metric']} at the end of an episode"
@@ -201,7 +201,8 @@ def main(argv: Sequence[str]) -> int:
         steps, seconds = ([point.get(unit) for point in points] for unit in ("env_steps", "seconds"))
         median = statistics.median(math.inf if step is None else step for step in steps)
         result["reached"] = {"score": asked.reach, "env_steps": steps, "median": median if median < math.inf else None}
-        result["reached"]["name"] = asked.reach_name
+        if asked.reach_name:
+            result["reached"]["name"] = asked.reach_name
         result["reached"] |= {"seconds": seconds}
         metric = asked.training or result["metric"]
         print(f"{metric} {asked.reach:g} first after {steps} environment steps, median {median:g}; {seconds} seconds")

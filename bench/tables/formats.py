@@ -89,7 +89,7 @@ def seconds_to(found: Entry, score: float) -> list[float]:
     return [point["seconds"] for point in points if point]
 
 
-def missions_to(curve: Sequence[Entry], score: float) -> str:
+def missions_to(curve: Sequence[dict[str, Any]], score: float) -> str:
     """Return the missions of coverage after which a curve of the entropy first reaches a score, or "never"."""
     point = first_at(curve, score, "min")
     return f"{point['env_steps'] // MISSION_STEPS:,}" if point else "never"

@@ -231,6 +231,11 @@ def values(statistics: EpisodeStatistics) -> dict[str, Array]:
     return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
 
 
+def final_means(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the means over episodes at their end, of all metrics, also by task."""
+    return {name: float(np.mean(curve[-1])) for name, curve in by_task(spec, curves).items()}
+
+
 def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Replace the curve "task" of curves [T + 1, N] by the score of each task's episodes, "score/name" [T + 1, n]."""
     names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))

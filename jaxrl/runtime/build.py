@@ -33,7 +33,7 @@ from jaxrl.runtime.data_parallel import (
     make_mesh,
     shardings,
 )
-from jaxrl.runtime.pieces import Pieces
+from jaxrl.runtime.pieces import Pieces, make_programs
 from jaxrl.runtime.pieces import wanted as in_pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.threefry import compile_random_bits_quickly
@@ -420,7 +420,7 @@ def compile_run(
         return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))
 
     def pieces(phase: Phase) -> Pieces:
-        made, largest = trainer.make_pieces(phase), [0.0, 0]
+        made, largest = make_programs(trainer, phase), [0.0, 0]
         rows = local_bytes(made["begin"][2])
 
         def piece(name: str) -> Program:

@@ -2,26 +2,34 @@
 
 A block of iterations is one compiled call, which nothing can look into or interrupt. That is right as long as an
 iteration takes seconds; thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
-iteration does, with the same functions (`Trainer.make_pieces`). The state that the iteration began with stays intact
+iteration does, with the same functions (`make_programs`). The state that the iteration began with stays intact
 until its last piece, so that an iteration can be given up at any time.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from jaxrl.algos.base import Algorithm, Phase, Stage
+from envs_jax.base import Array
+from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
+from jaxrl.report.console import format_duration
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, chunked, on_mesh
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
+from jaxrl.runtime.trainer import Trainer, key_of_iteration
 
 # Agent transitions of an iteration from which it is run in pieces.
 MIN_TRANSITIONS = 2**14
 MIN_TRANSITIONS_ACCELERATOR = 2**20
 PIECE_SECONDS = 1.0  # target duration of a piece
+ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
 ROLLOUT = "rollout"
 
 
@@ -49,12 +57,88 @@ def wanted(algo: Algorithm, phase: Phase, backend: str) -> bool:
     return bool(phase.updates and algo.learn_stages) and transitions >= least
 
 
+def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
+    """Return jits that together are an iteration of a phase, with the shapes of their arguments.
+
+    "buffers": state -> empty buffers of what is collected.
+    "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.
+    "begin": (state, buffers) -> Learning.
+    A stage's name: (state, Learning, epoch, first step, last step + 1) -> (Learning, token); `Learning` is donated.
+    "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; donates first and last.
+
+    A token is ready when the piece is done.
+    """
+    algo, specs, token = trainer.algo, trainer.specs(), jnp.int32(0)
+    collected: Any = (PartitionSpec(None, AXIS), SPLIT, SPLIT, SPLIT)
+    learning: Any = Learning(SPLIT, SPLIT, REPLICATED)
+
+    def keys(state: TrainState) -> Array:
+        return jax.random.split(key_of_iteration(state.key, state.iterations))
+
+    def buffers(state: TrainState) -> Any:
+        return chunked(*trainer.rollout_arguments(state, phase, keys(state)[0]))[0]()
+
+    def rollout(state: TrainState, buffers: Any, start: Array, stop: Array) -> Any:
+        write = chunked(*trainer.rollout_arguments(state, phase, keys(state)[0]))[1]
+        return jax.lax.fori_loop(start, stop, write, buffers), stop + token
+
+    def begin(state: TrainState, buffers: Any) -> Learning:
+        trajectory, last, *_ = buffers
+        return algo.begin_learning(state.algo, trajectory, last, keys(state)[1], state.progress)
+
+    def run_stage(
+        state: TrainState, work: Learning, epoch: Array, start: Array, stop: Array, name: str
+    ) -> tuple[Learning, Array]:
+        return algo.run_steps(work, name, epoch, start, stop, state.progress), stop + token
+
+    def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
+        state, metrics, episodes = trainer.finish(state, phase, *algo.end_learning(work), *buffers[2:])
+        metrics = dict(sorted(metrics.items()))  # as they come out of a block, so that the first bad one is the same
+        tensors = trainer.checked(state.algo, metrics)
+        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
+        first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+        metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
+        return state, BlockMetrics(metrics, episodes, first, jnp.int32(1))
+
+    def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
+        on_devices = on_mesh(function, trainer.mesh, arguments, results)
+        return jax.jit(on_devices, donate_argnums=donated, compiler_options=trainer.layout.compiler_options)
+
+    state, count = trainer.shapes(), trainer.placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
+    make_buffers = compiled(buffers, (specs,), collected, ())
+    rows = trainer.placed(jax.eval_shape(make_buffers, state), collected)
+    begin_learning = compiled(begin, (specs, collected), learning, ())
+    work = trainer.placed(jax.eval_shape(begin_learning, state, rows), learning)
+    counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
+    programs: dict[str, tuple[Any, ...]] = {
+        "buffers": (make_buffers, state),
+        ROLLOUT: (compiled(rollout, (specs, collected, *counts), result, (1,)), state, rows, count, count),
+        "begin": (begin_learning, state, rows),
+    }
+    for name in dict.fromkeys(stage.name for stage in algo.learn_stages):
+        stage = functools.partial(run_stage, name=name)
+        jitted = compiled(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
+        programs[name] = (jitted, state, work, count, count, count)
+    jitted = compiled(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
+    return programs | {"end": (jitted, state, rows, work)}
+
+
+def announcement(seconds: float, num_envs: int) -> str:
+    """Return a sentence about how long an iteration takes, and what to do about it if that is long."""
+    text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
+    if seconds > ADVISED_SECONDS:
+        fewer = max(64, 2 ** int(np.log2(num_envs * ADVISED_SECONDS / 4 / seconds)))
+        shorter = format_duration(seconds * fewer / num_envs)
+        text += f"; --num_envs {fewer} takes about {shorter}, and learns as well"
+    return text
+
+
 @dataclasses.dataclass
 class Pieces:
     """The compiled pieces of an iteration, and how long each takes here.
 
     Attributes:
-        programs: of `Trainer.make_pieces`.
+        programs: of `make_programs`.
         algo, phase: what is trained.
         chunks: of a rollout.
         chunk_envs: episodes, or environments, of a chunk, on all devices.

@@ -6,23 +6,16 @@ not depend on when a run was stopped, killed or resumed, nor on the length of bl
 
 import dataclasses
 import json
-import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
 
-from envs_jax.base import EnvSpec
 from jaxrl.algos.base import Phase
-from jaxrl.common.errors import UserError
-from jaxrl.evaluation.rollouts import by_task, held_out_key
+from jaxrl.evaluation.rollouts import final_means, held_out_key
 from jaxrl.report.console import Console, Log, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
@@ -34,8 +27,10 @@ from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.memory_plan import TooLargeError
-from jaxrl.runtime.pieces import Done, Pieces
+from jaxrl.runtime.not_finite import not_finite_error
+from jaxrl.runtime.pieces import Done, Pieces, announcement
 from jaxrl.runtime.program import Program, StopRequestedError
+from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 
 SELECTION = "selection"
@@ -47,50 +42,10 @@ GRACE_SECONDS = 10.0  # after a signal: longer blocks are given up
 COMPILE_SECONDS = 4.0  # after a signal: the compiler is not waited for any longer
 FINISH_SECONDS = 5.0  # after a signal: an iteration in pieces is finished if no more than this is left of it
 PROGRESS_SECONDS = 15.0  # between lines about a block that takes long
-ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
-TWICE_SECONDS = 0.2  # a signal that comes again so soon is the same one
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-class NotFiniteError(UserError):
-    """A loss or a parameter is no longer finite."""
 
 
 class _GivenUpError(Exception):
     """A block did not end soon after a signal."""
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[str]]:
-    """Collect the names of SIGINT, SIGTERM and SIGUSR1 instead of dying; a second one ends the process at once.
-
-    Launchers such as `timeout` send a signal twice; at once it counts once.
-    """
-    received: list[str] = []
-    began = 0.0
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal began
-        if received and time.monotonic() - began < TWICE_SECONDS:
-            return
-        if received:
-            # An orderly exit would wait for the device. Files on disk are consistent at any time.
-            show_cursor = "\033[?25h" if sys.stderr.isatty() else ""
-            print(f"{show_cursor}stopped at once, without a checkpoint", file=sys.stderr, flush=True)
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        began = time.monotonic()
-        received.append(signal.Signals(number).name)
-
-    former = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 class Session:
@@ -128,7 +83,8 @@ class Session:
         self._began_at = 0
         self._saved: tuple[int | None, float] = (None, 0.0)  # number of the last checkpoint, and when
         self._pending: tuple[BlockMetrics, Position, int] | None = None  # the running block, before it, iterations
-        self._received: list[str] = []
+        self._signals = StopSignals()
+        self._told = False  # what a signal leads to
         self._iteration_seconds: dict[int, float] = {}  # by phase
         self._last_number = 0
         self._blocks = 0  # of the phase, in this process
@@ -211,15 +167,16 @@ class Session:
         self._began, self._began_at = time.monotonic(), self.position.iterations
         self._saved = (self._saved[0], self._began)
         self.pace = Throughput(self.trials * self.position.env_steps, self.trials * self.position.updates)
-        with stop_signals() as self._received:
+        with self._signals.collect():
             try:
                 reason = self._train(state)
             except _GivenUpError:
                 self.abandoned = True
                 self.checkpoints.wait()
+                name, saved = self._signals.names[0], self._saved[0] or 0
                 reason = (
-                    f"stopped by {self._received[0]}: the running block took longer than {GRACE_SECONDS:.0f} s and was "
-                    f"given up; continue from iteration {self._saved[0] or 0:,} with --resume {self.directory}"
+                    f"stopped by {name}: the running block took longer than {GRACE_SECONDS:.0f} s and was given up; "
+                    f"continue from iteration {saved:,} with --resume {self.directory}"
                 )
         return reason
 
@@ -260,7 +217,7 @@ class Session:
         done += f" in {format_duration(self.seconds)}"
         if not any(self._remaining()):
             return f"finished {done}"
-        received = [name for names in hosts.gather(self._received) for name in names]
+        received = [name for names in hosts.gather(self._signals.names) for name in names]
         if received:
             return f"stopped by {received[0]} {done}{self._given_up}; continue with --resume {self.directory}"
         moved = self.position.iterations > self._began_at  # or a run resumed repeatedly would make no progress
@@ -302,17 +259,17 @@ class Session:
         before, phase, last = self.position, self.phases[self.position.phase], None
         if not pieces.seconds:
             with self.pace.pause():
-                self._announce(pieces.measure(state))
+                self.console.say(announcement(pieces.measure(state), self.setup.trainer.layout.num_envs))
 
         def show(done: Done) -> None:
             nonlocal last
             last = done
             self.console.progress(f"iteration {before.iterations + 1:,}: {done.activity}", *done[1:])
 
-        def stop(seconds_left: float) -> bool:
-            return bool(self._received) and hosts.number() == 1 and seconds_left > FINISH_SECONDS
+        def give_up(seconds_left: float) -> bool:
+            return bool(self._signals) and seconds_left > FINISH_SECONDS
 
-        result = pieces.run(state, show, stop)
+        result = pieces.run(state, show, give_up)
         if result is None:
             assert last is not None
             self._given_up = (
@@ -324,17 +281,6 @@ class Session:
         self.position = before.after(phase, self.setup.trainer.layout.num_envs)
         self._report()
         return state
-
-    def _announce(self, seconds: float) -> None:
-        """Say how long an iteration will take, and what to do about it if that is long."""
-        episodes = self.setup.trainer.layout.num_envs
-        text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
-        if seconds > ADVISED_SECONDS:
-            fewer = max(64, 2 ** int(np.log2(episodes * ADVISED_SECONDS / 4 / seconds)))
-            text += (
-                f"; --num_envs {fewer} takes about {format_duration(seconds * fewer / episodes)}, and learns as well"
-            )
-        self.console.say(text)
 
     def _block_of(self, phase: Phase, state: TrainState) -> Program | Pieces:
         block = self.programs.blocks[self.position.phase]
@@ -351,20 +297,10 @@ class Session:
         assert program is not None
         if not program.ready:
             assert self._began is not None
-            began, signalled = time.monotonic(), 0.0
-
-            def stop() -> bool:
-                nonlocal signalled
-                if self._received and not signalled:
-                    signalled = time.monotonic()
-                    self.console.say(
-                        f"{self._received[0]}: saving, unless {what} is compiled within {COMPILE_SECONDS:.0f} s"
-                    )
-                return bool(signalled) and time.monotonic() - signalled > COMPILE_SECONDS and hosts.number() == 1
-
+            began = time.monotonic()
             try:
                 with self.console.working(f"compiling {what}"):
-                    program.finish(stop)
+                    program.finish(lambda: self._stops(f"compiling {what}", COMPILE_SECONDS))
             except TooLargeError:
                 if self._saved[0] != self.position.iterations:
                     self._save(state, best=False)
@@ -455,23 +391,26 @@ class Session:
 
         Raises _GivenUpError: they were not ready soon after a signal.
         """
-        arrays, began, announced = jax.tree.leaves(tree), time.monotonic(), bool(self._received)
-        signalled, shown = began if announced else np.inf, began
+        arrays, began = jax.tree.leaves(tree), time.monotonic()
+        shown = began
         while not all(array.is_ready() for array in arrays):
             time.sleep(min(0.02, 0.0002 + 0.01 * (time.monotonic() - began)))
-            now = time.monotonic()
-            if now - shown >= PROGRESS_SECONDS:
-                shown = now
-                self.console.say(f"at work for {format_duration(now - began)}, without figures so far")
-            if self._received and not announced:
-                announced, signalled = True, now
-                self.console.say(
-                    f"{self._received[0]}: finishing the current block, then saving, for up to {GRACE_SECONDS:.0f} s; "
-                    "Ctrl-C (again) stops at once"
-                )
-            if now - signalled > GRACE_SECONDS and hosts.number() == 1:
+            if time.monotonic() - shown >= PROGRESS_SECONDS:
+                shown = time.monotonic()
+                self.console.say(f"at work for {format_duration(shown - began)}, without figures so far")
+            if self._stops("the current block", GRACE_SECONDS):
                 raise _GivenUpError
         return hosts.fetched(tree)
+
+    def _stops(self, what: str, seconds: float) -> bool:
+        """Return whether a signal came so many seconds ago that nobody waits for `what` any longer; say so once."""
+        if self._signals and not self._told:
+            self._told = True
+            self.console.say(
+                f"{self._signals.names[0]}: finishing {what} within {seconds:.0f} s, then saving; Ctrl-C (again) stops "
+                "at once"
+            )
+        return self._signals.seconds > seconds and hosts.number() == 1
 
     def _counters(self, position: Position) -> dict[str, Any]:
         names = {"iteration": position.iterations, "env_steps": position.env_steps, "updates": position.updates}
@@ -498,7 +437,9 @@ class Session:
             for lines, (own, sums) in zip(self.trial_lines, self._each((learning, episodes)), strict=False):
                 lines.add(counters, own, sums, self.pace)
         if bad >= 0:
-            self._raise_not_finite(fetched, before, phase)
+            self.checkpoints.wait()
+            names, steps = self.setup.trainer.tensor_names(phase), self.checkpoints.steps()
+            raise not_finite_error(fetched, self.trials > 1, names, before, phase, steps, self.directory)
         self._refresh(ended, phase)
 
     def _refresh(self, position: Position, phase: Phase) -> None:
@@ -533,7 +474,7 @@ class Session:
         context = on_all(self.setup.eval_env.context(self._each(state.progress)[0]), self.setup.mesh)
         evaluate = self._compiled(self.programs.evaluate, "the evaluation", state)
         found = self._wait_for(evaluate(*self._by_trial((trainer.policies(state), keys)), context))
-        scores = [_final(spec, own) for own in self._each(found)]
+        scores = [final_means(spec, own) for own in self._each(found)]
         values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
         for writer, own in zip((self.writer, *self.trial_writers), (values, *scores), strict=False):
             entries = {f"eval/{name}": value for name, value in own.items()}
@@ -551,28 +492,6 @@ class Session:
                 return False
         self.best, self.best_ties, self.best_step = score, ties, self.position.iterations
         return True
-
-    def _raise_not_finite(self, fetched: BlockMetrics, before: Position, phase: Phase) -> None:
-        row = int(fetched.done) - 1
-        name = self.setup.trainer.tensor_names(phase)[int(fetched.not_finite)]
-        at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
-        first = [
-            int(np.argmax(np.any(~np.isfinite(values[row]).reshape(-1, values[row].shape[-1]), axis=0)))
-            for values in fetched.learning.values()
-            if np.ndim(values[row]) == 1 + (self.trials > 1) and not np.all(np.isfinite(values[row]))
-        ]
-        if first:
-            at = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({at})"
-        self.checkpoints.wait()
-        steps = self.checkpoints.steps()
-        kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
-        remedy = "lower the learning rate" + (f" in a new run with --init_from {self.directory}" if steps else "")
-        raise NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
-
-
-def _final(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the means over episodes at their end."""
-    return {name: float(np.mean(curve[-1])) for name, curve in by_task(spec, curves).items()}
 
 
 def fixed_settings(setup: Run) -> dict[str, Any]:

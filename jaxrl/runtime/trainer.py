@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
-from jaxrl.algos.base import Algorithm, AlgoState, Learning, Phase, Trajectory
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
 from jaxrl.rl import opponent_pool
@@ -28,7 +28,6 @@ from jaxrl.runtime.data_parallel import (
     REPLICATED,
     SPLIT,
     DataParallel,
-    chunked,
     map_chunks,
     on_mesh,
     shardings,
@@ -155,10 +154,10 @@ class Trainer:
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes: TrainState = self._placed(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
+        shapes: TrainState = self.placed(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
         return shapes
 
-    def _placed(self, shapes: Any, specs: Any) -> Any:
+    def placed(self, shapes: Any, specs: Any) -> Any:
         """Return ShapeDtypeStructs with the shardings of a prefix tree of PartitionSpecs."""
 
         def place(sharding: Any, tree: Any) -> Any:
@@ -249,9 +248,9 @@ class Trainer:
         Returns:
             Trajectory [T, B, ...], the time steps [B] after it, what the state keeps, and sums over ended episodes.
         """
-        return map_chunks(*self._rollout(state, phase, key))
+        return map_chunks(*self.rollout_arguments(state, phase, key))
 
-    def _rollout(self, state: TrainState, phase: Phase, key: Key) -> tuple[Callable[[Any], Any], Any, int, Any]:
+    def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments of `map_chunks` that make it `collect`."""
         policy, context, batch = self._acting(state, phase)
         part = self.layout.deterministic(lambda part: self._collect(policy, context, part, phase, state, key))
@@ -292,9 +291,9 @@ class Trainer:
         results = self.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
         check_learned(state.algo, algo, learning)
-        return self._finish(state, phase, algo, learning, kept, ended)
+        return self.finish(state, phase, algo, learning, kept, ended)
 
-    def _finish(
+    def finish(
         self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes."""
@@ -333,7 +332,7 @@ class Trainer:
 
     # A block
 
-    def _checked(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
+    def checked(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
         """Return the tensors that must stay finite, by name."""
         floats = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
@@ -352,7 +351,7 @@ class Trainer:
             ),
             self.shapes(),
         )
-        return list(self._checked(shapes[0].algo, shapes[1]))
+        return list(self.checked(shapes[0].algo, shapes[1]))
 
     def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
@@ -380,8 +379,8 @@ class Trainer:
 
         rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
         state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
-        checked = self._checked(state.algo, unpack(rows[done - 1])[0])
-        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
+        tensors = self.checked(state.algo, unpack(rows[done - 1])[0])
+        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         learning, episodes = jax.vmap(unpack)(rows)
         if self.trials > 1:
@@ -419,72 +418,6 @@ class Trainer:
             (self.specs(), metrics),
         )
         return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)
-
-    # An iteration in pieces, between which the host can look after it; see `runtime.pieces`
-
-    def make_pieces(self, phase: Phase) -> dict[str, tuple[Any, ...]]:
-        """Return jits that together are an iteration of a phase, with the shapes of their arguments.
-
-        "buffers": state -> empty buffers of what is collected.
-        "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.
-        "begin": (state, buffers) -> Learning.
-        A stage's name: (state, Learning, epoch, first step, last step + 1) -> (Learning, token); `Learning` is donated.
-        "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; donates first and last.
-
-        A token is ready when the piece is done.
-        """
-        algo, specs, token = self.algo, self.specs(), jnp.int32(0)
-        collected: Any = (PartitionSpec(None, AXIS), SPLIT, SPLIT, SPLIT)
-        learning: Any = Learning(SPLIT, SPLIT, REPLICATED)
-
-        def keys(state: TrainState) -> Array:
-            return jax.random.split(key_of_iteration(state.key, state.iterations))
-
-        def buffers(state: TrainState) -> Any:
-            return chunked(*self._rollout(state, phase, keys(state)[0]))[0]()
-
-        def rollout(state: TrainState, buffers: Any, start: Array, stop: Array) -> Any:
-            write = chunked(*self._rollout(state, phase, keys(state)[0]))[1]
-            return jax.lax.fori_loop(start, stop, write, buffers), stop + token
-
-        def begin(state: TrainState, buffers: Any) -> Learning:
-            trajectory, last, *_ = buffers
-            return algo.begin_learning(state.algo, trajectory, last, keys(state)[1], state.progress)
-
-        def run_stage(
-            state: TrainState, work: Learning, epoch: Array, start: Array, stop: Array, name: str
-        ) -> tuple[Learning, Array]:
-            return algo.run_steps(work, name, epoch, start, stop, state.progress), stop + token
-
-        def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
-            state, metrics, episodes = self._finish(state, phase, *algo.end_learning(work), *buffers[2:])
-            checked = self._checked(state.algo, metrics)
-            bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
-            first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
-            metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
-            return state, BlockMetrics(metrics, episodes, first, jnp.int32(1))
-
-        def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
-            on_devices = on_mesh(function, self.mesh, arguments, results)
-            return jax.jit(on_devices, donate_argnums=donated, compiler_options=self.layout.compiler_options)
-
-        state, count = self.shapes(), self._placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
-        make_buffers = compiled(buffers, (specs,), collected, ())
-        rows = self._placed(jax.eval_shape(make_buffers, state), collected)
-        begin_learning = compiled(begin, (specs, collected), learning, ())
-        work = self._placed(jax.eval_shape(begin_learning, state, rows), learning)
-        counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
-        programs: dict[str, tuple[Any, ...]] = {
-            "buffers": (make_buffers, state),
-            "rollout": (compiled(rollout, (specs, collected, *counts), result, (1,)), state, rows, count, count),
-            "begin": (begin_learning, state, rows),
-        }
-        for name in dict.fromkeys(stage.name for stage in algo.learn_stages):
-            stage = functools.partial(run_stage, name=name)
-            jitted = compiled(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
-            programs[name] = (jitted, state, work, count, count, count)
-        jitted = compiled(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
-        return programs | {"end": (jitted, state, rows, work)}
 
     # A whole run
 
