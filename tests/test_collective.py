@@ -701,8 +701,8 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
     run = (here / "latest").read_text().strip()
     (here / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
     sizes = (
-        "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 "
-        "--teacher_until_step 24 --devices 1"
+        "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
+        "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
     )
     argv = ["--config", str(here / "student.yaml"), *sizes.split(), "--runs", str(here), "--total_env_steps", "64"]
     capsys.readouterr()
@@ -716,8 +716,8 @@ def test_a_student_of_a_run(
     workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = (
-        "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 "
-        "--teacher_until_step 24 --devices 1"
+        "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
+        "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
     )
     (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
     argv = ["--config", str(tmp_path / "student.yaml"), *sizes.split(), "--runs", str(tmp_path)]

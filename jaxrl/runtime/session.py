@@ -191,8 +191,7 @@ class Session:
                 if self.position != position:  # else the iteration was given up
                     self._evaluate_and_save(state)
         except StopRequestedError:  # while something was compiled
-            self.abandoned = True
-            reason = self._reason_to_stop()
+            self.abandoned, reason = True, self._reason_to_stop()
             assert reason is not None
         self._report()
         if self._profile:

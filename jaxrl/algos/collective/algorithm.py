@@ -241,8 +241,9 @@ class Collective(MultiStage):
     def experts(self) -> Experts:
         """Return the workers; their replay and minibatches are as small as allowed."""
         spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
-        sizes: dict[str, Any] = {"batch_size": self.layout.shards, "buffer_size": 4 * self.layout.num_envs}
-        return Experts(Sac(spec, self.layout, **sizes, **self._resolved["worker"]), self.spec.num_tasks)
+        envs = self.layout.num_envs
+        sizes = {"batch_size": self.layout.shards, "buffer_size": 4 * envs, "env_steps_per_update": envs}
+        return Experts(Sac(spec, self.layout, **self._resolved["worker"] | sizes), self.spec.num_tasks)
 
     # Protocol
 
