@@ -4,6 +4,9 @@ Jobs that may be stopped and queued again begin and continue with one command: -
 """
 
 import argparse
+import contextlib
+import math
+import os
 from collections.abc import Sequence
 
 from jaxrl.cli import entry
@@ -29,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
         from jaxrl.runtime.run_directory import versions
 
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
+    if place is None:
+        _divide_cores(request.config.run.cpu_devices)
     enable_compilation_cache()
     with hosts.joined(place):
         if place is not None:
@@ -49,6 +54,17 @@ def main(argv: Sequence[str]) -> int:
         if ended.abandoned:
             raise entry.AbandonedError
     return 0
+
+
+def _divide_cores(devices: int) -> None:
+    """Let JAX divide the cores of a CPU into devices, 0 = one for each, unless the user has or it is too late."""
+    import jax
+
+    cores = len(os.sched_getaffinity(0))
+    number = devices or 2 ** int(math.log2(min(cores, 8)))
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and number > 1:
+        with contextlib.suppress(RuntimeError):  # JAX has its devices already
+            jax.config.update("jax_num_cpu_devices", number)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -69,6 +69,10 @@ class RunSettings:
         "actor.pth[,critic.pth] of the published snakes trainer; empty = random",
     )
     devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
+    cpu_devices: int = setting(
+        1, "devices that the cores of a CPU are divided into, by this command on a single host; 0 = one for each core, "
+        "up to 8 (JAX_NUM_CPU_DEVICES counts more)", between=(0, 8),
+    )  # fmt: skip
     exact_sharding: bool = setting(False, "bit-identical results on any number of devices, at some cost in speed")
     logical_shards: int = setting(
         0, "parts of the batch that are sampled separately; 0 = the largest of 8, 4, 2, 1 that fits"
@@ -134,8 +138,8 @@ class RunSettings:
 # Settings that may change when a run is resumed. Devices change sums of floats unless the run is exact; none of the
 # others changes the result of the next iteration.
 FREE_ON_RESUME = (
-    "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
-    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
+    "total_env_steps", "total_episodes", "max_seconds", "devices", "cpu_devices", "memory_gb", "block_iterations",
+    "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "logger",
 )  # fmt: skip
 TOTALS = ("total_env_steps", "total_episodes")  # alternatives
