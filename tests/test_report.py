@@ -532,13 +532,16 @@ def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
         *(
             f"iteration 3  learning: {done} of 768 minibatches  left {left}"
             for done, left in (
-                (96, "1 min 24 s"),
-                (192, "1 min 12 s"),
+                (72, "1 min 27 s"),
+                (144, "1 min 18 s"),
+                (216, "1 min 09 s"),
                 (288, "1 min 00 s"),
-                (384, "48 s"),
-                (480, "36 s"),
+                (360, "51 s"),
+                (432, "42 s"),
+                (504, "33 s"),
                 (576, "24 s"),
-                (672, "12 s"),
+                (648, "15 s"),
+                (720, "6 s"),
             )
         ),
     ]
@@ -557,7 +560,7 @@ def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None
             )  # first of a run: at once
             clock[0] += 20.0
             shown.block({"iteration": iteration})
-        clock[0] += 11.0
+        clock[0] += 8.5
         shown.progress("iteration 4: rolling out", 512, 4096, "episodes", None)
         clock[0] += 1.0
         shown.progress("iteration 4: rolling out", 1024, 4096, "episodes", None)

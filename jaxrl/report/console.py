@@ -93,8 +93,8 @@ class _Lines:
         with self._lock:
             now = time.monotonic()
             last = self._progress_time
-            # sooner than `every`: the next call may be a few seconds away
-            if last is not None and now - max(last, self._group_time) < 0.8 * self._every:
+            # sooner than `every`: the next call may be some seconds away
+            if last is not None and now - max(last, self._group_time) < 0.6 * self._every:
                 return
             self._progress_time = now
             where, colon, what = activity.partition(": ")
