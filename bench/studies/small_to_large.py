@@ -26,7 +26,7 @@ from jaxrl.report.writer import read_metrics
 
 KIND = "small_to_large"
 STAGES = ("coma_paper_small", "coma_paper_cpu")
-REWARDS = {"region": {}, "relative": {"reward": "relative", "reward_offset": -0.5}}  # of the presets, of the paper
+REWARDS = {"relative": {}, "region": {"reward": "region", "reward_offset": 0.0}}  # of the presets and the paper
 BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("small", "large"):
         parser.add_argument(f"--{name}", default="15360", metavar="N", help=f"missions on {name} maps (default: 15360)")
     parser.add_argument("--start", default="corners", choices=("corners", "uniform"), help="(default: corners)")
-    parser.add_argument("--reward", default="region", choices=REWARDS, help="relative is the paper's (default: region)")
+    parser.add_argument("--reward", default="relative", choices=REWARDS, help="(default: relative, the paper's)")
     parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
     parser.add_argument("--runs", default="runs/small_to_large", metavar="DIR", help="new folder for the runs")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
