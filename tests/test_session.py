@@ -32,7 +32,7 @@ from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import memory_plan, pieces, session, signals
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import _cut_short, build_run, compile_run
+from jaxrl.runtime.build import _cut_short, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.train_state import Position
@@ -304,6 +304,18 @@ def test_a_signal_gives_up_a_long_iteration(
     assert outcome(directory) == outcome(alone)
 
 
+def test_a_signal_while_the_last_evaluation_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was trained is saved, without it; the resumed run makes up for it."""
+    argv = COMA.replace("--eval_every 0", "--eval_every 400 --eval_episodes 24")
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "COMPILE_SECONDS", -1.0)
+        at_iteration(patch, 5, lambda: signal.raise_signal(signal.SIGTERM))
+        directory = run(argv, tmp_path)
+    assert steps(directory) == [5] and not any("eval/return" in row for row in read_metrics(directory))
+    resume(directory)
+    assert sum("eval/return" in row for row in read_metrics(directory)) == 1
+
+
 @pytest.mark.long
 def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
@@ -453,7 +465,7 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
     config = build_run(parse(argv.split()).config).config
     resumed = build_run(config.with_run(devices=4), resuming=True)
     assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    meta = {"devices": 1, "settings": session.fixed_settings(build_run(config, resuming=True)), "env_steps": 0}
+    meta = {"devices": 1, "settings": fixed_settings(build_run(config, resuming=True)), "env_steps": 0}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
     quiet = Console("", io.StringIO())
@@ -478,7 +490,7 @@ def test_an_option_that_this_compiler_does_not_know_does_not_stop_a_run(tmp_path
     base = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY}".split()]).config).config
     config = base.with_run(compiler_options="xla_no_such_option=1")
     resumed = build_run(config, resuming=True)
-    settings = session.fixed_settings(build_run(base, resuming=True)) | {"compiler_options": "xla_no_such_option=1"}
+    settings = fixed_settings(build_run(base, resuming=True)) | {"compiler_options": "xla_no_such_option=1"}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), {"devices": resumed.mesh.size, "settings": settings, "env_steps": 0})
     assert runs._resumable(tmp_path, resumed, config, Console("", io.StringIO()))[0] == 1

@@ -1,6 +1,7 @@
 """From a configuration to a run: resolve sizes, plan memory, compile programs; no large array is allocated here."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime import hosts, memory_plan, tuned
-from jaxrl.runtime.config import Config, RunSettings, changed
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed
 from jaxrl.runtime.data_parallel import (
     REPLICATED,
     SPLIT,
@@ -78,6 +79,13 @@ class Run:
         """Return the episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
         multiple = math.lcm(8, self.mesh.size)
         return -(-self.config.run.eval_episodes // multiple) * multiple
+
+
+def fixed_settings(setup: Run) -> dict[str, Any]:
+    """Return the settings that must not change within a run, as JSON returns them."""
+    free = (*FREE_ON_RESUME, "rollout_chunk")  # depends on the number of devices, and changes no result
+    fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
+    return dict(json.loads(json.dumps(fixed)))
 
 
 def iterations_for(env_steps: int, algo: Algorithm) -> int:

@@ -71,7 +71,7 @@ class RunSettings:
     devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
     cpu_devices: int = setting(
         1, "devices that the cores of a CPU are divided into, by this command on a single host; 0 = one for each core, "
-        "up to 8 (JAX_NUM_CPU_DEVICES counts more)", between=(0, 8),
+        "but 1, 2, 4 or 8 (JAX_NUM_CPU_DEVICES counts more)", between=(0, 8),
     )  # fmt: skip
     exact_sharding: bool = setting(False, "bit-identical results on any number of devices, at some cost in speed")
     logical_shards: int = setting(

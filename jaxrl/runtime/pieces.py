@@ -126,10 +126,9 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
 def announcement(seconds: float, num_envs: int) -> str:
     """Return a sentence about how long an iteration takes, and what to do about it if that is long."""
     text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
-    if seconds > ADVISED_SECONDS:
-        fewer = max(64, 2 ** int(np.log2(num_envs * ADVISED_SECONDS / 4 / seconds)))
-        shorter = format_duration(seconds * fewer / num_envs)
-        text += f"; --num_envs {fewer} takes about {shorter}, and learns as well"
+    fewer = max(64, 2 ** int(np.log2(max(num_envs * ADVISED_SECONDS / 4 / seconds, 1))))
+    if seconds > ADVISED_SECONDS and fewer < num_envs:
+        text += f"; with --num_envs {fewer} about {format_duration(seconds * fewer / num_envs)}"
     return text
 
 
@@ -164,8 +163,10 @@ class Pieces:
             program.begin()
 
     def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all programs are compiled. Raises what `Program.finish` raises."""
-        self.begin()
+        """Wait until all programs are compiled, one after another unless they have begun.
+
+        Raises what `Program.finish` raises.
+        """
         for program in self.programs.values():
             program.finish(stop)
 
@@ -176,13 +177,13 @@ class Pieces:
 
     def measure(self, state: TrainState) -> float:
         """Return the seconds of an iteration, from a step of each stage, whose results are dropped."""
-        buffers = self._take_buffers(state)
-        work = self.programs["begin"].empty_results()
+        buffers, work = self._take_buffers(state), None
         for stage in {stage.name: stage for stage in self.stages}.values():
             for _ in range(2):  # the first call is slower
                 if stage.name == ROLLOUT:
                     buffers = self._run_steps(stage, state, buffers, 0, 1)
                 else:
+                    work = self.programs["begin"].empty_results() if work is None else work
                     work = self._run_steps(stage, state, work, 0, 1)
         self._buffers = buffers
         return self._seconds_left(0, 0)

@@ -18,11 +18,11 @@ from jaxrl.report.gpu import Monitor, PeakMemory
 from jaxrl.report.writer import LOST, NullWriter, Writer
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, trials, variants
-from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
+from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
-from jaxrl.runtime.session import Session, fixed_settings
+from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position, TrainState
 
 _RESOLVED = (  # settings that a run chooses itself unless they are given

@@ -5,7 +5,6 @@ not depend on when a run was stopped, killed or resumed, nor on the length of bl
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +21,8 @@ from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.profile import record, table
 from jaxrl.report.writer import Writer
 from jaxrl.runtime import hosts
-from jaxrl.runtime.build import CompiledRun, Run
+from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import not_finite_error
@@ -183,8 +181,6 @@ class Session:
     def _train(self, state: TrainState) -> str:
         """Do what `train` does while signals are collected."""
         try:
-            if self.position.iterations:  # a signal may have prevented an evaluation that was due
-                self._evaluate_and_save(state)
             while (reason := self._reason_to_stop()) is None:
                 position = self.position
                 state = self._advance(state)
@@ -200,16 +196,24 @@ class Session:
         return reason
 
     def _evaluate_and_save(self, state: TrainState) -> None:
-        """Evaluate the policy and write a checkpoint if they are due and missing."""
-        iterations, due = self.position.iterations, self.programs.evaluate is not None
-        evaluate = due and iterations % self.setup.eval_iterations == 0 and self.evaluated != iterations
-        save = self._checkpoint_due() and self._saved[0] != iterations
+        """Evaluate the policy and write a checkpoint, if they are due."""
+        every = self.setup.eval_iterations
+        evaluate = self.programs.evaluate is not None and self.position.iterations % every == 0
+        save = self._checkpoint_due()
         if (evaluate or save) and any(self._remaining()):
             self._report()
             with self.pace.pause():
-                best = evaluate and self._evaluate(state)
+                best = evaluate and self._evaluate_unless_stopped(state)
                 if save or best:
                     self._save(state, best)
+
+    def _evaluate_unless_stopped(self, state: TrainState) -> bool:
+        """Do what `_evaluate` does; False if a signal ended it early, after which training is saved without it."""
+        try:
+            return self._evaluate(state)
+        except (StopRequestedError, _GivenUpError):
+            self.abandoned = True
+            return False
 
     def _reason_to_stop(self) -> str | None:
         done = f"at iteration {self.position.iterations:,} ({self.position.env_steps:,} environment steps)"
@@ -256,6 +260,9 @@ class Session:
         """Run an iteration in pieces and report it; return the state as it was if a signal ended it early."""
         self._report()
         before, phase, last = self.position, self.phases[self.position.phase], None
+        if self._profile:
+            self._profile = False
+            self.console.say("warning: no profile: iterations that are run in pieces are not traced")
         if not pieces.seconds:
             with self.pace.pause():
                 self.console.say(announcement(pieces.measure(state), self.setup.trainer.layout.num_envs))
@@ -352,7 +359,7 @@ class Session:
                 lines.flush(self._counters(self.position), self.pace)
             unscored = self.programs.evaluate is not None and self.evaluated != self.position.iterations
             if unscored and not self.abandoned:
-                best = self._evaluate(state)
+                best = self._evaluate_unless_stopped(state)
         if best or self._saved[0] != self.position.iterations:
             self._save(state, best)
         self.checkpoints.wait()
@@ -491,10 +498,3 @@ class Session:
                 return False
         self.best, self.best_ties, self.best_step = score, ties, self.position.iterations
         return True
-
-
-def fixed_settings(setup: Run) -> dict[str, Any]:
-    """Return the settings that must not change within a run, as JSON returns them."""
-    free = (*FREE_ON_RESUME, "rollout_chunk")  # depends on the number of devices, and changes no result
-    fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
-    return dict(json.loads(json.dumps(fixed)))

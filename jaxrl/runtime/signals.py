@@ -16,7 +16,7 @@ class StopSignals:
     """The signals that have come so far.
 
     Attributes:
-        names: in the order in which they came, such as "SIGTERM".
+        names: of the first one, such as "SIGTERM"; empty before it.
     """
 
     def __init__(self) -> None:
