@@ -2,9 +2,12 @@
 
 import dataclasses
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
 from helpers.tiny import Corridor, TinyQ
@@ -19,7 +22,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.runtime import build as building
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import presets
-from jaxrl.runtime.config import RunSettings, build
+from jaxrl.runtime.config import RunSettings, build, check_value, schema_of
 
 TINY = ("--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "320", "--num_envs", "8")
 
@@ -361,3 +364,17 @@ def test_what_may_change_on_resume() -> None:
         configuration.resumed(run, {"gamma": 0.5})
     names = [field.name for field in dataclasses.fields(RunSettings)]
     assert set(configuration.FREE_ON_RESUME) < set(names)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.75), np.float64(0.75), jnp.float32(0.75), Decimal("0.75"), "75e-2"])
+def test_numbers_of_other_libraries_are_not_cut(value: object) -> None:
+    field = schema_of("sac", "reach")["gamma"]
+    assert check_value(field, value, "the arguments") == 0.75 and type(check_value(field, value, "")) is float
+
+
+@pytest.mark.parametrize("value", [np.float32(3.5), 3.5, Decimal("3.5"), True, "three", None, np.float32("nan"), [3]])
+def test_what_is_no_whole_number_is_refused(value: object) -> None:
+    field = schema_of("sac", "reach")["n_step"]
+    assert check_value(field, np.int64(3), "") == check_value(field, 3.0, "") == 3
+    with pytest.raises(UsageError, match=r"^here: n_step must be a whole number, not "):
+        check_value(field, value, "here")

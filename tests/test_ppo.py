@@ -155,7 +155,7 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
     advantage = gae(steps, value, algo.gamma, algo.gae_lambda)[played]
     target, old = advantage + value[:-1][played], outputs[:-1][played].astype(np.float32)
     explained = 1 - np.var(advantage) / np.var(target)
-    mean, deviation = merged(values, target, T * B * A)
+    mean, deviation = merged(values, target, int(played.sum()))
     target = ((target - mean) / deviation).astype(np.float32)
     advantage = ((advantage - advantage.mean()) / advantage.std()).astype(np.float32)
     rows, acted = seen[:-1][played], {name: x[played] for name, x in trajectory.extras.items()}
@@ -217,7 +217,7 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
     names = ("actor_loss", "critic_loss", "policy_entropy", "kl", "explained_variance")
     np.testing.assert_allclose([np.ravel(metrics[name])[-1] for name in names], found, rtol=1e-4, atol=1e-5)
     played = np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
-    mean, deviation = merged(earlier["actor"], whole(trajectory, last).observation[:-1][played], T * B * A)
+    mean, deviation = merged(earlier["actor"], whole(trajectory, last).observation[:-1][played], int(played.sum()))
     after = state.replicated.statistics["actor"]
     np.testing.assert_allclose(after.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(np.sqrt(after.variance), deviation, rtol=1e-4)
@@ -247,7 +247,7 @@ def test_statistics_are_those_of_all_valid_samples() -> None:
         known = add(known, {"actor": rows, "critic": rows}, np.float32(valid * 2))
         seen.append(rows[valid])
     every = np.concatenate(seen).astype(np.float64)
-    assert set(known) == {"actor"} and float(known["actor"].count) == 120
+    assert set(known) == {"actor"} and float(known["actor"].count) == 60
     np.testing.assert_allclose(known["actor"].mean, every.mean(0), rtol=1e-4)
     np.testing.assert_allclose(known["actor"].variance, every.var(0), rtol=1e-4)
     again = known["actor"].denormalize(known["actor"].normalize(every.astype(np.float32)))
@@ -549,3 +549,13 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
 def test_environments_that_do_not_fit_are_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         Ppo(dataclasses.replace(DISCRETE, **change), DataParallel(B))
+
+
+def test_ended_rows_are_not_counted() -> None:
+    """Their weight is 0; where nothing was seen, nothing changes."""
+    layout, statistics = DataParallel(4), {"actor": running_statistics.start((1,))}
+    values = {"actor": jnp.array([100.0, 7.0, 102.0, 7.0]).reshape(1, 4, 1)}
+    nothing = extended(statistics, values, jnp.zeros((1, 4)), layout)["actor"]
+    assert (float(nothing.count), float(nothing.mean[0]), float(nothing.variance[0])) == (0.0, 0.0, 1.0)
+    half = extended(statistics, values, jnp.array([[2.0, 0.0, 2.0, 0.0]]), layout)["actor"]
+    assert (float(half.count), float(half.mean[0]), float(half.variance[0])) == (2.0, 101.0, 1.0)

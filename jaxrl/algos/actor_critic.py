@@ -191,9 +191,13 @@ class ActorCritic:
 
 
 def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
-    """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m]."""
+    """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m].
+
+    Samples of weight 0 are not counted; the others' weights have a mean of 1 over all samples.
+    """
     mean_of = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
-    merged, number = dict(statistics), jnp.float32(weight.shape[1] * layout.shards)
+    counted = layout.sample_mean((weight > 0).astype(jnp.float32))
+    merged, number = dict(statistics), counted * (weight.shape[1] * layout.shards)
     for name, values in samples.items():
         if name in merged:
             rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), merged[name].mean.shape

@@ -19,9 +19,9 @@ class RunningStatistics:
     variance: Array
 
     def merge(self, mean: Array, variance: Array, count: Array | float) -> "RunningStatistics":
-        """Add `count` samples with these moments (Chan, Golub and LeVeque 1979, equation 2.1)."""
+        """Add `count` samples with these moments (Chan, Golub and LeVeque 1979, equation 2.1); none change nothing."""
         total, change = self.count + count, mean - self.mean
-        share = count / total
+        share = count / jnp.maximum(total, 1.0)
         spread = (1 - share) * self.variance + share * variance + share * (1 - share) * jnp.square(change)
         return RunningStatistics(total, self.mean + share * change, spread)
 

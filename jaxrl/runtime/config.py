@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 import envs_jax
-from envs_jax.settings import check_bounds, check_settings, closest, setting, short_repr
+from envs_jax.settings import check_bounds, check_settings, closest, exact_value, setting, short_repr
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
@@ -217,13 +217,15 @@ def check_value(field: Field, value: Any, where: str) -> Any:
             parts = zip(kinds, value, strict=True)
             return tuple(check_value(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
     elif kind in (int, float):
-        number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a string
-        if number is not None and (kind is float or number == int(number)):
-            try:
-                check_bounds(field.name, number, field.between)
-            except ValueError as error:
-                raise UsageError(f"{where}: {error}") from None
-            return kind(number)
+        number = _number(value) if isinstance(value, str) else value  # YAML 1.1 reads 1e-3 as a string
+        with contextlib.suppress(ValueError):  # the sentence is below
+            number = exact_value(field.name, number, kind)
+            if abs(number) < math.inf:
+                try:
+                    check_bounds(field.name, number, field.between)
+                except ValueError as error:
+                    raise UsageError(f"{where}: {error}") from None
+                return number
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
     raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {short_repr(value)}")
