@@ -96,7 +96,8 @@ def exact_value(name: str, value: Any, kind: Any) -> Any:
         if _is_number(number):
             if kind is float:
                 return _nearest_float(number)
-            if math.isfinite(number) and number == int(number):
+            # isfinite converts to float, which integers of hundreds of digits do not fit
+            if isinstance(number, int) or (math.isfinite(number) and number == int(number)):
                 return int(number)
     else:
         return value

@@ -142,3 +142,7 @@ def test_kinds_that_only_a_function_knows() -> None:
     assert exact_settings(Odd, {"size": np.int64(2), "what": "it"}) == {"size": 2, "what": "it"}
     with pytest.raises(ValueError, match="size must be a whole number"):
         Odd(size="2")  # type: ignore[arg-type]
+
+
+def test_a_whole_number_of_hundreds_of_digits_is_one() -> None:
+    assert exact_value("n", 10**400, int) == 10**400
