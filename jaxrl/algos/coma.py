@@ -173,14 +173,14 @@ class Coma(Algorithm):
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
-            learner, found = self.critic_update(params.critic, batch, progress)
+            learner, update_metrics = self.critic_update(params.critic, batch, progress)
             values_of = lambda sample: self.nets.values(learner.params, sample["critic_input"])  # noqa: E731
             values = values.at[:, index].set(self.layout.apply(values_of, batch))
             row = epoch * self.batches.number + index
         else:
-            learner, found = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
+            learner, update_metrics = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
             row = (epoch - self.first_actor_epoch) * self.batches.number + index
-        written = {name: rows.at[row].set(found[name]) for name, rows in metrics[stage].items()}
+        written = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
         params = dataclasses.replace(params, **{stage: learner})
         return Learning(data, values, (params, metrics | {stage: written}, target_mean))
 

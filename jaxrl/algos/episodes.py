@@ -36,7 +36,7 @@ class Minibatches:
 
     @classmethod
     def of_number(cls, spec: EnvSpec, layout: DataParallel, number: int) -> "Minibatches":
-        """Divide what is collected into so many minibatches."""
+        """Divide what is collected into `number` minibatches."""
         return cls(spec, layout, number, _samples(spec, layout) // number)
 
     @classmethod

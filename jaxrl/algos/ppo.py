@@ -169,9 +169,9 @@ class Ppo(Algorithm):
         del stage
         data, (params, metrics, data_metrics) = learning.data, learning.replicated
         batch = pick(data, data["order"][:, epoch, index], *(name for name in data if name != "order"))
-        params, found = self.update(params, batch, progress)
+        params, update_metrics = self.update(params, batch, progress)
         row = epoch * self.num_minibatches + index
-        metrics = {name: rows.at[row].set(found[name]) for name, rows in metrics.items()}
+        metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics.items()}
         return Learning(data, (), (params, metrics, data_metrics))
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:

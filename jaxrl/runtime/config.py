@@ -290,8 +290,8 @@ def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
     """Convert the settings of an older run to counts of environment steps.
 
     Algorithms with a replay had `updates_per_step`, counted `eps_decay` in steps of the batch, and evaluations and
-    snapshots in iterations. (Older runs of other algorithms cannot be told apart: resumed, they are evaluated after
-    every iteration.)
+    snapshots in iterations. Older runs of PPO look like new ones:
+    resumed, they are evaluated after every iteration. Older runs of COMA have settings that are gone, and are refused.
     """
     algo = values.get("algo")
     envs, updates, interval, decay = (

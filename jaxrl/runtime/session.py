@@ -409,7 +409,7 @@ class Session:
         return hosts.fetched(tree)
 
     def _stops(self, what: str, seconds: float) -> bool:
-        """Return whether a signal came so many seconds ago that nobody waits for `what` any longer; say so once."""
+        """Return whether a signal came more than `seconds` ago, so that `what` is given up; announce it once."""
         if self._signals and not self._told:
             self._told = True
             self.console.say(
