@@ -349,6 +349,9 @@ def hint(word: str, algo: str, prefix: str = "--") -> str | None:
         names = [name for name in names if algo in name.algos] or names
         if not names:
             continue
+        if all(name.computed and word in name.note for name in names):  # of several published values
+            formulas = " or ".join(dict.fromkeys(f"{name.ours} = {name.note}" for name in names))
+            return f"{word} of {system.name} has no setting of its own here: {formulas}"
         if settings := list(dict.fromkeys(f"{prefix}{name.ours}" for name in names if name.ours)):
             notes = "".join(f" ({note})" for note in dict.fromkeys(name.note for name in names) if note)
             return f"{word} of {system.name} is {' or '.join(settings)} here{notes}"
