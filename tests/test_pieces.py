@@ -1,6 +1,7 @@
 """An iteration in pieces computes what a block of one iteration does, and can be given up."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -11,13 +12,15 @@ import pytest
 from helpers.tiny import Corridor
 
 from envs_jax.batch import batched
-from jaxrl.algos.base import Algorithm
+from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
 from jaxrl.runtime import pieces as in_pieces
 from jaxrl.runtime.data_parallel import DataParallel, make_mesh
+from jaxrl.runtime.not_finite import not_finite_error
 from jaxrl.runtime.pieces import Done, Pieces
 from jaxrl.runtime.program import Program
+from jaxrl.runtime.train_state import BlockMetrics, Position
 from jaxrl.runtime.trainer import Trainer
 
 ENVS, AGENTS, HORIZON = 8, 2, 10
@@ -118,3 +121,12 @@ def test_a_value_that_is_not_finite_is_named() -> None:
     _, expected = trainer.make_block(phase)(bad, jnp.int32(1))
     assert result is not None
     assert int(result[1].not_finite) == int(expected.not_finite) >= 0
+
+
+def test_the_update_that_is_not_finite_is_counted_over_all_epochs() -> None:
+    """Epochs that train only the critic come first: the actor's second update of three is the sixth of seven."""
+    actor_loss = np.array([[0.1, np.nan, np.nan]], np.float32)
+    critic_loss = np.ones((1, 7), np.float32)
+    fetched = BlockMetrics({"actor_loss": actor_loss, "critic_loss": critic_loss}, {}, np.int32(0), np.int32(1))
+    error = not_finite_error(fetched, False, ["actor loss"], Position(iterations=100, updates=700), Phase("train", 1, 7), [], Path("runs/1"))
+    assert "actor loss is not finite at update 706 (iteration 101)" in str(error)

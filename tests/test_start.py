@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import math
 import os
 import subprocess
 import sys
@@ -162,3 +163,16 @@ def test_garbage_is_collected_again_afterwards() -> None:
     with collected_rarely():
         assert gc.get_threshold()[0] >= 200_000
     assert gc.get_threshold() == former
+
+
+@pytest.mark.parametrize(
+    ("devices", "variable", "expected"),
+    [(1, None, 1), (4, None, 4), (0, None, 2 ** int(math.log2(min(len(os.sched_getaffinity(0)), 8)))), (4, "2", 2)],
+)
+def test_cores_of_a_cpu_are_divided_into_devices(devices: int, variable: str | None, expected: int) -> None:
+    """The last case: what the user set for JAX itself counts more."""
+    code = f"from jaxrl.cli.train import _divide_cores as f; f({devices}); import jax; print(jax.local_device_count())"
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    environment |= {"JAX_PLATFORMS": "cpu"} | ({"JAX_NUM_CPU_DEVICES": variable} if variable else {})
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == expected

@@ -36,8 +36,10 @@ def not_finite_error(
     """
     row, name = int(fetched.done) - 1, names[int(fetched.not_finite)]
     at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
-    first = [
-        int(np.argmax(np.any(~np.isfinite(values[row]).reshape(-1, values[row].shape[-1]), axis=0)))
+    first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
+        phase.updates
+        - values[row].shape[-1]
+        + int(np.argmax(np.any(~np.isfinite(values[row]).reshape(-1, values[row].shape[-1]), axis=0)))
         for values in fetched.learning.values()
         if np.ndim(values[row]) == 1 + several and not np.all(np.isfinite(values[row]))
     ]

@@ -290,13 +290,13 @@ class Trainer:
             trajectory, last, kept, ended = self.collect(state, phase, key_act)
         results = self.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
-        check_learned(state.algo, algo, learning)
         return self.finish(state, phase, algo, learning, kept, ended)
 
     def finish(
         self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes."""
+        check_learned(state.algo, algo, learning)
         progress, layout = state.progress, self.layout
         if kept:
             carry, env, timestep, statistics = kept
