@@ -29,7 +29,7 @@ from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, on_mesh, shardings
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, shardings
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
@@ -120,11 +120,11 @@ class Parts:
         self.setup, self._least = setup, least
         self.phase = measured_phase(setup.algo)
         self.env_steps = self.phase.steps * setup.trainer.layout.num_envs
-        trainer, options = setup.trainer, setup.trainer.layout.compiler_options
+        trainer = setup.trainer
         time_first = PartitionSpec(None, AXIS)
         collect = on_mesh(self._collect, setup.mesh, (trainer.specs(),), (time_first, SPLIT))
         self._state = trainer.init(jax.random.key(0))
-        self._fly = jax.jit(collect, compiler_options=options).lower(self._state).compile()
+        self._fly = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
         self.flop = 0.0
         self._learn: Any = None
 
@@ -149,9 +149,7 @@ class Parts:
         data = jax.block_until_ready(self._fly(self._state))
         rest = (*data, self._state.key, self._state.progress)
         compiled = (
-            jax.jit(function, donate_argnums=0, compiler_options=trainer.layout.compiler_options)
-            .lower(self._state.algo, *rest)
-            .compile()
+            jax.jit(function, donate_argnums=0, compiler_options=graphs()).lower(self._state.algo, *rest).compile()
         )
         self.flop = learning_flop(setup)
         held = [jax.tree.map(jnp.copy, self._state.algo)]

@@ -306,22 +306,11 @@ class Environment:
         """Return the environment that chooses a run's best checkpoint; override it where training is scheduled."""
         return self
 
-    def variants(self) -> tuple[Mapping[str, Any], ...]:
-        """Return changes of settings that differ in speed only; a new run takes the fastest on its device.
+    def for_this_device(self) -> "Environment":
+        """Return the environment with settings that compute the same and are fast on this process's device.
 
-        The first is the reference that the others must agree with, see `shared`; () where there is no choice.
+        New runs and loaded policies take it; a resumed run keeps the settings that it has.
         """
-        return ()
-
-    def comparable_state(self, state: Any) -> Any:
-        """Return the part of a state, with or without a batch axis, that is common to all variants.
-
-        Integers must be equal; real numbers may differ by rounding.
-        """
-        return state
-
-    def for_any_device(self) -> "Environment":
-        """Return the environment for policies trained in this one, with settings that work on any machine."""
         return self
 
     def step_label(self, step: int) -> str:

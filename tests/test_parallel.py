@@ -1,4 +1,4 @@
-"""Devices: the same bits on any number of them, what they exchange, gradients, chunks, and blocks of iterations."""
+"""Devices: the same results on any number of them, what they exchange, gradients, chunks, and blocks of iterations."""
 
 import dataclasses
 import functools
@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.off_policy import OptimisedLayout
+from helpers.off_policy import assert_close
 from helpers.tiny import Corridor, TinyQ
-from jax.sharding import PartitionSpec
 
 import envs_jax
 from envs_jax.base import Array
@@ -33,11 +32,10 @@ COMA = {
 
 
 def make_trainer(
-    algo: type[Algorithm], devices: int, exact: bool, settings: dict[str, Any], env: Any = None, block: int = 7
+    algo: type[Algorithm], devices: int, settings: dict[str, Any], env: Any = None, block: int = 7
 ) -> Trainer:
     env = env or Corridor(num_agents=2)
-    kind = OptimisedLayout if exact and algo is Coma else DataParallel
-    layout = kind(ENVS, SHARDS, devices, exact)
+    layout = DataParallel(ENVS, SHARDS, devices)
     mesh = make_mesh(devices)
     return Trainer(batched(env), algo(env.spec, layout, **settings), layout, mesh, block, 0, jnp.float16, 10_000)
 
@@ -64,29 +62,30 @@ def digests(tree: Any) -> dict[str, str]:
     return {jax.tree_util.keystr(path): digest(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-# The same bits
+# The same results
 
 
 @functools.cache
-def exact_on_one_device(algo: type[Algorithm]) -> dict[str, str]:
-    return digests(train(make_trainer(algo, 1, True, COMA if algo is Coma else {}), (2, 3)))
+def on_one_device(algo: type[Algorithm]) -> TrainState:
+    return train(make_trainer(algo, 1, COMA if algo is Coma else {}), (2, 3))
 
 
 @pytest.mark.parametrize(
     "devices", [pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long), 8]
 )
 @pytest.mark.parametrize("algo", [TinyQ, Coma])
-def test_exact_training_has_the_same_bits_on_any_number_of_devices(algo: type[Algorithm], devices: int) -> None:
-    trainer = make_trainer(algo, devices, True, COMA if algo is Coma else {})
-    assert digests(train(trainer, (2, 3))) == exact_on_one_device(algo)
+def test_training_computes_the_same_on_any_number_of_devices(algo: type[Algorithm], devices: int) -> None:
+    """Up to the order of sums over devices; actions, counters and keys are equal."""
+    state = train(make_trainer(algo, devices, COMA if algo is Coma else {}), (2, 3))
+    assert_close(state, on_one_device(algo), 1e-4)
 
 
 @pytest.mark.long
-def test_exact_coverage_has_the_same_bits_on_one_and_eight_devices() -> None:
+def test_coverage_computes_the_same_on_one_and_eight_devices() -> None:
     env = envs_jax.make("coverage", q=5, num_agents=2, budget=3)
     settings = COMA | {"num_epochs": 1, "egocentric": True}
-    one, eight = (digests(train(make_trainer(Coma, n, True, settings, env), (2, 1))) for n in (1, 8))
-    assert one == eight
+    one, eight = (train(make_trainer(Coma, n, settings, env), (2, 1)) for n in (1, 8))
+    assert_close(one, eight, 1e-4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Scripted(Algorithm):
 
 
 def test_scripted_flights_are_the_same_on_any_number_of_devices() -> None:
-    states = {n: train(make_trainer(Scripted, n, False, {}), (2, 3)) for n in (1, 8)}
+    states = {n: train(make_trainer(Scripted, n, {}), (2, 3)) for n in (1, 8)}
     assert np.asarray(states[1].algo.sharded["done"]).any() and np.asarray(states[1].algo.sharded["reward"]).any()
     assert digests(states[1]) == digests(states[8])
 
@@ -137,7 +136,7 @@ def collectives(text: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("algo", [TinyQ, Coma])
 def test_fast_blocks_exchange_gradients_and_scalars_only(algo: type[Algorithm]) -> None:
-    trainer = make_trainer(algo, 8, False, COMA if algo is Coma else {})
+    trainer = make_trainer(algo, 8, COMA if algo is Coma else {})
     shapes = trainer.shapes()
     program = trainer.make_block(trainer.algo.phases[-1]).lower(shapes, jnp.int32(1)).compile()
     found = collectives(program.as_text())
@@ -160,28 +159,26 @@ def loss(params: dict[str, Array], samples: dict[str, Array]) -> tuple[Array, di
 of_whole = jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("learn_chunk", [0, 4])
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
-def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int, exact: bool) -> None:
+def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int) -> None:
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
     params, batch = {"w": draw(5, 3), "b": draw(3)}, {"x": draw(8, 12, 5), "y": draw(8, 12, 3)}
     whole = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), batch)
     (value, aux), gradient = of_whole(params, whole)
 
-    layout = DataParallel(ENVS, SHARDS, devices, exact, learn_chunk)
+    layout = DataParallel(ENVS, SHARDS, devices, learn_chunk)
     function = on_mesh(
         lambda params, batch: layout.gradient(loss, params, batch), make_mesh(devices), (REPLICATED, SPLIT), REPLICATED
     )
-    result = jax.jit(function, compiler_options=layout.compiler_options)(params, batch)
+    result = jax.jit(function)(params, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), result, (gradient, (value, aux)))
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_sums_and_means_go_over_all_devices(devices: int, exact: bool) -> None:
-    layout = DataParallel(ENVS, SHARDS, devices, exact)
+def test_sums_and_means_go_over_all_devices(devices: int) -> None:
+    layout = DataParallel(ENVS, SHARDS, devices)
 
     def function(x: Array) -> Any:
         return layout.sum(x), layout.mean(x), layout.sample_mean(x)
@@ -213,27 +210,11 @@ def test_chunks_give_what_one_call_gives(chunks: int) -> None:
     assert digests(back) == digests(batch)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_over_envs_keeps_the_axis_of_the_environments(exact: bool) -> None:
-    layout = DataParallel(ENVS, SHARDS, 4, exact)
-    seen = []
-
-    def function(rows: Array) -> Array:
-        seen.append(rows.shape[1])
-        return rows.cumsum(0)
-
-    over_time = PartitionSpec(None, "data")
-    rows = np.arange(3 * ENVS, dtype=np.int32).reshape(3, ENVS)
-    mapped = on_mesh(lambda x: layout.map_shards(function, x, axis=1), make_mesh(4), (over_time,), over_time)
-    np.testing.assert_array_equal(jax.jit(mapped)(rows), rows.cumsum(0))
-    assert set(seen) == {ENVS // SHARDS if exact else ENVS // 4}
-
-
 # Blocks
 
 
 def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> None:
-    trainer = make_trainer(TinyQ, 8, False, {})
+    trainer = make_trainer(TinyQ, 8, {})
     fill, last = trainer.algo.phases
     init, filled = trainer.make_init(), trainer.make_block(fill)
     begin = lambda: filled(init(jax.random.key(0), None), jnp.int32(2))[0]  # noqa: E731

@@ -16,7 +16,7 @@ from bench.peers import __main__ as command
 from bench.peers import environments, installs, learners, tables
 from bench.peers.environments import Measured, Skipped, open_environment
 from bench.peers.installs import Peer
-from bench.studies import presets, scaling
+from bench.studies import presets
 from jaxrl.common.errors import UserError
 
 pytestmark = pytest.mark.long
@@ -138,10 +138,6 @@ def test_another_result_is_refused(fake, tmp_path, capsys):
 def test_other_studies_refuse_in_a_sentence(tmp_path, capsys):
     assert presets.main(["--preset", "ppo --env 'coverage", "--out", str(tmp_path / "a.json")]) == 2
     assert "No closing quotation: close the quotation mark" in capsys.readouterr().err
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling.jax, "local_device_count", lambda: 1)
-        assert scaling.main(["devices", "--out", str(tmp_path / "b.json")]) == 2
-    assert "here are 1: start with JAX_NUM_CPU_DEVICES=" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -293,24 +289,6 @@ def test_table_of_what_could_not_be_measured():
     lines = tables.rows(data).splitlines()
     assert lines[2] == "| jidi | b | why |  |  |  |"
     assert lines[4] == "One core, AMD EPYC, 2026-01-02:"
-
-
-def test_scaling(monkeypatch, tmp_path):
-    """One row for each point, those that do not fit with the reason; two devices carry half of the copies each."""
-    tiny = "tests.helpers.tiny:Corridor"
-    monkeypatch.setattr(scaling, "LEAST", 1e-3)
-    monkeypatch.setattr(
-        scaling, "AXES", {"devices": scaling.Axis("devices", (1, 2), lambda _: {"corridor": (tiny, {}, 4)})}
-    )
-    out = tmp_path / "out.json"
-    assert scaling.main(["devices", "--rounds", "2", "--core", "-1", "--out", str(out)]) == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert [(row["value"], row["num_envs"], len(row["samples"])) for row in rows] == [(1, 4, 2), (2, 4, 2)]
-    assert rows[0]["bytes_per_copy"] == rows[1]["bytes_per_copy"] and rows[0]["rate"] > 0
-    assert (tmp_path / "out_devices.png").exists()
-    rows = scaling.run("devices", scaling.AXES["devices"], 1, 1, lambda sentence: None)
-    assert [row["skipped"] for row in rows] == ["needs about 0 GiB"] * 2
-    assert scaling.main(["height"]) == 2
 
 
 @pytest.mark.long

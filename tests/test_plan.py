@@ -80,10 +80,9 @@ def test_evaluation_counts_where_training_flies_fewer() -> None:
 
 
 def test_evaluation_takes_as_many_episodes_as_fit() -> None:
-    """A run of two environments that go on evaluates more at a time; exact sums need equal shapes."""
+    """A run of two environments that go on evaluates more at a time."""
     many = "--devices 1 --capacity 1 --num_envs 2 --logical_shards 1 --eval_every 1 --eval_episodes 300"
     assert setup_of(f"{TINY} {many}").plan.eval_chunk == 300
-    assert setup_of(f"{TINY} {many} --exact_sharding").plan.eval_chunk == 2
     one = 3 * memory_plan.rollout_env_bytes(batched(Corridor())) / memory_plan.SHARE
     trainer = setup_of(f"{TINY} {many}").trainer
     assert memory_plan.make_plan(trainer, int(40.5 * one), 300).eval_chunk == 40
@@ -196,11 +195,11 @@ def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: 
 
 
 @pytest.mark.parametrize("limit", [10_000, 100_000, 1_000_000, 10_000_000, GIB])
-@pytest.mark.parametrize("layout", [{}, {"devices": 4}, {"exact": True}, {"num_envs": 4 * 61}])
+@pytest.mark.parametrize("layout", [{}, {"devices": 4}, {"num_envs": 4 * 61}])
 def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str, Any]) -> None:
     made = chunks(0, 0, limit, **layout)
     envs = {"num_envs": 96, "devices": 1} | layout
-    flown = envs["num_envs"] // (4 if layout.get("exact") else envs["devices"])
+    flown = envs["num_envs"] // envs["devices"]
     assert flown % made.rollout == 0
     assert 3000 * 4 % made.learn == 0
     per_env = 3 * memory_plan.rollout_env_bytes(batched(Corridor()))
@@ -224,8 +223,6 @@ def test_given_chunks_are_kept_and_checked() -> None:
         chunks(36, 0, GIB)
     with pytest.raises(UsageError, match="learn_chunk 70 does not divide 12000: use 60"):
         chunks(0, 70, GIB)  # the four logical shards of a device are cut together
-    with pytest.raises(UsageError, match="learn_chunk 4000 does not divide 3000: use 3000"):
-        chunks(0, 4000, GIB, exact=True)
     assert chunks(32, 4000, GIB, adapt=True, devices=4) == Chunks(24, 3000)
 
 

@@ -27,7 +27,7 @@ SELF = (
     "--observation obs_full --reward lives --num_envs 16 --logical_shards 4 --batch_size 16 --buffer_size 800 "
     "--hidden_size 8 --depth 1 --num_critics 1 --n_step 1 --learning_starts 16 --self_play 2 --self_play_every 64 "
     "--env_steps_per_update 16 --total_env_steps 640 "
-    "--eval_every 0 --exact_sharding --devices 1"
+    "--eval_every 0 --devices 1"
 )
 
 

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from helpers.off_policy import assert_close
 from helpers.runs import outcome, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
+import jaxrl
 from envs_jax.base import Array, setting
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import AlgoState, Phase, Trajectory
@@ -222,7 +224,7 @@ def test_stopped_by_a_signal(
 @pytest.mark.long
 def test_killed_and_damaged(tmp_path: Path) -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
-    more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_seconds 0.02 --exact_sharding"
+    more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_seconds 0.02"
     flags = f"{STUDY} {more}".split()
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_killed",
@@ -418,11 +420,12 @@ def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_
 
 @pytest.mark.long
 def test_another_number_of_devices(tmp_path: Path) -> None:
-    """Exact runs do not notice it."""
-    base = f"--algo helpers.tiny:TinyQ {TINY} --exact_sharding"
+    """Runs compute the same, up to the order of sums."""
+    base = f"--algo helpers.tiny:TinyQ {TINY}"
     directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
     resume(directory, "--devices 1 --max_seconds 0")
-    assert outcome(directory) == outcome(run(f"{base} --devices 1", tmp_path))
+    whole = run(f"{base} --devices 1", tmp_path)
+    assert_close(*(jaxrl.load(str(each)).params for each in (directory, whole)), 1e-3)
 
 
 def test_only_what_is_left_of_a_run_is_compiled() -> None:
@@ -483,17 +486,6 @@ def test_episodes_count_their_resets_as_steps() -> None:
     whole, parts = (build_run(parse([*f"{argv} --rollout_steps {n}".split()]).config) for n in (0, 4))
     assert whole.config.run.total_env_steps == 8 * whole.env.spec.horizon
     assert parts.config.run.total_env_steps == 8 * (parts.env.spec.horizon + 1)
-
-
-def test_an_option_that_this_compiler_does_not_know_does_not_stop_a_run(tmp_path: Path) -> None:
-    """It stays in config.yaml, for the version that knows it."""
-    base = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY}".split()]).config).config
-    config = base.with_run(compiler_options="xla_no_such_option=1")
-    resumed = build_run(config, resuming=True)
-    settings = fixed_settings(build_run(base, resuming=True)) | {"compiler_options": "xla_no_such_option=1"}
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(1, jnp.zeros(1), {"devices": resumed.mesh.size, "settings": settings, "env_steps": 0})
-    assert runs._resumable(tmp_path, resumed, config, Console("", io.StringIO()))[0] == 1
 
 
 # What goes wrong

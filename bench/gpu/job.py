@@ -1,6 +1,9 @@
 """Part "job": the main job, `python -m jaxrl.train --algo coma --num_envs 4096`, and four times as many missions."""
 
+import contextlib
 import functools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,9 @@ from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 from jaxrl.report import profile
-from jaxrl.runtime import config as configuration
-from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.config import Config
+from jaxrl.runtime.config import Config, for_this_device
 
-NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 SECONDS = 5.0  # of readings of utilisation and power
 MOST = 100  # kernels in the result
 
@@ -58,7 +58,7 @@ def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
     Without CUDA graphs, inside which a trace may not distinguish kernels.
     """
     missions = 2 if quick else 4096
-    setup, block = _program(missions, quick, NO_GRAPHS)
+    setup, block = _program(missions, quick, graphs=False)
     work = train_throughput.iterations(setup, block)
     jax.block_until_ready(work())
     _, found = profile.record(work, folder / "trace_coma_4096", block.as_text())
@@ -83,23 +83,31 @@ def _busy(missions: int, quick: bool) -> dict[str, Any]:
     return {"rows": watch.rows(f"{missions:,} missions", found), "found": found}
 
 
+@contextlib.contextmanager
+def with_graphs(graphs: bool) -> Iterator[None]:
+    """Compile programs as CUDA graphs, or not."""
+    before = os.environ.get("JAXRL_GRAPHS")
+    if not graphs:
+        os.environ["JAXRL_GRAPHS"] = "off"
+    try:
+        yield
+    finally:
+        os.environ.pop("JAXRL_GRAPHS", None)
+        if before is not None:
+            os.environ["JAXRL_GRAPHS"] = before
+
+
 @functools.lru_cache(maxsize=1)
-def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Run, Any]:
+def _program(missions: int, quick: bool, graphs: bool = True) -> tuple[Run, Any]:
     """Build the run of a configuration and compile its iteration, cached between units."""
-    setup = build_run(_config(missions, quick).with_run(num_envs=missions, compiler_options=options))
-    return setup, train_throughput.compile_block(setup)
+    with with_graphs(graphs):
+        setup = build_run(_config(missions, quick).with_run(num_envs=missions))
+        return setup, train_throughput.compile_block(setup)
 
 
 def _config(missions: int, quick: bool) -> Config:
     request = command_line.parse((QUICK["coma"] if quick else "--algo coma").split(), "python -m bench.gpu")
-    return with_fastest_variant(request.config, missions)
-
-
-def with_fastest_variant(config: Config, num_envs: int) -> Config:
-    """Return the configuration with the environment variant that a run on this device takes, if there is a choice."""
-    if not config.make_env().variants():
-        return config
-    return configuration.changed(config, variants.choose(config, num_envs, measure.say)["settings"])
+    return for_this_device(request.config)
 
 
 def _coma(missions: int, quick: bool) -> dict[str, Any]:

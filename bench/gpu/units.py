@@ -33,12 +33,8 @@ class Unit:
         return found
 
 
-GRAPHS = (
-    "correct",
-    "correct_graphs",
-    240,
-    "bench.gpu.correct:graphs_agree",
-)  # if it fails, the others run without graphs
+# If it fails, the others run without graphs.
+GRAPHS = ("correct", "correct_graphs", 240, "bench.gpu.correct:graphs_agree")
 UNITS = tuple(
     Unit(*row)
     for row in (
@@ -63,18 +59,6 @@ UNITS = tuple(
         ("environments", "environments_coverage", 240, "bench.gpu.environments:coverage"),
         ("environments", "environments_snakes", 240, "bench.gpu.environments:snakes"),
         ("environments", "environments_reach", 240, "bench.gpu.environments:reach"),
-        ("tuning", "tuning_maps", 300, "bench.gpu.tuning:maps"),
-        ("tuning", "tuning_coma_graphs", 300, "bench.gpu.tuning:coma_graphs"),
-        ("tuning", "tuning_ddpg", 300, "bench.gpu.tuning:ddpg"),
-        ("tuning", "tuning_sac", 300, "bench.gpu.tuning:sac"),
-        ("tuning", "tuning_convolution", 300, "bench.gpu.tuning:convolution"),
-        ("tuning", "tuning_learn_chunk", 300, "bench.gpu.tuning:learn_chunk"),
-        ("tuning", "tuning_rollout_chunk", 300, "bench.gpu.tuning:rollout_chunk"),
-        ("tuning", "tuning_coma_schedule", 300, "bench.gpu.tuning:coma_schedule"),
-        ("tuning", "tuning_coma_products", 300, "bench.gpu.tuning:coma_products"),
-        ("torch", "torch_coma", 240, "bench.gpu.peers:coma"),
-        ("torch", "torch_ddpg", 240, "bench.gpu.peers:ddpg"),
-        ("torch", "torch_sac", 240, "bench.gpu.peers:sac"),
     )
 )
 PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))

@@ -15,7 +15,7 @@ import yaml
 
 from bench.harness import measure
 from bench.peers import tables as peers
-from bench.studies import iteration, known
+from bench.studies import known
 from bench.studies.learning import first_at
 from jaxrl.report.console import format_si
 
@@ -50,6 +50,21 @@ def thousands(numbers: float | Iterable[float]) -> str:
 def seed_minutes(stages: Mapping[str, Any]) -> float:
     """Return the CPU minutes of all stages of one seed."""
     return sum(float(stage["cpu_seconds"]) for stage in stages.values()) / 60
+
+
+def iteration_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of what an iteration of COMA costs."""
+    parts = list(rows[0]["seconds"])
+    head = ["preset", "code", "missions", "CPU seconds", *parts, "CPU ms per mission"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for entry in rows:
+        missions, total, shares = entry["about"]["missions"], entry["total"], entry["shares"]
+        seconds = [  # a difference of two measurements may come out below 0
+            f"{entry['seconds'][part]:.2f} ({shares[part]:.0%})" if shares[part] > 0 else "about 0" for part in parts
+        ]
+        cells = [f"`{entry['preset']}`", entry["code"], f"{missions}", f"{total:.2f}", *seconds]
+        lines.append(f"| {' | '.join(cells)} | {1000 * total / missions:.1f} |")
+    return "\n".join(lines)
 
 
 def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
@@ -139,7 +154,7 @@ GLOBALS: dict[str, Any] = {
     "read": read,
     "link": link,
     "known_table": known.table,
-    "iteration_table": iteration.table,
+    "iteration_table": iteration_table,
     "peers_table": peers.rows,
     "cited": yaml.safe_load(_CITED.read_text()),
 }

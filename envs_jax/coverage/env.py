@@ -9,7 +9,6 @@ ends earlier.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -123,20 +122,13 @@ class Coverage(Settings):
         """Return the batched form, see `envs_jax.batch.batched`."""
         return CoverageBatch(self)
 
-    def variants(self) -> tuple[Mapping[str, Any], ...]:
-        if self.map_backend != "auto" or on_cpu():
-            return ()
-        return {"map_backend": "dense"}, {"map_backend": "pallas"}
-
-    def comparable_state(self, state: State) -> tuple[Array, Array]:
-        beliefs = state.maps.beliefs[..., : self.n, : self.n]
-        if beliefs.dtype == jnp.float32:  # stored beliefs are exact in either form
-            beliefs = jax.lax.bitcast_convert_type(beliefs, jnp.int32)
-        return beliefs, state.maps.sums.counts
-
-    def for_any_device(self) -> "Coverage":
-        interpreted = self.map_backend == "pallas" and on_cpu()
-        return dataclasses.replace(self, map_backend="auto") if interpreted else self
+    def for_this_device(self) -> "Coverage":
+        if on_cpu():
+            interpreted = self.map_backend == "pallas"
+            return dataclasses.replace(self, map_backend="auto") if interpreted else self
+        if self.map_backend != "auto":
+            return self
+        return dataclasses.replace(self, map_backend="pallas" if maps.pallas.compiles() else "dense")
 
     def step_label(self, step: int) -> str:
         return f"{step + 1} measurement{'s' if step else ''}"

@@ -132,7 +132,7 @@ class ActorCritic:
             shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
             return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
 
-        return inputs | {"central": layout.map_shards(jax.vmap(jax.vmap(one)), timestep, axis=1)}
+        return inputs | {"central": jax.vmap(jax.vmap(one))(timestep)}
 
     def outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
         """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
@@ -203,9 +203,7 @@ def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: Dat
             rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), merged[name].mean.shape
             mean = mean_of(rows)
             variance = mean_of(jnp.square(rows - mean[None, None])).reshape(shape)
-            merged[name] = layout.deterministic(RunningStatistics.merge)(
-                merged[name], mean.reshape(shape), variance, number
-            )
+            merged[name] = merged[name].merge(mean.reshape(shape), variance, number)
     return merged
 
 

@@ -287,21 +287,15 @@ class Algorithm:
         self, part: str, learner: Learner, gradient: Params, progress: Progress, active: Array | None = None
     ) -> tuple[Learner, Array]:
         """Take an optimizer step, none where `active` bool[] is False. Return the gradient's norm float32[] too."""
-        optimizer = self.chain(part)
-
-        def of(gradient: Params, learner: Learner, progress: Progress, active: Array | None) -> tuple[Learner, Array]:
-            rate = 1.0 if part in self.custom.optimizers else self.learning_rate(part, progress)
-            new = Learner(*optimizers.apply_gradients(optimizer, gradient, learner.params, learner.opt_state, rate))
-            if active is not None:
-                new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
-            return new, optimizers.norm(gradient)
-
-        return self.layout.deterministic(of)(gradient, learner, progress, active)
+        rate = 1.0 if part in self.custom.optimizers else self.learning_rate(part, progress)
+        new = Learner(*optimizers.apply_gradients(self.chain(part), gradient, learner.params, learner.opt_state, rate))
+        if active is not None:
+            new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
+        return new, optimizers.norm(gradient)
 
     def soft_update(self, target: Params, params: Params, tau: Array | float) -> Params:
         """Return target parameters after a step of size tau towards `params`."""
-        blend = lambda new, old: optax.incremental_update(new, old, tau)  # noqa: E731
-        return self.layout.deterministic(blend)(params, target)
+        return optax.incremental_update(params, target, tau)
 
     def chain(self, part: str) -> optax.GradientTransformation:
         """Return the user's optimizer of a part, which sees networks' parameters as flax has them, or `optimizer`'s."""

@@ -193,7 +193,7 @@ class Coma(Algorithm):
     ) -> Arrays:
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
-        taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory, layout), action=trajectory.action)
+        taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
         of_taken = lambda sample: self.nets.values(params.target, sample["critic_input"])  # noqa: E731
         value = layout.apply(lambda sample: select_action_value(of_taken(sample), sample["action"]), taken)
         act = lambda step, keys: self.act(params.actor.params, (), step, keys, progress, "explore")[0]  # noqa: E731
@@ -208,15 +208,14 @@ class Coma(Algorithm):
         y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}), l = lambda (1 - done); after the last step q.
         """
 
-        def of_envs(rows: tuple[TimeStep, Array]) -> Array:
-            following, next_value = rows
-            over_agents = lambda x: jnp.broadcast_to(x[..., None], next_value.shape)  # noqa: E731
-            discount = self.gamma * over_agents(1.0 - following.terminated.astype(jnp.float32))
-            lambda_t = self.td_lambda * over_agents(1.0 - following.done.astype(jnp.float32))
-            return returns.lambda_returns(following.reward, discount, next_value, lambda_t)
+        def over_agents(x: Array) -> Array:
+            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
 
+        following = base.next_timesteps(trajectory, last)
         next_value = jnp.concatenate([value[1:], last_value[None]])
-        return self.layout.map_shards(of_envs, (base.next_timesteps(trajectory, last), next_value), axis=1)
+        discount = self.gamma * over_agents(~following.terminated)
+        lambda_t = self.td_lambda * over_agents(~following.done)
+        return returns.lambda_returns(following.reward, discount, next_value, lambda_t)
 
     def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2; weights w are 0 after an end."""

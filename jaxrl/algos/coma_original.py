@@ -145,17 +145,13 @@ class ComaOriginal(Coma):
             """[T, B, ...] -> [B x T, ...]."""
             return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
-        def of_envs(rows: tuple[TimeStep, Array]) -> Array:
-            following, value = rows
+        following = next_timesteps(trajectory, last)
 
-            def of_agent(reward: Array, value: Array) -> Array:
-                done = row(following.done)
-                return ipp_marl_targets(reward, done, value, self.gamma, self.td_lambda, steps)[0]
+        def agent_targets(reward: Array, value: Array) -> Array:
+            return ipp_marl_targets(reward, row(following.done), value, self.gamma, self.td_lambda, steps)[0]
 
-            targets = jax.vmap(of_agent, in_axes=1, out_axes=1)(row(following.reward), row(value))
-            return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
-
-        return self.layout.map_shards(of_envs, (next_timesteps(trajectory, last), value), axis=1)
+        targets = jax.vmap(agent_targets, in_axes=1, out_axes=1)(row(following.reward), row(value))
+        return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
     def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """Return the original's loss; its log-probability is not the sampled policy's, so there is no "kl"."""

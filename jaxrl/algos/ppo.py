@@ -219,16 +219,14 @@ class Ppo(Algorithm):
         The value after a truncated episode is that of its last observation, which has a row of its own.
         """
 
-        def of_envs(rows: tuple[TimeStep, Array, Array]) -> Array:
-            following, value, next_value = rows
-            over_agents = lambda x: jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)  # noqa: E731
-            discount = self.gamma * over_agents(~following.terminated)
-            lambda_t = self.gae_lambda * over_agents(~following.done)
-            return generalised_advantages(following.reward, discount, lambda_t, value, next_value)
+        def over_agents(x: Array) -> Array:
+            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
 
+        following = base.next_timesteps(trajectory, last)
         next_value = jnp.concatenate([value[1:], last_value[None]])
-        rows = base.next_timesteps(trajectory, last), value, next_value
-        return self.layout.map_shards(of_envs, rows, axis=1)
+        discount = self.gamma * over_agents(~following.terminated)
+        lambda_t = self.gae_lambda * over_agents(~following.done)
+        return generalised_advantages(following.reward, discount, lambda_t, value, next_value)
 
     def update(self, params: PpoParameters, batch: Arrays, progress: Progress) -> tuple[PpoParameters, Arrays]:
         """Take a step on the actor and one on the critic (equation 9), which share no parameters."""

@@ -98,11 +98,10 @@ class TeamNetworks:
         critic = made("critic", actions.n + dueling, spec.critic_input_spec)
         return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
 
-    def critic_inputs(self, trajectory: Trajectory, layout: DataParallel) -> Array:
+    def critic_inputs(self, trajectory: Trajectory) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
         assert self.spec.critic_input is not None
-        of_rows = lambda rows: jax.vmap(jax.vmap(self.spec.critic_input))(*rows)  # noqa: E731
-        inputs = layout.map_shards(of_rows, (trajectory.timestep, trajectory.action), axis=1)
+        inputs = jax.vmap(jax.vmap(self.spec.critic_input))(trajectory.timestep, trajectory.action)
         return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
 
     def _outputs(self, net: Packed, params: Params, views: Array) -> Array:

@@ -22,7 +22,7 @@ Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
 _MOST = 1e300
 # Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
-_ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk", "compiler_options"} - {
+_ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
 }  # fmt: skip
 

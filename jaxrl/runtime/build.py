@@ -23,7 +23,7 @@ from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.self_play import SelfPlay
-from jaxrl.runtime import hosts, memory_plan, tuned
+from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed
 from jaxrl.runtime.data_parallel import (
     REPLICATED,
@@ -41,9 +41,6 @@ from jaxrl.runtime.threefry import compile_random_bits_quickly
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
-from jaxrl.runtime.tuned import Tuned
-
-_PASSES = "xla_disable_hlo_passes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +145,10 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         each = max(trials // devices, 1)  # trials on one device
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
         limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
-        measured, notes = (Tuned(), []) if resuming else _measured(config, env, make_algo(layout))
-        options, refused = _compiler_options(run, measured, resuming)
         chunks = memory_plan.choose_chunks(
-            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit // each, resuming,
-            memory_plan.Chunks(measured.rollout_chunk, measured.learn_chunk),
-        )  # fmt: skip
-        choices = tuple(tuned.parse_options(options).items())
-        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn, options=choices))
+            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit // each, resuming
+        )
+        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(run, algo)
     store = precision.rollout_dtype(run.rollout_dtype)
@@ -164,7 +157,6 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         logical_shards=layout.shards,
         rollout_chunk=chunks.rollout,
         learn_chunk=chunks.learn,
-        compiler_options=run.compiler_options if resuming and run.compiler_options != tuned.AUTO else options,
         total_env_steps=total,
         total_episodes=0,
         schedule_env_steps=run.schedule_env_steps or total,
@@ -187,8 +179,8 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     )
     episodes = -(-run.eval_episodes // layout.devices) if run.eval_every else 0
     parts = part_of_an_episode(algo, total)
-    warnings = [line for line in (warning, parts, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
-    notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
+    warnings = [line for line in (warning, parts, _cut_short(algo.phases, layout.num_envs, total)) if line]
+    notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
     with usage_errors(traced=True):  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, episodes)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
@@ -244,35 +236,12 @@ def _layout(
     else:
         devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
-    layout = DataParallel(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
+    layout = DataParallel(num_envs, shards, devices, compute_dtype=dtype)
 
     def make_algo(layout: DataParallel, changes: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
         return cls(spec, layout, custom=custom, **{**config.algo_settings, **changes})
 
     return layout, make_algo, warning
-
-
-def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:
-    """Return host 0's tuned settings for this job on this kind of device, and sentences about them."""
-    notes: list[str] = []
-    entry = tuned.find(config, env, algo, notes.append)
-    found = hosts.first({name: value for name, value in vars(entry).items() if value})
-    if found:
-        listed = ", ".join(f"{name} {value}" for name, value in found.items())
-        notes.append(f"tuned settings for {tuned.device_kind()}, as far as memory allows: {listed}")
-    return Tuned(**found), notes
-
-
-def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tuple[str, list[str]]:
-    """Return the compiler's options as text, and sentences about unsupported ones. Raises UsageError."""
-    given = run.compiler_options != tuned.AUTO
-    text = run.compiler_options if given else "" if run.exact_sharding else measured.compiler_options
-    options, refused = tuned.known_options(text)
-    if refused and given and not resuming:
-        raise UsageError(f"{refused[0]}: remove it from --compiler_options")
-    if run.exact_sharding and _PASSES in tuned.parse_options(options):
-        raise UsageError(f"exact_sharding chooses the compiler's passes: remove {_PASSES} from --compiler_options")
-    return options, [f"{line}: it is ignored" for line in refused]
 
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:

@@ -73,21 +73,17 @@ class RunSettings:
         1, "devices that the cores of a CPU are divided into, by this command on a single host; 0 = one for each core, "
         "but 1, 2, 4 or 8 (JAX_NUM_CPU_DEVICES counts more)", between=(0, 8),
     )  # fmt: skip
-    exact_sharding: bool = setting(False, "bit-identical results on any number of devices, at some cost in speed")
     logical_shards: int = setting(
         0, "parts of the batch that are sampled separately; 0 = the largest of 8, 4, 2, 1 that fits"
     )
     rollout_chunk: int = setting(
-        0, "environments rolled out at a time in phases that restart them; 0 = tuned, or by the memory plan",
+        0, "environments rolled out at a time in phases that restart them; 0 = by the memory plan",
         between=(0, MOST_ENVS),
     )  # fmt: skip
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, accumulated over the minibatch; 0 = tuned, or by the memory plan",
+        0, "samples per gradient evaluation, accumulated over the minibatch; 0 = by the memory plan",
         between=(0, 1e9),
     )  # fmt: skip
-    compiler_options: str = setting(
-        "auto", "XLA options for training, name=value separated by spaces; auto = those tuned for this kind of device"
-    )
     compute_dtype: Compute = setting("auto", "dtype of matmuls and convolutions; auto = bfloat16 on accelerators")
     rollout_dtype: Store = setting("auto", "dtype of stored observations in [0, 1]; auto = float16")
     memory_gb: float = setting(0.0, "memory limit per device in GiB; 0 = all free memory", between=(0, 1e6))
@@ -135,8 +131,8 @@ class RunSettings:
         loggers.named(self.logger)
 
 
-# Settings that may change when a run is resumed. Devices change sums of floats unless the run is exact; none of the
-# others changes the result of the next iteration.
+# Settings that may change when a run is resumed. Devices change the order of sums of floats; none of the others changes
+# the result of the next iteration.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "cpu_devices", "memory_gb", "block_iterations",
     "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
@@ -272,9 +268,13 @@ def read_run(run: str | Path) -> tuple[Path, Config]:
         UsageError: its config.yaml is damaged.
     """
     directory, config = read_training_run(run)
-    env = config.make_env().for_any_device()
-    settings = {name: getattr(env, name) for name in config.env_settings}
-    return directory, dataclasses.replace(config, env_settings=settings)
+    return directory, for_this_device(config)
+
+
+def for_this_device(config: Config) -> Config:
+    """Return the configuration with the settings of `Environment.for_this_device`."""
+    env = config.make_env().for_this_device()
+    return dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
 
 
 def read_training_run(run: str | Path) -> tuple[Path, Config]:
@@ -287,12 +287,13 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
 
 
 def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the settings of an older run to counts of environment steps.
+    """Convert the settings of an older run to counts of environment steps, without those that computed the same.
 
     Algorithms with a replay had `updates_per_step`, counted `eps_decay` in steps of the batch, and evaluations and
     snapshots in iterations. Older runs of PPO look like new ones:
     resumed, they are evaluated after every iteration. Older runs of COMA have settings that are gone, and are refused.
     """
+    values = {name: value for name, value in values.items() if name not in ("exact_sharding", "compiler_options")}
     algo = values.get("algo")
     envs, updates, interval, decay = (
         _number(values.get(name)) for name in ("num_envs", "updates_per_step", "update_interval", "eps_decay")

@@ -2,13 +2,8 @@
 
 The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
 and the only collectives are those of `DataParallel` (gradients and metrics). Environments and minibatches are cut into
-S logical shards whatever the number of devices.
-
-With `exact` a run is bit-identical on any number of devices. That takes four things:
-- everything is computed at the shape of one logical shard, and sums over shards have a fixed order;
-- every mix of products and sums is passed to `isolate`: fusion decides where fused multiply-adds round;
-- programs are compiled with `DataParallel.compiler_options`, so that arithmetic is done as written;
-- randomness belongs to environments and logical shards, never to devices.
+S logical shards whatever the number of devices. Randomness belongs to environments and logical shards, never to
+devices, so that a run computes the same on any number of devices, up to the order of sums.
 """
 
 import dataclasses
@@ -34,21 +29,23 @@ def make_mesh(devices: int) -> Mesh:
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def graphs(*passes: str) -> dict[str, Any]:
-    """Return compiler options of programs with loops, which disable some of XLA's passes over HLO.
+def graphs() -> dict[str, Any]:
+    """Return compiler options of programs with loops.
 
     On GPUs loops and branches become CUDA graphs, which run without the host, unless JAXRL_GRAPHS=off is set.
     Convolutions cannot be part of one, nor can the copies that the dynamic-slice-annotator makes of arrays that loops
     write into.
     """
-    options: dict[str, Any] = {}
-    if jax.default_backend() == "gpu" and os.environ.get("JAXRL_GRAPHS") == "off":
-        options = {"xla_gpu_enable_command_buffer": ""}  # otherwise XLA makes graphs outside loops
-    elif jax.default_backend() == "gpu":
-        kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
-        options = {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
-        passes = (*passes, "dynamic-slice-annotator")
-    return options | ({"xla_disable_hlo_passes": ",".join(passes)} if passes else {})
+    if jax.default_backend() != "gpu":
+        return {}
+    if os.environ.get("JAXRL_GRAPHS") == "off":
+        return {"xla_gpu_enable_command_buffer": ""}  # otherwise XLA makes graphs outside loops
+    kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+    return {
+        "xla_gpu_enable_command_buffer": kinds,
+        "xla_gpu_graph_min_graph_size": 1,
+        "xla_disable_hlo_passes": "dynamic-slice-annotator",
+    }
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -130,22 +127,6 @@ def chunked(
     return lambda: jax.tree.map(buffer, shapes, axes), write
 
 
-def isolate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled separately, so that its bits depend on its arguments alone.
-
-    Fused arithmetic may contract to fused multiply-adds, and what is fused depends on the surroundings, which
-    differ with the number of devices. A branch of unknown condition is not fused with operations outside it.
-    """
-
-    def call(*arguments: Any) -> Any:
-        once = traced_once(function)
-        shapes = jax.eval_shape(once, *arguments)
-        zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
-        return jax.lax.cond(jax.lax.optimization_barrier(jnp.bool_(True)), once, zeros, *arguments)
-
-    return call
-
-
 @dataclasses.dataclass(frozen=True)
 class DataParallel:
     """Batch sizes that an algorithm needs, and reductions over devices.
@@ -154,38 +135,15 @@ class DataParallel:
         num_envs: B, environments over all devices.
         shards: S, logical shards over all devices.
         devices: devices of the mesh; with 1 no collective is used, so that everything also runs outside a mesh.
-        exact: sum in a fixed order at the shape of one logical shard.
         learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are accumulated over chunks.
         compute_dtype: of matmuls and convolutions in networks.
-        options: of the compiler, (name, value) each.
     """
 
     num_envs: int
     shards: int = 1
     devices: int = 1
-    exact: bool = False
     learn_chunk: int = 0
     compute_dtype: Any = jnp.float32
-    options: tuple[tuple[str, str | bool], ...] = ()
-
-    @property
-    def compiler_options(self) -> dict[str, Any]:
-        """Return the options for every program that makes training state: `graphs`, `options`, and more if `exact`.
-
-        XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
-        Where it does so depends on which equal values are already merged, and the SPMD partitioner, which runs with
-        several devices only, merges them earlier. Without it every branch compiles to the same instructions on any
-        number of devices. On CPUs a small loop becomes a single kernel, whose arithmetic is fused across `isolate`
-        parts; with several devices there is no such loop around one shard.
-        With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
-        depend on the program around it. On GPUs sums must not depend on the order of threads, nor algorithms on a race.
-        """
-        own = dict(self.options)
-        passes = [name for name in str(own.pop("xla_disable_hlo_passes", "")).split(",") if name]
-        if not self.exact:
-            return graphs(*passes) | own
-        fixed = {"xla_gpu_deterministic_ops": True} if jax.default_backend() == "gpu" else {}
-        return graphs("algsimp", "small-while-loop-hoisting") | fixed | own
 
     @property
     def local_shards(self) -> int:
@@ -214,67 +172,41 @@ class DataParallel:
 
     def mean(self, values: Any) -> Any:
         """Mean over all logical shards of leaves [S local, ...] -> [...], the same on every device."""
-        in_order = lambda rows: _mean_over(lambda row: row, rows)  # noqa: E731
-        return self._reduce(values, lambda x: x.mean(0), jax.lax.pmean, in_order)
+        local = jax.tree.map(lambda x: x.mean(0), values)
+        return jax.lax.pmean(local, AXIS) if self.devices > 1 else local
 
-    def _reduce(self, values: Any, local: Any, over_devices: Any, in_order: Callable[[Any], Any]) -> Any:
-        """Reduce the first axis of leaves, if `exact` that of all devices together, `in_order`."""
-        if not self.exact:
-            values = jax.tree.map(local, values)
-            return over_devices(values, AXIS) if self.devices > 1 else values
-        if self.devices > 1:
-            values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
-        return isolate(in_order)(values)
+    def sum(self, values: Any) -> Any:
+        """Sum over all rows of all devices, leaves [rows of this device, ...] -> [...]."""
+        local = jax.tree.map(lambda x: x.sum(0), values)
+        return jax.lax.psum(local, AXIS) if self.devices > 1 else local
 
     def sample_mean(self, samples: Array) -> Array:
         """Mean over all samples of all logical shards, [S local, m] -> []."""
-        return self.mean(jax.lax.map(isolate(jnp.mean), samples) if self.exact else samples.mean(1))
-
-    def deterministic(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` of replicated values, bit-identical on any number of devices if `exact`."""
-        return isolate(function) if self.exact else function
+        return self.mean(samples.mean(1))
 
     def all_gather(self, samples: Any) -> tuple[Any, Array | int]:
-        """Gather samples [n, ...] of all devices inside a loss of `gradient`: [n devices, ...], and this one's offset.
-
-        With `exact` nothing is gathered across logical shards.
-        """
-        if self.exact or self.devices == 1:
+        """Gather samples [n, ...] of all devices, inside a loss of `gradient`: [n devices, ...], this one's offset."""
+        if self.devices == 1:
             return samples, 0
         number = jax.tree.leaves(samples)[0].shape[0]
         every = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
         return every, jax.lax.axis_index(AXIS) * number
 
-    def map_shards(self, function: Callable[[Any], Any], batch: Any, axis: int) -> Any:
-        """Apply `function` to this device's environments, on `axis` of all its arguments and results.
-
-        With `exact` it gets the environments of one logical shard at a time.
-        """
-        if not self.exact:
-            return function(batch)
-        return map_chunks(isolate(function), batch, self.local_shards, axis, axis)
-
-    def sum(self, values: Any) -> Any:
-        """Sum over all rows of all devices, leaves [rows of this device, ...] -> [...]."""
-        total = lambda x: x.sum(0)  # noqa: E731
-        return self._reduce(values, total, jax.lax.psum, lambda rows: jax.tree.map(total, rows))
-
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
         """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
 
-        A piece never crosses logical shards in exact mode; a row stands for `per_row` samples.
+        A row stands for `per_row` samples.
         """
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
-        whole = rows if self.exact else shards * rows
+        whole = shards * rows
         chunk = largest_divisor(whole, self.learn_chunk // per_row) if self.learn_chunk else whole
-        pieces = shards * rows // chunk
+        pieces = whole // chunk
         return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
 
     def apply(self, function: Callable[[Any], Any], data: Any, per_row: int = 1) -> Any:
         """Apply `function` (rows [n, ...] -> [n, ...]) to data [S local, m, ...], chunk by chunk."""
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
         pieces, chunks = self._pieces(data, per_row)
-        function = self.deterministic(function)
         if pieces == 1:
             out = jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], chunks)))
         else:
@@ -294,18 +226,13 @@ class DataParallel:
         Returns:
             gradients, (loss, dict), equal on every device.
         """
-        pieces, chunks = self._pieces(data)
+        _, chunks = self._pieces(data)
         value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
         def evaluate(params: Any, samples: Any) -> Any:
             value, gradient = value_and_grad(params, samples)
             return gradient, value
 
-        if self.exact:
-            shards = self.local_shards
-            grouped = jax.tree.map(lambda x: x.reshape(shards, pieces // shards, *x.shape[1:]), chunks)
-            of_shard = isolate(lambda params, shard: _mean_over(lambda chunk: evaluate(params, chunk), shard))
-            return self.mean(jax.lax.map(lambda shard: of_shard(params, shard), grouped))
         result = _mean_over(lambda chunk: evaluate(params, chunk), chunks)
         return jax.lax.pmean(result, AXIS) if self.devices > 1 else result
 

@@ -222,7 +222,6 @@ def choose_chunks(
     learn: int,
     limit: int,
     adapt: bool = False,
-    measured: Chunks = Chunks(0, 0),
 ) -> Chunks:
     """Choose chunk sizes that keep temporaries within SHARE of the memory; given ones are checked and kept.
 
@@ -232,13 +231,12 @@ def choose_chunks(
         limit: bytes that may be used on a device.
         adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
             have changed since they were chosen.
-        measured: tuned sizes for this kind of device, 0 if not known; used if none is given and they fit.
 
     Raises:
         UsageError: a given chunk does not divide its axis.
     """
     layout, cpu = algo.layout, jax.default_backend() == "cpu"
-    together = layout.num_envs // layout.shards if layout.exact else layout.local_envs
+    together = layout.local_envs
     learned = most_samples(algo)
     rollout = min(rollout, together)
     if adapt:
@@ -250,23 +248,21 @@ def choose_chunks(
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         per_env = 3 * rollout_env_bytes(env)  # before, after, and compiler temporaries
         affordable = SHARE * limit / max(per_env, 1)
-        rollout = _chunk(together, affordable, CPU_ROLLOUT if cpu else together, measured.rollout)
+        rollout = _chunk(together, affordable, CPU_ROLLOUT if cpu else together)
     if not learn and learned > 1:  # else the algorithm cannot split its gradients
         affordable = SHARE * limit / max(algo.memory.sample_bytes, 1)
-        learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
+        learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned)
     return Chunks(rollout or together, learn)
 
 
 def most_samples(algo: Algorithm) -> int:
     """Return the samples of one gradient evaluation of a device without chunks."""
-    return algo.memory.largest_chunk * (1 if algo.layout.exact else algo.layout.local_shards)
+    return algo.memory.largest_chunk * algo.layout.local_shards
 
 
-def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
-    """Return a divisor of `whole` not above `affordable`: `measured` if it is one, else one near `wanted`."""
+def _chunk(whole: int, affordable: float, wanted: int) -> int:
+    """Return a divisor of `whole` not above `affordable`, near `wanted`."""
     affordable = max(1, int(affordable))
-    if 0 < measured <= affordable and whole % measured == 0:
-        return measured
     below = largest_divisor(whole, min(affordable, wanted))
     if below >= min(affordable, wanted, whole) / 4:
         return below
@@ -283,8 +279,7 @@ def make_plan(trainer: Trainer, limit: int, episodes: int = 0) -> Plan:
     """Estimate the memory of a run from shapes.
 
     `limit` are the bytes that may be used on a device, `episodes` those of an evaluation there. They are rolled out as
-    many at a time as in training where that has a size of its own (with --exact_sharding, and where environments
-    restart), else as many as fit.
+    many at a time as in training where that has a size of its own (where environments restart), else as many as fit.
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     devices, trials = trainer.mesh.size, max(trainer.trials // trainer.mesh.size, 1)  # of one device
@@ -293,7 +288,7 @@ def make_plan(trainer: Trainer, limit: int, episodes: int = 0) -> Plan:
     kept = size((shapes.carry, shapes.env, shapes.timestep, shapes.statistics)) // devices
     per_env = size((shapes.env, shapes.timestep)) // layout.num_envs // trainer.trials if kept else 0
     rollout = 3 * (per_env or rollout_env_bytes(trainer.env))  # tracing it again takes a second
-    fitting = int(SHARE * limit / trials / rollout) if kept and not layout.exact else 0
+    fitting = int(SHARE * limit / trials / rollout) if kept else 0
     evaluation = min(max(trainer.rollout_chunk, fitting), episodes)
     # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from envs_jax.base import Array
 from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
 from jaxrl.report.console import format_duration
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, chunked, on_mesh
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, chunked, graphs, on_mesh
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 from jaxrl.runtime.trainer import Trainer, key_of_iteration
@@ -102,7 +102,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
 
     def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
-        return jax.jit(on_devices, donate_argnums=donated, compiler_options=trainer.layout.compiler_options)
+        return jax.jit(on_devices, donate_argnums=donated, compiler_options=graphs())
 
     state, count = trainer.shapes(), trainer.placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
     make_buffers = compiled(buffers, (specs,), collected, ())

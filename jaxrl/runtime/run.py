@@ -17,7 +17,7 @@ from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
 from jaxrl.report.writer import LOST, NullWriter, Writer
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import hosts, run_directory, trials, variants
+from jaxrl.runtime import hosts, run_directory, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
@@ -26,7 +26,7 @@ from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position, TrainState
 
 _RESOLVED = (  # settings that a run chooses itself unless they are given
-    "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compiler_options", "compute_dtype", "rollout_dtype",
+    "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compute_dtype", "rollout_dtype",
     "schedule_env_steps",
 )  # fmt: skip
 _WIDTH = 100  # columns of tables
@@ -58,13 +58,12 @@ def start(
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     hosts.on_first(lambda: loggers.check(config.run.logger))
-    config = resolve_config(resolve_latest(config))
+    config = configuration.for_this_device(resolve_config(resolve_latest(config)))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
     with log or _console(setup) as console:
-        setup, facts = _fastest(config, setup, console, custom)
         programs = _compile(setup, inputs, None, console)
-        facts |= Scoring.of(setup.env.spec).entry()
+        facts = Scoring.of(setup.env.spec).entry()
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))
@@ -169,19 +168,6 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
 
 def _console(setup: Run) -> Console:
     return Console(f"{setup.config.algo} on {setup.config.env}", label=setup.env.spec.label)
-
-
-def _fastest(config: Config, setup: Run, console: Console | Log, custom: Custom) -> tuple[Run, dict[str, Any]]:
-    """Choose the fastest environment variant on this device; return the run and the choice for versions.json.
-
-    The variant becomes a setting of the run: a resumed run does not choose again.
-    """
-    if not setup.env.env.variants():
-        return setup, {}
-    with console.working("comparing variants of the environment"):
-        found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
-    config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
-    return build_run(config, custom=custom), {"variant": found}
 
 
 def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> CompiledRun:

@@ -28,6 +28,7 @@ from jaxrl.runtime.data_parallel import (
     REPLICATED,
     SPLIT,
     DataParallel,
+    graphs,
     map_chunks,
     on_mesh,
     shardings,
@@ -56,7 +57,7 @@ class Trainer:
         layout: of the batch on the devices.
         mesh: the devices.
         block: K, maximum iterations of one compiled call.
-        rollout_chunk: environments rolled out at a time on a device (restart phases and exact mode); 0 = all.
+        rollout_chunk: environments rolled out at a time on a device, in phases that restart them; 0 = all.
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
         seeds: the run's seed and the next ones, trained in one program.
@@ -106,7 +107,7 @@ class Trainer:
 
     def make_init(self) -> Callable[..., Any]:
         """Jit of (key, inputs) -> state."""
-        return jax.jit(self._begin, compiler_options=self.layout.compiler_options)
+        return jax.jit(self._begin, compiler_options=graphs())
 
     @functools.cached_property
     def _begin(self) -> Callable[..., Any]:
@@ -190,20 +191,16 @@ class Trainer:
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         settings, progress = settings or {}, start()
-        algo = self.layout.deterministic(self.algo.with_traced(settings).init)(key_algo, inputs)
+        algo = self.algo.with_traced(settings).init(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
         kept: Any = ((), (), (), ())
         policy = self.algo.policy(algo)
         pool = opponent_pool.init(self.env, policy)
         if self.keeps_envs:
-            context = opponent_pool.context(self.env, progress, pool)
-
-            def begin(indices: Array) -> Any:
-                env, timestep = self._start(key_run, indices, 0, context)
-                return self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
-
-            kept = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
+            context, indices = opponent_pool.context(self.env, progress, pool), self.layout.env_indices()
+            env, timestep = self._start(key_run, indices, 0, context)
+            kept = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
         carry, env, timestep, statistics = kept
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         return TrainState(algo, carry, env, timestep, statistics, key_run, pool, progress, *counters, settings)
@@ -253,8 +250,11 @@ class Trainer:
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments of `map_chunks` that make it `collect`."""
         policy, context, batch = self._acting(state, phase)
-        part = self.layout.deterministic(lambda part: self._collect(policy, context, part, phase, state, key))
-        return part, batch, self.chunks(), (1, 0, 0, 0)
+
+        def collect_part(part: Any) -> Any:
+            return self._collect(policy, context, part, phase, state, key)
+
+        return collect_part, batch, self.chunks(), (1, 0, 0, 0)
 
     def _collect(
         self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
@@ -303,7 +303,7 @@ class Trainer:
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
         episodes = layout.sum(ended) if ended else {}
         if phase.updates:
-            learning = learning | layout.deterministic(self.algo.schedules)(progress)
+            learning = learning | self.algo.schedules(progress)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
         ended_now = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
         progress = Progress(
@@ -325,10 +325,9 @@ class Trainer:
         return state, learning, episodes
 
     def chunks(self) -> int:
-        """Return the number of parts of a device's rollout; parts never cross logical shards in exact mode."""
-        envs = self.layout.num_envs // self.layout.shards if self.layout.exact else self.layout.local_envs
-        size = self.rollout_chunk if 0 < self.rollout_chunk < envs else envs
-        return self.layout.local_envs // size
+        """Return the number of parts of a device's rollout."""
+        envs = self.layout.local_envs
+        return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
 
     # A block
 
@@ -417,7 +416,7 @@ class Trainer:
             (self.specs(), REPLICATED),
             (self.specs(), metrics),
         )
-        return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)
+        return jax.jit(function, donate_argnums=0, compiler_options=graphs())
 
     # A whole run
 

@@ -20,7 +20,7 @@ import pytest
 
 from bench import compare, env_throughput, train_throughput
 from bench.harness import measure, plots
-from bench.studies import convolution, learning
+from bench.studies import learning
 from jaxrl.cli import collect, doctor, evaluate, export, render, train
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
@@ -51,7 +51,6 @@ VERBS: dict[str, Callable[..., int]] = {
     "env_throughput": env_throughput.main,
     "train_throughput": train_throughput.main,
     "compare": compare.main,
-    "convolution": convolution.main,
     "learning": learning.main,
 }
 SECONDS = 120  # after which a verb counts as one that does not answer

@@ -91,7 +91,7 @@ BASES = {
 }
 FLAGS = (
     "algo env config resume num_envs seed total_env_steps total_episodes max_seconds schedule_env_steps init_from "
-    "devices exact_sharding logical_shards rollout_chunk learn_chunk compute_dtype rollout_dtype memory_gb "
+    "devices logical_shards rollout_chunk learn_chunk compute_dtype rollout_dtype memory_gb "
     "block_iterations block_seconds log_every self_play self_play_every eval_every eval_episodes checkpoint_every "
     "checkpoint_minutes keep_checkpoints runs coordinator num_hosts host_index env_steps_per_update update_interval "
     "n_step critics depth units gamma tau actor_lr critic_lr batch_size buffer_size warmup capacity "

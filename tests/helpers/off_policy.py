@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -117,44 +116,27 @@ class Compiled(Trainer):
         return self._programs[name]
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimisedLayout(DataParallel):
-    """A layout whose programs are optimised, if only a little, where the quick compiler of the tests does nothing.
-
-    For bits of SAC and COMA: without, sums of theirs are rounded otherwise on eight devices, as their shapes differ.
-    """
-
-    @property
-    def compiler_options(self) -> dict[str, Any]:
-        quick = "JAXRL_TEST_XLA_FLAGS" not in os.environ  # see conftest.py
-        return super().compiler_options | ({"xla_backend_optimization_level": 1} if quick else {})
-
-
 @functools.cache  # tests with the same arguments share the programs
 def make_trainer(
     algo: type[OffPolicy],
     env: Environment,
     num_envs: int = 8,
     devices: int = 1,
-    exact: bool = False,
-    kind: type[DataParallel] = DataParallel,
     **settings: Any,
 ) -> Trainer:
     """A trainer whose blocks have up to 400 iterations, with an update for each step of the batch by default."""
     if "env_steps_per_update" in {field.name for field in dataclasses.fields(algo)}:
         settings = {"env_steps_per_update": float(num_envs)} | settings
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
-    layout = kind(num_envs, shards, devices, exact)
+    layout = DataParallel(num_envs, shards, devices)
     made = algo(env.spec, layout, **settings)
     return Compiled(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
 
 
-def trainer_of(case: str, devices: int = 1, exact: bool = False, **settings: Any) -> Trainer:
+def trainer_of(case: str, devices: int = 1, **settings: Any) -> Trainer:
     """The same for a row of `CASES`, with sixteen environments and `settings` on top; rates fall to nothing."""
     algo, env, own, _ = CASES[case]
-    return make_trainer(
-        algo, env, 16, devices, exact, **(own | {"update_interval": 4, "final_lr_fraction": 0.0} | settings)
-    )
+    return make_trainer(algo, env, 16, devices, **(own | {"update_interval": 4, "final_lr_fraction": 0.0} | settings))
 
 
 def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
@@ -175,6 +157,21 @@ def digest(tree: Any) -> dict[str, str]:
         return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
 
     return {jax.tree_util.keystr(path): of(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def assert_close(first: Any, second: Any, tolerance: float) -> None:
+    """Two states agree: whole numbers and keys are equal, real numbers up to the rounding of sums."""
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True)
+    for (path, one), other in pairs:
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        one, other = np.asarray(one), np.asarray(other)
+        if np.issubdtype(one.dtype, np.floating):
+            scale = max(float(np.abs(one).max(initial=0)), 1e-3)
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale, err_msg=jax.tree_util.keystr(path))
+        else:
+            np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
 
 
 def outputs_of(algo: OffPolicy, part: str) -> Callable[..., Array]:

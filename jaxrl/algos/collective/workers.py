@@ -166,7 +166,7 @@ class Experts:
         numbers = math.prod(self.worker.spec.action.shape)
         noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), numbers), jnp.float32))(keys).swapaxes(0, 1)
         rows = seen | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
-        labels = layout.map_shards(lambda rows: self.labels(workers, rows), rows, axis=1)
+        labels = self.labels(workers, rows)
         end = replay.ends(terminated, appended(step.truncated, last.truncated))
         return replay.write(ring, seen, trajectory.extras | labels, reward, end)
 
