@@ -16,7 +16,6 @@ setup(
     package_data={
         "jaxrl.configs": ["*.yaml"],
         "jaxrl": ["py.typed"],
-        "jaxrl.runtime": ["tuned.json"],
         "envs_jax": ["py.typed"],
         "envs_jax.reach": ["*.json"],
         "envs_jax.viewing": ["*.html"],

@@ -85,7 +85,6 @@ EXCEPT = {
     ("README.md", "make test"): "the tests themselves",
     ("CONTRIBUTING.md", "make "): "network: makes a virtual environment, in which it runs the tests",
     ("docs/gpu.md", "python -m bench.gpu"): "GPU; tests/test_bench_gpu.py runs its parts on a CPU",
-    ("docs/gpu_program.md", "python -m bench.gpu_program"): "minutes of compiling for a GPU: tests/test_gpu_program.py",
     ("docs/metaworld.md", "pip install"): "network",
     ("docs/metaworld.md", "python -m jaxrl"): "package metaworld",
     ("docs/metaworld.md", "python -m bench"): "package metaworld",

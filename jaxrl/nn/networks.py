@@ -126,7 +126,7 @@ def smallest_side(stride: int) -> int:
 
 
 def convolution_methods(hidden_size: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
-    """Return the fastest method for each layer of `ConvStack` on a platform (see `bench.studies.convolution`)."""
+    """Return the fastest method for each layer of `ConvStack` on a platform."""
     if platform != "cpu":
         return ("conv", "conv", "conv")
     return ("patches", "dense" if hidden_size <= 64 else "patches", "patches")
