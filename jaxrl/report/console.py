@@ -94,7 +94,7 @@ class _Lines:
             now = time.monotonic()
             last = self._progress_time
             # sooner than `every`: the next call may be some seconds away
-            if last is not None and now - max(last, self._group_time) < 0.6 * self._every:
+            if last is not None and now - max(last, self._group_time) < 0.45 * self._every:
                 return
             self._progress_time = now
             where, colon, what = activity.partition(": ")
