@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
-from jaxrl.common.garbage import collected_rarely
 
 
 @entry.exit_on_error
@@ -23,13 +22,12 @@ def main(argv: Sequence[str]) -> int:
     if flags.resume_or_start is not None and request.resume is not None:
         raise UsageError("--resume and --resume_or_start both name a run: leave one of them out")
 
-    with collected_rarely():  # only now: --help and a wrong flag need none of this
-        import jax
+    import jax
 
-        from jaxrl.report.cache import enable_compilation_cache
-        from jaxrl.runtime import hosts
-        from jaxrl.runtime import run as runs
-        from jaxrl.runtime.run_directory import versions
+    from jaxrl.report.cache import enable_compilation_cache
+    from jaxrl.runtime import hosts
+    from jaxrl.runtime import run as runs
+    from jaxrl.runtime.run_directory import versions
 
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is None:

@@ -1,17 +1,12 @@
-"""Files kept between runs: compiled programs and measurements of a machine."""
+"""Compiled programs, kept between runs."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from jaxrl.common.files import cache_root, write_atomically
+from jaxrl.common.files import cache_root
 
 JAX_LEAST_SECONDS = 1.0  # JAX keeps what took longer to compile; a start makes dozens of smaller programs
-
-Warn = Callable[[str], None]
 
 
 def cache_folder() -> Path:
@@ -26,28 +21,3 @@ def enable_compilation_cache() -> None:
     # nobody has chosen another
     if getattr(jax.config, "jax_persistent_cache_min_compile_time_secs", None) == JAX_LEAST_SECONDS:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def read_measured(path: Path, warn: Warn) -> dict[str, Any]:
-    """Return the JSON mapping in a file; {} if there is none, and with a warning if it is damaged."""
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError):
-        entries = None
-    if not isinstance(entries, dict):
-        warn(f"warning: {path} cannot be read, or holds no mapping, and is ignored: delete it")
-        return {}
-    return entries
-
-
-def write_measured(path: Path, entries: dict[str, Any], warn: Warn) -> None:
-    """Add entries to the JSON mapping in a file; warn if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            path, json.dumps(read_measured(path, lambda _: None) | entries, indent=1, sort_keys=True) + "\n"
-        )
-    except OSError as error:
-        warn(f"warning: {path} cannot be written ({error.strerror}): the next run measures again")

@@ -18,7 +18,6 @@ from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.common.garbage import collected_rarely
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
@@ -101,8 +100,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         UsageError: impossible settings.
         memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
     """
-    with collected_rarely():
-        setup = unchecked_run(config, resuming, custom)
+    setup = unchecked_run(config, resuming, custom)
     made = setup.plan
     if made.fits:
         return setup
@@ -448,8 +446,7 @@ def compile_run(
     if jax.default_backend() != "cpu" or hosts.number() > 1:
         done.compile(at_once=False)
     else:
-        with collected_rarely():
-            done.compile(start, *_until_first_update(setup.algo.phases, blocks))
+        done.compile(start, *_until_first_update(setup.algo.phases, blocks))
     return done
 
 
