@@ -173,7 +173,7 @@ class Policy:
                 raise ValueError("action_mask must be 1 where an action is open and 0 elsewhere, it has other numbers")
             if not numbers.any(-1).all():
                 raise ValueError("action_mask closes every action of an agent: leave at least one open")
-        return jnp.asarray(mask != 0)
+        return jnp.asarray(mask).astype(jnp.bool_)
 
     def _check_open(self, action: Array, mask: Array) -> None:
         """Raise ValueError for an action that the caller's mask closes: a user's algorithm may ignore it."""
