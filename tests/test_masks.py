@@ -205,7 +205,7 @@ def test_a_mask_is_given_where_it_is_needed_and_nowhere_else(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"needs action_mask, bool\[2, 4\], true where an action is open"):
         loaded(tmp_path / "needed").act(seen)
     assert loaded(tmp_path / "free").act(seen).shape == (AGENTS,)
-    with pytest.raises(ValueError, match="trained without action masks: leave action_mask out"):
+    with pytest.raises(ValueError, match="trained without action masks, and plays all actions: leave action_mask out"):
         loaded(tmp_path / "free").act(seen, action_mask=MASK[0])
 
 

@@ -69,7 +69,7 @@ class Policy:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
         if self.settings["actions"] == "box" or self.settings["masking"] == "none":
             if given is not None:
-                raise ValueError("the policy was trained without action masks: leave action_mask out")
+                raise ValueError("the policy was trained without action masks, and plays all actions: leave action_mask out")
             return np.ones(outputs.shape, bool)
         shape = outputs.shape[1:] if single else outputs.shape
         if given is None:
