@@ -159,18 +159,18 @@ class Policy:
             if self._blank.action_mask is None or not self.algo.heeds_masks:
                 return None
             raise ValueError(
-                f"'{spec.name}' closes actions, the policy needs to know which: give action_mask, bool{list(shape)}, true "
-                "where an action is open (`timestep.action_mask`), or pass the whole time step"
+                f"'{spec.name}' closes actions, the policy needs to know which: give action_mask, bool{list(shape)}, "
+                "true where an action is open (`timestep.action_mask`), or pass the whole time step"
             )
         mask = given if isinstance(given, jax.Array) else np.asarray(given)
         if mask.dtype != np.bool_ and not np.issubdtype(mask.dtype, np.integer):
-            raise ValueError(f"action_mask must be of bool or of integers, 1 where an action is open, not of {mask.dtype}")
+            raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
         if mask.shape != shape:
             raise ValueError(f"action_mask must have the shape {shape}, as the observation has, not {mask.shape}")
         if not isinstance(mask, jax.core.Tracer):  # values are known
             numbers = np.asarray(mask)
             if not np.isin(numbers, (0, 1)).all():
-                raise ValueError("action_mask must be 1 where an action is open and 0 elsewhere, it has other numbers")
+                raise ValueError("action_mask must hold 1 where an action is open and 0 elsewhere, not other numbers")
             if not numbers.any(-1).all():
                 raise ValueError("action_mask closes every action of an agent: leave at least one open")
         return jnp.asarray(mask).astype(jnp.bool_)

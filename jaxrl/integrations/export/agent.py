@@ -69,18 +69,18 @@ class Policy:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
         if self.settings["actions"] == "box" or self.settings["masking"] == "none":
             if given is not None:
-                raise ValueError("the policy was trained without action masks, and plays all actions: leave action_mask out")
+                raise ValueError("the policy was trained without action masks: leave action_mask out")
             return np.ones(outputs.shape, bool)
         shape = outputs.shape[1:] if single else outputs.shape
         if given is None:
             raise ValueError(f"the policy needs action_mask, bool{list(shape)}, true where an action is open")
         mask = np.asarray(given)
         if mask.dtype.kind not in "biu":
-            raise ValueError(f"action_mask must be of bool or of integers, 1 where an action is open, not of {mask.dtype}")
+            raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
         if mask.shape != shape:
             raise ValueError(f"action_mask must have the shape {shape}, as the observation has, not {mask.shape}")
         if not np.isin(mask, (0, 1)).all():
-            raise ValueError("action_mask must be 1 where an action is open and 0 elsewhere, it has other numbers")
+            raise ValueError("action_mask must hold 1 where an action is open and 0 elsewhere, not other numbers")
         if not mask.any(-1).all():
             raise ValueError("action_mask closes every action of an agent: leave at least one open")
         return mask.reshape(outputs.shape) != 0
