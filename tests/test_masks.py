@@ -20,6 +20,7 @@ from jaxrl.algos.base import Custom
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ddpg import Bicnet, Ddpg
+from jaxrl.algos.ddpg_actions import Softmax
 from jaxrl.algos.ppo import Ppo
 from jaxrl.evaluation.policy import Policy
 from jaxrl.evaluation.rollouts import Evaluator, learned
@@ -238,6 +239,15 @@ def test_policies_take_masks_in_compiled_functions() -> None:
     check(act(LOGITS, MASK.astype(np.int8)))
     with pytest.raises(ValueError, match="of bool or of integers"):
         act(LOGITS, MASK.astype(np.float32))
+
+
+def test_exploring_numbers_of_0_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A uniform number is 0 once in 2^23."""
+    spec, only = Closing().spec, np.arange(ACTIONS) == 3
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape=(), **bounds: jnp.zeros(shape))
+    vector, mask = np.full((1, AGENTS, ACTIONS), 0.25, np.float32), np.broadcast_to(only, (1, AGENTS, ACTIONS))
+    keys, always = jax.random.split(jax.random.key(0), 1), jnp.ones(1)
+    assert np.all(Softmax(spec).sample(vector, mask, keys, always, None)[0] == 3)
 
 
 def test_masked_logits_by_hand() -> None:
