@@ -319,10 +319,6 @@ def test_masks_of_ones_own() -> None:
     for wrong in (mask[None], mask[:, :-1], mask[0]):
         with pytest.raises(ValueError, match=r"action_mask must have the shape \(\d, \d\), as the observation has"):
             policy(observation, action_mask=wrong)
-    with pytest.raises(
-        ValueError, match="action_mask must be of bool, true where an action is allowed, not of float32"
-    ):
-        policy(observation, action_mask=jnp.where(mask, 0.0, -jnp.inf))
     timestep = policy.env.reset(jax.random.key(0))[1]
     assert policy(timestep)[0].shape == (agents,)
     with pytest.raises(ValueError, match="a time step has its own masks"):

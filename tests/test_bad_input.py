@@ -97,8 +97,7 @@ USAGE = {
     "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --learning_starts 0",
     "2,000 exceeds the 8"),
     "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "are the most: lower buffer_size"),
-    "masks that are not there": (f"{DDPG} --masks false", "give --masking false"),
-    "masks of another kind": ("--algo ddpg --env coverage --masking true", "give --masking false"),
+    "masks of another kind": ("--algo ddpg --env coverage", "give --masking false, which plays closed actions, too"),
     "weights beyond all numbers": ([*DDPG.split(), "--opponent", "0:1e308,2:1e308"], "is not a number from 0 to 1e+09"),
     "weights of another scale": (
         f"{DDPG} --scale_observation false --init_from {{teams}}",

@@ -119,7 +119,7 @@ class Unbounded(Corridor):
 def test_an_algorithm_alone_brings_nothing_that_was_tuned_for_another_environment() -> None:
     values = flat("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")
     assert values["reward"] == "plain"
-    assert not values["scale_observation"] and not values["masking"]
+    assert not values["scale_observation"] and values["masking"]
     settings = {field.name: field.default for field in dataclasses.fields(find_algo("ddpg"))}
     assert all(values[name] == default for name, default in settings.items() if name in values)
     building.unchecked_run(

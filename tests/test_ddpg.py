@@ -217,22 +217,6 @@ def test_evaluation_takes_the_most_probable_action() -> None:
     np.testing.assert_array_equal(action, np.argmax(outputs_of(algo, "actor")(policy, seen(32).observation), -1))
 
 
-@pytest.mark.parametrize(
-    "action_gradient", ["softmax", *(pytest.param(name, marks=pytest.mark.long) for name in ("gumbel", "expected"))]
-)
-def test_closed_actions_are_never_taken(action_gradient: str) -> None:
-    random = np.random.default_rng(1)
-    mask = random.random((4000, AGENTS, ACTIONS)) < 0.4
-    mask[..., 0] |= ~mask.any(-1)
-    algo = Ddpg(SNAKES, DataParallel(8), masking=True, eps_start=0.7, action_gradient=action_gradient)
-    for mode in ("explore", "sample", "greedy"):
-        action = np.asarray(acted(algo, seen(4000, mask), 0, mode)[0])
-        assert np.take_along_axis(mask, action[..., None], -1).all()
-        assert mode == "greedy" or all((action == a).any() for a in range(ACTIONS))
-    with pytest.raises(ValueError, match="gives no action masks with these settings"):
-        acted(algo, seen(8), 0)
-
-
 # ---------------------------------------------------------------- losses
 
 
@@ -541,7 +525,9 @@ def test_names() -> None:
 
 
 def test_capacity_in_steps_and_its_bytes() -> None:
-    algo = Ddpg(SNAKES, DataParallel(4), buffer_size=1000)
+    algo = Ddpg(SNAKES, DataParallel(4), buffer_size=1000, masking=False)
+    masked = dataclasses.replace(algo, masking=True)
+    assert masked.replay.row_bytes == algo.replay.row_bytes + AGENTS * ACTIONS  # a mask is stored
     row = AGENTS * (OBS * 1 + ACTIONS * 4 + 4) + 1  # boards up to 19 fit into int8
     assert algo.replay.row_bytes == row and algo.replay.rows == 251
     assert f"holds 1,000 environment steps in {251 * 4 * row / 1e6:.3g} MB" in algo.summary()[0]
@@ -558,7 +544,6 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
     ("spec", "settings", "sentence"),
     [
         (UNBOUNDED, {}, "needs float actions with bounds"),
-        (dataclasses.replace(SNAKES, action=Box((2,), low=-1.0, high=1.0)), {"masking": True}, "needs discrete"),
         (ARM, {"entropy_weight": 0.1}, "entropy_weight needs discrete actions, 'arm' has continuous ones: remove it"),
         (ARM, {"action_gradient": "gumbel"}, "action_gradient needs discrete actions, 'arm' has continuous ones"),
         (ARM, {"eps_start": 0.1}, "eps_start needs discrete actions, 'arm' has continuous ones: remove it"),
@@ -567,7 +552,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (ARM, {"exploration_noise": -0.1}, "exploration_noise must lie between 0 and 10"),
         (ARM, {"target_noise_clip": -1.0}, "target_noise_clip must lie between 0 and 2"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
-        (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' actions"),
+        (DEPENDENT, {}, "masks that do not depend on other agents' actions"),
         (
             dataclasses.replace(SNAKES, observation=Box((2,))),
             {"scale_observation": True},

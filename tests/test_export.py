@@ -40,14 +40,13 @@ MODERN = {
     "initializer": "he",
     "scale_observation": True,
     "depth": 3,
-    "masking": True,
 }
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "3v3 obs26": ("snakes_3v3", "obs26", {}),
-    "3v3 obs30": ("snakes_3v3", "obs30", {"network": "bicnet"}),
-    "3v3 obs35": ("snakes_3v3", "obs35", {}),
+    "3v3 obs26": ("snakes_3v3", "obs26", {"masking": False}),
+    "3v3 obs30": ("snakes_3v3", "obs30", {"masking": False, "network": "bicnet"}),
+    "3v3 obs35": ("snakes_3v3", "obs35", {"masking": False}),
     "3v3 obs_full": ("snakes_3v3", "obs_full", MODERN),
-    "1v1 obs26": ("snakes_1v1", "obs26", {"layer_norm": True, "masking": True, "network": "bicnet"}),
+    "1v1 obs26": ("snakes_1v1", "obs26", {"layer_norm": True, "network": "bicnet"}),
     "1v1 obs_full": ("snakes_1v1", "obs_full", MODERN | {"network": "bicnet"}),
 }
 
@@ -171,11 +170,11 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
         second, first = np.sort(sums)[-2:]
         if first - second > 1e-3:
             assert chosen == [[int(action == np.argmax(sums)) for action in range(4)]]
-    assert (bound > len(states) // 5) == options.get("masking", False)
+    assert (bound > len(states) // 5) == algo.masking
 
 
 def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
-    env, settings = make("snakes_1v1"), oracle.CONFIGURATIONS["snakes_1v1"]
+    env, settings = make("snakes_1v1", masks=False), oracle.CONFIGURATIONS["snakes_1v1"]
     algo = algorithm(env)
     params = begun(algo)
     drawing, greedy = (exported(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
@@ -221,7 +220,6 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
 def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
     made = make(env, **changes)
     sizes: Any = {"hidden_size": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
-    sizes |= {"masking": True} if changes.get("masks") else {}
     with pytest.raises(UserError, match=sentence) as caught:
         jidi_settings(made, algo(made.spec, DataParallel(8), **sizes), False)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
@@ -236,6 +234,13 @@ def test_what_the_platform_cannot_run_is_refused() -> None:
     refused("snakes_3v3", "plays both teams", opponent="outside")
     refused("snakes_3v3", "has no careful masks: train with careful_masks 0", masks=True, careful_masks=9)
     refused("snakes_3v3", "in the order that the observation gives", observation="obs_heading")
+
+
+def test_the_platform_heeds_masks_as_the_training_did() -> None:
+    """Masks need an environment that has them, and a policy that heeds them."""
+    for masks, masking in ((True, True), (True, False), (False, True)):
+        env = make("snakes_3v3", masks=masks)
+        assert jidi_settings(env, algorithm(env, masking=masking), False)["masking"] == (masks and masking)
 
 
 RUN = "--config ddpg_competition --env snakes_1v1 --hidden_size 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"

@@ -71,7 +71,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "coma": lambda: made(make("coverage", q=5), Coma, hidden_size=8),
     "coma_egocentric": lambda: made(make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2),
     "coma_vectors": lambda: made(Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80),
-    "ddpg": lambda: made(make("snakes_1v1"), Ddpg, **OFF),
+    "ddpg": lambda: made(make("snakes_1v1"), Ddpg, masking=False, **OFF),
     "ddpg_masked": lambda: made(make("snakes_3v3", masks=True, observation="obs_full"), Ddpg, **MODERN),
     "ddpg_continuous": lambda: made(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
     "bicnet": lambda: made(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
@@ -244,7 +244,8 @@ def test_numpy(name: str, tmp_path: Path) -> None:
     assert [path.name for path in export(found.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
     module = loaded(tmp_path)
     given = found.arrays(0)
-    more = {key: given[key] for key in ("action_mask", "mask_state") if key in given}
+    heeded = ("action_mask", "mask_state") if found.policy.algo.heeds_masks else ()
+    more = {key: given[key] for key in heeded if key in given}
     check(found, 0, module.act(given["observation"], **more))
     single = module.act(given["observation"][3], **{key: x[3] for key, x in more.items()})
     np.testing.assert_allclose(single, found.actions[0][3], rtol=1e-4, atol=1e-5)
@@ -281,11 +282,14 @@ def test_masks_of_other_environments_are_passed(tmp_path: Path) -> None:
     seen = np.asarray(case("coma_vectors").timesteps[0].observation)
     module = loaded(tmp_path)
     plain = lambda state, mask, chosen, agent: mask[agent] & ((agent == 0) | (np.arange(2) != chosen[0]))  # noqa: E731
-    chosen = module.act(seen, next_mask=plain)
+    open_ = np.ones((SAMPLES, 2, 2), bool)
+    chosen = module.act(seen, open_, next_mask=plain)
     assert np.all(chosen[:, 0] != chosen[:, 1]) and np.ptp(chosen[:, 0]) == 1
-    np.testing.assert_array_equal(chosen[5], module.act(seen[5], next_mask=plain))
+    np.testing.assert_array_equal(chosen[5], module.act(seen[5], open_[5], next_mask=plain))
     with pytest.raises(ValueError, match="pass next_mask"):
-        module.act(seen)
+        module.act(seen, open_)
+    with pytest.raises(ValueError, match="closes every action of agent 1: leave at least one open"):
+        module.act(seen, open_, next_mask=lambda state, mask, chosen, agent: mask[agent] & (agent == 0))
 
 
 @pytest.mark.parametrize("name", ["coma", "student", "own_algorithm"])

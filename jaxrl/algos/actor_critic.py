@@ -22,7 +22,7 @@ from jaxrl.runtime.data_parallel import DataParallel
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
-LEAST, MASKED = -69.0, -1e9  # least logit when sampling, below the largest; logit of actions that are not allowed
+LEAST = -69.0  # least logit when sampling, below the largest
 LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
@@ -151,7 +151,7 @@ class ActorCritic:
             mean, log_std = jnp.split(outputs, 2, axis=-1)
             log_prob = distributions.normal_log_prob(mean, log_std, sample["action"])
             return log_prob, distributions.normal_entropy(log_std)
-        log_probs = jax.nn.log_softmax(jnp.where(sample["mask"], outputs, MASKED))
+        log_probs = jax.nn.log_softmax(distributions.mask_logits(outputs, sample["mask"]))
         log_prob = distributions.select_action_value(log_probs, sample["action"])
         return log_prob, distributions.entropy(jnp.exp(log_probs))
 
@@ -174,8 +174,9 @@ class ActorCritic:
         if self.box is None:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
-            probs = logits if greedy else jnp.exp(jnp.clip(logits, LEAST, 0.0))  # above 0: some action is always found
-            action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, greedy)
+            probs = jnp.exp(jnp.clip(logits, LEAST, 0.0))  # above 0: some action is always found
+            scores = outputs if greedy else None
+            action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, scores)
             return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
 from envs_jax.progress import Progress
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
@@ -243,6 +243,11 @@ class Algorithm:
         if part in self.custom.networks:
             _check_network(part, network, (*inputs[0][:leading], outputs))
         return network
+
+    @property
+    def heeds_masks(self) -> bool:
+        """Return whether `act` takes only actions that `TimeStep.action_mask` allows; override it if not."""
+        return isinstance(self.spec.action, Discrete)
 
     @property
     def networks(self) -> dict[str, Packed]:

@@ -38,7 +38,7 @@ from jaxrl.algos.base import (
 from jaxrl.algos.episodes import Minibatches, pick
 from jaxrl.algos.team import TeamNetworks, check_spec
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, select_action_value
+from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import returns
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
@@ -241,7 +241,7 @@ class Coma(Algorithm):
         def loss(actor: Array, sample: Arrays) -> tuple[Array, Arrays]:
             logits = logits_of(actor, sample)
             value, means = self.policy_loss(logits, epsilon, sample)
-            unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
+            unmixed = jax.nn.softmax(mask_logits(logits, sample["mask"]))
             mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
             if base.is_used(self.entropy_weight) or base.is_used(self.entropy_final):
                 value = value - self.entropy_bonus(progress) * mean_entropy

@@ -4,7 +4,7 @@ Discrete actions are those of the 3v3 snakes baseline (jidiai/Competition_3v3sna
 the actor is the continuous action that critic and replay see, the environment gets an action drawn from it. Weights
 are shared by all agents; critics are local, unless BiCNet (Peng et al. 2017, arXiv 1703.10069) mixes the agents.
 Twin critics, delayed updates and smoothed targets of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) are settings. Default
-settings are the published ones of the snakes baseline.
+settings are the published ones of the snakes baseline, but for `masking`.
 """
 
 import dataclasses
@@ -95,7 +95,11 @@ class Ddpg(OffPolicy):
     logit_weight: float = setting(
         0.0, "penalty on the actor's squared outputs, which keeps softmax and tanh from saturating", between=(0, 1e6)
     )
-    masking: bool = setting(False, "take only actions that the environment's mask allows (arXiv 2006.14171)")
+    masking: bool = setting(
+        True,
+        "discrete actions: take only those that the environment's mask allows, where it has masks (arXiv 2006.14171); "
+        "false: ignore masks and play closed actions, too, as the published trainers do",
+    )
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
     traced: ClassVar[tuple[str, ...]] = (
@@ -217,7 +221,7 @@ class Ddpg(OffPolicy):
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
-        mask = self._mask(timestep)
+        mask = timestep.action_mask if self.heeds_masks else None
         vector = self.actions.policy(self.outputs("actor", policy, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
@@ -228,11 +232,14 @@ class Ddpg(OffPolicy):
         action, stored = self.actions.sample(vector, mask, keys, epsilon, random)
         return action, carry, {"stored": stored}
 
-    def _mask(self, timestep: TimeStep) -> Array | None:
-        if not self.masking:
-            return None
+    @property
+    def heeds_masks(self) -> bool:
+        return self._discrete and self.masking
+
+    def _mask(self, timestep: TimeStep) -> Array:
+        """Return the open actions bool[..., A, n]: all of them where the environment has no masks."""
         if timestep.action_mask is None:
-            raise ValueError(f"'{self.spec.name}' gives no action masks with these settings: give --masking false")
+            return jnp.ones((*timestep.reward.shape, self.action_size), bool)
         return timestep.action_mask
 
     # State, networks, and what is stored
@@ -276,7 +283,7 @@ class Ddpg(OffPolicy):
         """Return the replay, of what `actions` stores and of masks."""
         mask = Entry(jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_), self._mask)
         action = Entry(self.actions.rows, lambda trajectory: trajectory.extras["stored"])
-        return self.make_replay(action, self.actions.noise, **({"mask": mask} if self.masking else {}))
+        return self.make_replay(action, self.actions.noise, **({"mask": mask} if self.heeds_masks else {}))
 
     @property
     def memory(self) -> MemoryNeeds:

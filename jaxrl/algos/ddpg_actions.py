@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, EnvSpec, independent_mask
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.common.shapes import Bool, Float32, assert_equal_shape
+from jaxrl.common.shapes import Bool, Float32
 from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
 # Settings that one kind of action has no use for.
 DISCRETE: tuple[str, ...] = (
-    "masking", "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread"
+    "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread"
 )  # fmt: skip
 CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
 
@@ -32,10 +32,10 @@ def check_action_settings(settings: Any, spec: EnvSpec) -> None:
     for field in dataclasses.fields(settings):
         if field.name in ignored and getattr(settings, field.name) != field.default:
             raise ValueError(f"{field.name} needs {needed} actions, '{spec.name}' has {kind} ones: remove it")
-    if settings.masking and spec.next_mask is not independent_mask:
+    if settings.heeds_masks and spec.next_mask is not independent_mask:
         raise ValueError(
-            f"masking needs masks that do not depend on other agents' actions, unlike '{spec.name}'s: give "
-            "--masking false"
+            f"ddpg needs masks that do not depend on other agents' actions, unlike '{spec.name}'s: use coma or ppo, or "
+            "give --masking false, which plays closed actions, too"
         )
 
 
@@ -47,10 +47,7 @@ def masked_softmax(
 
 
 def _open(logits: Array, mask: Array | None) -> Array:
-    if mask is None:
-        return logits
-    assert_equal_shape([logits, mask])
-    return jnp.where(mask, logits, -1e9)
+    return logits if mask is None else distributions.mask_logits(logits, mask)
 
 
 def _draw(key: Key, chances: Array) -> Array:
@@ -134,7 +131,8 @@ class Softmax:
 
     def _one(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
         key_coin, key_vector, key_action = jax.random.split(key, 3)
-        uniform = jnp.where(open_, jax.random.uniform(key_vector, vector.shape), 0.0)
+        uniform = jnp.maximum(jax.random.uniform(key_vector, vector.shape), 1e-30)  # 0 is for closed actions
+        uniform = jnp.where(open_, uniform, 0.0)
         vector = jnp.where(jax.random.uniform(key_coin) > epsilon, vector, uniform)
         return _draw(key_action, vector), vector
 

@@ -134,7 +134,7 @@ class TeamNetworks:
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
         logits = self.logits(policy, flat).reshape(*agents, -1)
         action_probs = distributions.epsilon_mix(logits, epsilon)
-        return sample_sequentially(self.spec, timestep, action_probs, keys, greedy)
+        return sample_sequentially(self.spec, timestep, action_probs, keys, logits if greedy else None)
 
     def last_value(
         self, act: Callable[[TimeStep, Key], Array], critic: Params, last: TimeStep, key: Key, layout: DataParallel
@@ -157,16 +157,17 @@ class TeamNetworks:
 
 
 def sample_sequentially(
-    spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Key, greedy: bool
+    spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Key, scores: Array | None = None
 ) -> tuple[Array, dict[str, Array]]:
     """Select the actions of a team one agent after another, so that a mask may depend on earlier actions.
 
     Args:
         spec: of the environment.
         timestep: leaves [B, ...].
-        action_probs: float32[B, A, n] before masks; if `greedy`, any numbers that rise with them.
+        action_probs: float32[B, A, n] before masks.
         keys: key[B].
-        greedy: take the most probable allowed action instead of sampling.
+        scores: float32[B, A, n]: take the allowed action with the largest one; None: sample by `action_probs`. Logits
+            tell actions apart whose probabilities have vanished beside that of a closed one.
 
     Returns:
         action int32[B, A]; "mask" bool[B, A, n] and the masked policy's "log_prob" float32[B, A].
@@ -175,19 +176,19 @@ def sample_sequentially(
     if action_mask is None:
         action_mask = jnp.ones(action_probs.shape, bool)
 
-    def one(mask_state: Any, open_: Array, action_probs: Array, key: Key) -> tuple[Array, Any]:
+    def one(mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None) -> tuple[Array, Any]:
         agents = spec.num_agents
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):
             mask = spec.next_mask(mask_state, open_, chosen, agent)
             masked = distributions.apply_action_mask(action_probs[agent], mask)
-            if greedy:
-                action = jnp.argmax(jnp.where(mask, action_probs[agent], -jnp.inf)).astype(jnp.int32)
-            else:
+            if scores is None:
                 action = distributions.sample(jax.random.fold_in(key, agent), masked)
+            else:
+                action = jnp.argmax(distributions.mask_logits(scores[agent], mask)).astype(jnp.int32)
             chosen = chosen.at[agent].set(action)
             masks.append(mask)
             log_probs.append(jnp.log(jnp.maximum(distributions.select_action_value(masked, action), 1e-8)))
         return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
 
-    return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys)
+    return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys, scores)

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from envs_jax.base import Array, Environment, TimeStep, independent_mask
+from envs_jax.base import Array, Discrete, Environment, TimeStep, independent_mask
 from envs_jax.batch import batched
 from envs_jax.progress import ended, start
 from jaxrl.algos.base import Algorithm, Mode
@@ -64,7 +65,8 @@ class Policy:
         Args:
             observation: [A, ...] or [B, A, ...] as `env.spec.observation` says; or a whole TimeStep, batched or not,
                 which holds masks and everything else.
-            action_mask: bool[A, n] or bool[B, A, n], the allowed actions; None = all.
+            action_mask: [A, n] or [B, A, n] of bool or of integers 0 and 1, the allowed actions; needed where the
+                environment has masks, unless the policy ignores them (`Algorithm.heeds_masks`).
             carry: what the last call returned; None at the first step.
             key: with a key (or keys key[B]) actions are sampled; without one the policy is greedy.
             first: bool[] or bool[B], episodes that begin with this step: a recurrent policy resets its carry.
@@ -73,8 +75,9 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: shapes that do not fit, masks that the environment does not have or that only a TimeStep can
-                hold, masks or `first` together with a TimeStep, which has its own, or no JAX key.
+            ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an allowed
+                action, one that the environment does not have, that the policy ignores or that only a TimeStep can
+                hold; masks or `first` together with a TimeStep, which has its own; or no JAX key.
         """
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)
@@ -86,6 +89,8 @@ class Policy:
             check_key(key)
             keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
         action, carry = self._act(self.params, carry, timestep, keys, mode)
+        if action_mask is not None:
+            self._check_open(action, timestep.action_mask)
         return (action[0] if single else action), carry
 
     @functools.cached_property
@@ -114,37 +119,71 @@ class Policy:
                 f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
                 f"batch axis before them, not {[x.shape for x in found]}"
             )
+        batch = () if single else (len(found[0]),)
         if given is not None:
             if mask is not None or first is not False:
                 raise ValueError("a time step has its own masks and `first`: leave action_mask and first out")
+            if self.algo.heeds_masks:
+                given = dataclasses.replace(given, action_mask=self._mask(given.action_mask, batch))
             return (jax.tree.map(lambda x: x[None], given) if single else given), single
-        if self.env.spec.next_mask is not independent_mask:
+        if self.algo.heeds_masks and self.env.spec.next_mask is not independent_mask:
             raise ValueError(
                 f"the action masks of '{self.env.spec.name}' depend on other agents' actions: pass the whole "
                 "time step instead of the observation"
             )
+        if mask is not None and self._blank.action_mask is None:
+            raise ValueError(f"'{self.env.spec.name}' with these settings has no action masks: leave action_mask out")
+        if mask is not None and not self.algo.heeds_masks:
+            raise ValueError(
+                f"this policy of {type(self.algo).__name__.lower()} ignores action masks, as in its training (masking "
+                "false): leave action_mask out, or train one with masking true"
+            )
+        mask = self._mask(mask, batch)
         size = 1 if single else len(found[0])
         blank = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), self._blank)
-        if mask is not None:
-            blank = dataclasses.replace(blank, action_mask=self._mask(mask, blank.action_mask, single))
-        elif blank.action_mask is not None:
-            blank = dataclasses.replace(blank, action_mask=jnp.ones(blank.action_mask.shape, bool))
         structure = jax.tree.structure(self._blank.observation)
-        observation = jax.tree.unflatten(structure, [x[None] if single else x for x in found])
         return dataclasses.replace(
-            blank, observation=observation, first=jnp.broadcast_to(jnp.asarray(first, bool), (size,))
+            blank,
+            observation=jax.tree.unflatten(structure, [x[None] if single else x for x in found]),
+            action_mask=mask[None] if single and mask is not None else mask,
+            first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
         ), single
 
-    def _mask(self, given: Any, wanted: Array | None, single: bool) -> Array:
-        """Return the caller's mask with a batch axis. Raises ValueError."""
-        if wanted is None:
-            raise ValueError(f"'{self.env.spec.name}' with these settings has no action masks: leave action_mask out")
-        mask, shape = jnp.asarray(given), wanted.shape[single:]
-        if mask.dtype != jnp.bool_:
-            raise ValueError(f"action_mask must be of bool, true where an action is allowed, not of {mask.dtype}")
+    def _mask(self, given: Any, batch: tuple[int, ...]) -> Array | None:
+        """Return the caller's mask as bool[*batch, A, n], None where none is needed. Raises ValueError."""
+        spec = self.env.spec
+        if not isinstance(spec.action, Discrete):
+            return None
+        shape = (*batch, spec.num_agents, spec.action.n)
+        if given is None:
+            if self._blank.action_mask is None or not self.algo.heeds_masks:
+                return None
+            raise ValueError(
+                f"'{spec.name}' closes actions, the policy needs to know which: give action_mask, bool{list(shape)}, "
+                "true where an action is open (`timestep.action_mask`), or pass the whole time step"
+            )
+        mask = given if isinstance(given, jax.Array) else np.asarray(given)
+        if mask.dtype != np.bool_ and not np.issubdtype(mask.dtype, np.integer):
+            raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
         if mask.shape != shape:
             raise ValueError(f"action_mask must have the shape {shape}, as the observation has, not {mask.shape}")
-        return mask[None] if single else mask
+        if not isinstance(mask, jax.core.Tracer):  # values are known
+            numbers = np.asarray(mask)
+            if not np.isin(numbers, (0, 1)).all():
+                raise ValueError("action_mask must hold 1 where an action is open and 0 elsewhere, not other numbers")
+            if not numbers.any(-1).all():
+                raise ValueError("action_mask closes every action of an agent: leave at least one open")
+        return jnp.asarray(mask).astype(jnp.bool_)
+
+    def _check_open(self, action: Array, mask: Array) -> None:
+        """Raise ValueError for an action that the caller's mask closes: a user's algorithm may ignore it."""
+        if isinstance(action, jax.core.Tracer):
+            return
+        if not np.take_along_axis(np.asarray(mask), np.asarray(action)[..., None], -1).all():
+            raise ValueError(
+                f"{type(self.algo).__name__} chose an action that action_mask closes: its `act` must choose among the "
+                "actions that are open, or its `heeds_masks` be False"
+            )
 
 
 class _Known:

@@ -32,6 +32,15 @@ def apply_action_mask(
     return jnp.where(total < _VANISHED, uniform, allowed / jnp.maximum(total, _VANISHED))
 
 
+def mask_logits(logits: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"]) -> Float32[Array, "*batch n"]:
+    """Return the logits of the allowed actions, -inf elsewhere; a row of `mask` without a True allows all actions.
+
+    Such rows are padding, of a replay for example, and must not become NaN.
+    """
+    assert_equal_shape([logits, mask])
+    return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -jnp.inf)
+
+
 def sample(key: Key, probabilities: Float32[Array, "n"]) -> Int32[Array, ""]:
     """Sample an index; zeros are never drawn (Gumbel-max)."""
     assert_rank(probabilities, 1)

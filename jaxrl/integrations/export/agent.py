@@ -34,13 +34,15 @@ class Policy:
 
         Args:
             observation: [A, ...] or [B, A, ...].
-            action_mask: bool[..., A, n], the allowed actions of policies that heed masks; None = all.
+            action_mask: [..., A, n] of bool or of integers 0 and 1, the allowed actions; needed by policies that heed
+                masks, and by no others.
             mask_state: coverage: int[..., A, 3], the agents' places on the lattice before the actions.
             next_mask: where masks depend on the actions of earlier agents, and the environment is not coverage:
                 (mask_state, action_mask[A, n], chosen int[A], agent) -> bool[n], as `EnvSpec.next_mask`.
 
         Raises:
-            ValueError: shapes that do not fit, or no rule for masks that depend on other agents' actions.
+            ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an allowed
+                action, one that the policy ignores, or no rule for masks that depend on other agents' actions.
         """
         settings, observation = self.settings, np.asarray(observation)
         wanted = (settings["agents"], *settings["observation_shape"])
@@ -53,19 +55,35 @@ class Policy:
             outputs = np.take_along_axis(network(self.weights, settings, views), actions_there, -1)
         else:
             outputs = network(self.weights, settings, views)
+        mask = self._mask(action_mask, outputs, single)
         if settings["actions"] == "box":
             mean = outputs[..., : settings["numbers"]]
             actions = self._scaled(np.tanh(mean) if settings["squash"] == "tanh" else np.clip(mean, -1, 1))
-        elif settings["masking"] == "none":
-            actions = np.argmax(outputs, -1).astype(np.int32)
+        elif settings["masking"] == "sequential":
+            actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
         else:
-            mask = np.ones(outputs.shape, bool) if action_mask is None else np.asarray(action_mask, bool)
-            mask = mask.reshape(outputs.shape)
-            if settings["masking"] == "sequential":
-                actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
-            else:
-                actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
+            actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
         return actions[0] if single else actions
+
+    def _mask(self, given: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
+        """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
+        if self.settings["actions"] == "box" or self.settings["masking"] == "none":
+            if given is not None:
+                raise ValueError("the policy was trained without action masks: leave action_mask out")
+            return np.ones(outputs.shape, bool)
+        shape = outputs.shape[1:] if single else outputs.shape
+        if given is None:
+            raise ValueError(f"the policy needs action_mask, bool{list(shape)}, true where an action is open")
+        mask = np.asarray(given)
+        if mask.dtype.kind not in "biu":
+            raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
+        if mask.shape != shape:
+            raise ValueError(f"action_mask must have the shape {shape}, as the observation has, not {mask.shape}")
+        if not np.isin(mask, (0, 1)).all():
+            raise ValueError("action_mask must hold 1 where an action is open and 0 elsewhere, not other numbers")
+        if not mask.any(-1).all():
+            raise ValueError("action_mask closes every action of an agent: leave at least one open")
+        return mask.reshape(outputs.shape) != 0
 
     def _normalized(self, x: np.ndarray) -> np.ndarray:
         """Normalise observations [..., *observation] as in training, by mean and deviation of each number."""
@@ -98,6 +116,8 @@ class Policy:
                 allowed = coverage_mask(moves, highest, np.asarray(states[row]), mask[row], chosen[row], agent)
             else:
                 allowed = rule(states[row], mask[row], chosen[row], agent)
+            if not np.any(allowed):
+                raise ValueError(f"next_mask closes every action of agent {agent}: leave at least one open")
             chosen[row, agent] = np.argmax(np.where(allowed, outputs[row, agent], -np.inf))
         return chosen
 

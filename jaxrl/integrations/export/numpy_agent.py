@@ -62,8 +62,8 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
         }
-    heeds = algo.masking if isinstance(algo, Ddpg) else True
-    masking = "none" if not heeds else "each" if spec.next_mask is independent_mask else "sequential"
+    rule = "each" if spec.next_mask is independent_mask else "sequential"
+    masking = rule if algo.heeds_masks and policy._blank.action_mask is not None else "none"
     settings |= {"actions": "discrete", "masking": masking}
     if masking == "sequential" and isinstance(policy.env, Coverage):
         settings["moves"] = MOVES[spec.action.n].tolist()

@@ -35,13 +35,14 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
     if env.outside:
         raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
                          "against an opponent")  # fmt: skip
-    if env.careful_masks and algo.masking:
+    masking = algo.heeds_masks and env.masks
+    if env.careful_masks and masking:
         raise UsageError("the agent of the jidi format has no careful masks: train with careful_masks 0")
     return network_settings(algo, "jidi") | {
         "snakes": env.snakes,
         "beans": env.beans,
         "observation": env.observation,
-        "masking": algo.masking,
+        "masking": masking,
         "greedy": greedy,
     }
 
