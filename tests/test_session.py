@@ -626,7 +626,7 @@ def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
     assert steps == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows]
 
 
-@pytest.mark.parametrize("total", [0, 1, 500, 7_813, 100_000, 3_000_000])
+@pytest.mark.parametrize("total", [0, 1, 500, 7_813, 100_000, 400_000])
 def test_a_run_has_some_ten_thousand_rows_and_some_hundred_if_it_is_stopped_early(total: int) -> None:
     rows = np.array(
         [iteration for iteration in range(1, total + 1) if iteration % choose_spacing(iteration, total) == 0]
