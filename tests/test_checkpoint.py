@@ -22,6 +22,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bench.harness.state_digest import checkpoint_digest, digest
+from jaxrl.runtime import checkpoint
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -170,6 +171,34 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         checkpoints.wait()
         assert checkpoints.best_step() == 102
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000101", "0000000102"]
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_a_checkpoint_that_training_replaces_is_read_once_more(
+    best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder disappears after its files were verified, and there is a newer best one; then each time anew."""
+    shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read_state, [2]
+
+    def replace_then_read(folder: Path, *arguments: Any) -> Any:
+        if replacements:
+            new = replacements.pop(0)
+            shutil.rmtree(folder)
+            save_steps(tmp_path, new, best=new)
+        return read(folder, *arguments)
+
+    save_steps(tmp_path, 1, best=1)
+    monkeypatch.setattr(checkpoint, "_read_state", replace_then_read)
+    with Checkpoints(tmp_path) as checkpoints:
+        step, params, meta = checkpoints.restore(shape, prefix="params", best=best)
+        assert (step, meta) == (2, {"step": 2})
+        assert_same_bits(params, make_state(2).params)
+        replacements[:] = [3, 4]
+        with pytest.raises(CheckpointError, match=r"^training replaces the checkpoints in .* while they are read"):
+            checkpoints.restore(shape, prefix="params", best=best)
+        replacements[:] = [5]
+        with pytest.raises(CheckpointError, match="000004 could not be read"):
+            checkpoints.restore(shape, 4, prefix="params")  # nobody asks for another one
 
 
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import write_atomically
 from jaxrl.runtime import hosts, manifest
 from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
@@ -233,10 +233,28 @@ class Checkpoints:
             Its number, the state, and its JSON object.
 
         Raises:
-            CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
+            CheckpointError: no intact checkpoint, leaves of other names, shapes or types than `like` has, or training
+                that replaces checkpoints faster than they are read.
         """
         self.wait()
-        step = self.best_step() if best else step
+        before = self.steps()
+        try:
+            return self._restore(like, self.best_step() if best else step, prefix, intact)
+        except Exception:
+            if step is not None or self.steps() == before:
+                raise
+        try:  # training has replaced it while it was read
+            return self._restore(like, self.best_step() if best else None, prefix, intact)
+        except Exception as error:
+            raise CheckpointError(
+                f"training replaces the checkpoints in {self.directory} while they are read ({one_line(str(error))}): "
+                "try again, or wait until it ends"
+            ) from error
+
+    def _restore(
+        self, like: Any, step: int | None, prefix: str | None, intact: bool
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """Do what `restore` does, once."""
         if step is not None and not intact and step not in (steps := self.steps()):
             known = ", ".join(f"{number}" for number in steps[-_SHOWN:]) or "none"
             raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
@@ -282,7 +300,11 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     import orbax.checkpoint as ocp
 
     wanted = manifest.leaves_of(like, prefix)
-    odd = manifest.difference(wanted, manifest.read_manifest(folder).leaves, whole=prefix is None)
+    try:
+        leaves = manifest.read_manifest(folder).leaves
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+    odd = manifest.difference(wanted, leaves, whole=prefix is None)
     if odd is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "
@@ -339,5 +361,5 @@ def _remove(path: Path) -> None:
 def _read_meta(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / META).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {META} ({error}); use another") from error

@@ -115,8 +115,11 @@ def read_manifest(folder: Path) -> Manifest:
     contents = manifest["contents"]
     if _digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
-    leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
-    return Manifest(contents["step"], contents.get("best", False), contents["files"], leaves)
+    try:
+        leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+        return Manifest(contents["step"], contents.get("best", False), dict(contents["files"]), leaves)
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("not a manifest") from None
 
 
 def find_damage(folder: Path) -> str | None:

@@ -158,7 +158,7 @@ def read_versions(run: Path) -> dict[str, Any]:
     """Return a run's versions.json; {} if there is none, or if it cannot be read."""
     try:
         return dict(json.loads((run / VERSIONS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 
