@@ -136,10 +136,13 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console | L
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
-    marks = zip(
-        [".", *(trial.folder for trial in trials.trials(setup.config))], meta.get("metrics") or [], strict=False
-    )
-    hosts.on_first(lambda: [check_same_run(directory / folder, mark) for folder, mark in marks])
+    folders = [".", *(trial.folder for trial in trials.trials(setup.config))]
+
+    def check_metrics() -> None:
+        for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
+            check_same_run(directory / folder, mark)
+
+    hosts.on_first(check_metrics)
     fixed = fixed_settings(setup)
     if meta["devices"] != setup.mesh.size:
         del fixed["learn_chunk"]  # it follows the number of devices
