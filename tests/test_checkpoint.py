@@ -201,6 +201,30 @@ def test_a_checkpoint_that_training_replaces_is_read_once_more(
             checkpoints.restore(shape, 4, prefix="params")  # nobody asks for another one
 
 
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Three runs of one configuration, the last from before runs had an id."""
+    shape = jax.eval_shape(make_state).params
+    sentence = "0000000002 was written by another run: move it out of this run"
+    for name, versions in (("one", {"run": "1"}), ("other", {"run": "2"}), ("older", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "versions.json").write_text(json.dumps(versions))
+        save_steps(tmp_path / name / "checkpoints", 1, best=1)
+    save_steps(tmp_path / "other" / "checkpoints", 2, best=2)
+    save_steps(tmp_path / "older" / "checkpoints", 3, best=3)
+    folder = tmp_path / "one" / "checkpoints"
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "0000000002", folder / "0000000002")
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.best_step() == 1
+        assert checkpoints.restore(shape, prefix="params", best=True)[0] == 1
+        for read in (checkpoints.newest, lambda: checkpoints.restore(shape, 2, prefix="params")):
+            with pytest.raises(CheckpointError, match=sentence):
+                read()
+        shutil.copytree(tmp_path / "older" / "checkpoints" / "0000000003", folder / "0000000003")
+        assert checkpoints.newest()[0] == 3
+    with Checkpoints(tmp_path / "older" / "checkpoints") as checkpoints:
+        assert checkpoints.newest()[0] == 3
+
+
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:
     save_steps(tmp_path, 4, best=4)
     with Checkpoints(tmp_path) as checkpoints:

@@ -37,9 +37,9 @@ def rollout(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    T is that of `Evaluator.curves`. `names` are some of `subject.policies`, `chunk` is that of `EvalPolicy.evaluator`. With several tasks, the score is
-    also given for each task, see `rollouts.by_task`. Curves of the learned policies of several seeds have the seed as
-    their second axis: float32[T + 1, seeds, episodes].
+    T is as in `Evaluator.curves`; `names` are some of `subject.policies`, `chunk` is as in `EvalPolicy.evaluator`.
+    With several tasks, the score is also given for each task, see `rollouts.by_task`. Curves of the learned policies of
+    several seeds have the seed as their second axis: float32[T + 1, seeds, episodes].
     """
     play = subject.evaluator(names, episodes, chunk).curves()
 

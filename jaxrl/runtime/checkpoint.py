@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import write_atomically
-from jaxrl.runtime import hosts, manifest
+from jaxrl.runtime import hosts, manifest, run_directory
 from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 
 if TYPE_CHECKING:  # orbax takes a third of a second to import, and no run needs it before its first checkpoint
@@ -83,6 +83,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory).absolute()
+        self._run_id = run_directory.read_run_id(self.directory.parent)
         self._keep = keep
         self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
         self._manager: ocp.CheckpointManager | None = None  # made by the first save
@@ -121,7 +122,7 @@ class Checkpoints:
 
         def beside(arrays: Path) -> None:
             write_atomically(arrays.parent / META, text)
-            manifest.write_manifest(arrays.parent, arrays, step, leaves, best)
+            manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
 
         import orbax.checkpoint as ocp
 
@@ -202,9 +203,14 @@ class Checkpoints:
         """Return the number of the best checkpoint, if one was kept."""
         for name in reversed(_committed(self.directory)):
             with contextlib.suppress(OSError, ValueError):
-                if manifest.read_manifest(self.directory / name).best:
+                if manifest.read_manifest(self.directory / name).best and not self._is_foreign(name):
                     return int(name)
         return None
+
+    def _is_foreign(self, name: str) -> bool:
+        """Return whether another run wrote a checkpoint. Raises OSError, ValueError: its manifest cannot be read."""
+        run_id = manifest.read_manifest(self.directory / name).run_id
+        return bool(run_id and self._run_id and run_id != self._run_id)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return number and JSON object of the newest intact checkpoint; `warn` gets a sentence for each damaged one.
@@ -277,6 +283,11 @@ class Checkpoints:
             folder = self.directory / name
             damage = manifest.find_damage(folder)
             if damage is None:
+                if self._is_foreign(name):
+                    raise CheckpointError(
+                        f"checkpoint {folder} was written by another run: move it out of this run, or copy this run's "
+                        "own one back"
+                    )
                 if passed > _NAMED:
                     self._warn(f"{passed - _NAMED} more are damaged and skipped")
                 return name

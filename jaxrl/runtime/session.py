@@ -480,8 +480,8 @@ class Session:
         found = self._wait_for(evaluate(*self._by_trial((trainer.policies(state), keys)), context))
         scores = [final_means(spec, own) for own in self._each(found)]
         values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
-        for writer, own in zip((self.writer, *self.trial_writers), (values, *scores), strict=False):
-            entries = {f"eval/{name}": value for name, value in own.items()}
+        for writer, own in zip(self.writers, (values, *scores), strict=False):
+            entries = {"env_steps": self.position.env_steps} | {f"eval/{name}": value for name, value in own.items()}
             writer.write(self.position.iterations, entries, self.position.axis(self.phases))
         self.console.block(self._shown | {"evaluation": values})
         self.evaluated = self.position.iterations
