@@ -289,6 +289,7 @@ def test_a_run_that_may_not_be_read_hides_no_other(
     found = capsys.readouterr()
     assert len(json.loads(found.out)["runs"]) == 5
     assert found.err.startswith("warning: ") and found.err.count("\n") == 1 and "(Permission denied)" in found.err
+    assert "(Permission denied)" in refused(capsys, folder / "ddpg_point/0002")
 
 
 def test_a_loop_of_links_hides_no_run(folder: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
     """
     by_directory: dict[Path, RunSummary] = {}
     for path in map(Path, paths):
-        inside = [] if is_file(path / CONFIG) or not path.is_dir() else _runs_in(path, warn)
+        inside = [] if is_file(path / CONFIG) or not os.path.isdir(path) else _runs_in(path, warn)
         runs, problems = [], []
         for directory in inside or [open_run(path)]:
             try:
@@ -124,28 +125,35 @@ def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
 def _runs_in(folder: Path, warn: Callable[[str], None]) -> list[Path]:
     """Return the runs in a folder of runs, or in one of its groups, such as runs/coma_coverage.
 
-    Raises RunError: there is none that this user may read.
+    Raises RunError: there is none, or the folder cannot be read.
     """
-    runs, groups = _split_runs(folder, warn)
-    runs += [run for group in groups for run in _split_runs(group, warn)[0]]
+    try:
+        runs, groups = _split_runs(folder, warn)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror}): make it readable") from error
+    for group in groups:
+        try:
+            runs += _split_runs(group, warn)[0]
+        except OSError as error:
+            warn(f"{group} cannot be read ({error.strerror}): it is left out")
     if not runs:
         raise RunError(f"{folder} holds no run: train one with python -m jaxrl.train, or name another folder or a run")
     return runs
 
 
 def _split_runs(folder: Path, warn: Callable[[str], None]) -> tuple[list[Path], list[Path]]:
-    """Return the runs among the folders in a folder, and the others; warn of each that cannot be read."""
+    """Return the runs among the folders in a folder, and the others; warn of each that cannot be read.
+
+    Raises OSError: the folder itself cannot be read.
+    """
     runs: list[Path] = []
     groups: list[Path] = []
-    try:
-        for path in sorted(folder.iterdir()):
-            try:
-                if path.is_dir():
-                    (runs if (path / CONFIG).exists() else groups).append(path)
-            except OSError as error:
-                warn(f"{path} cannot be read ({error.strerror}): it is left out")
-    except OSError as error:
-        warn(f"{folder} cannot be read ({error.strerror}): it is left out")
+    for path in sorted(folder.iterdir()):
+        try:
+            if path.is_dir():
+                (runs if (path / CONFIG).exists() else groups).append(path)
+        except OSError as error:
+            warn(f"{path} cannot be read ({error.strerror}): it is left out")
     return runs, groups
 
 

@@ -172,7 +172,7 @@ def read_run_id(run: Path) -> str:
 def follow_latest(path: Path | str) -> Path:
     """Return the run that a file like `runs/latest` names, even if moved with its root; any other path unchanged."""
     file = Path(path)
-    if file.name != _LATEST or not file.is_file():
+    if file.name != _LATEST or not is_file(file):
         return file
     try:
         run = Path(file.read_text(encoding="utf-8").strip())
