@@ -30,6 +30,7 @@ class Service:
         self.ended: list[Any] = []
         self.fails: str = ""
         self.first = 0
+        self.sent: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -37,6 +38,7 @@ class Service:
         self.gate.wait()
         if self.fails == "log":
             raise ConnectionError("the service\nis gone")
+        self.sent.append(step)
         if step >= self.first:  # wandb ignores earlier ones
             self.rows.append((step, metrics))
 
@@ -54,7 +56,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
     def init(id: str | None, **told: Any) -> Any:
         service.begin(id=id, **told)
         ends = lambda exit_code: service.ended.append(exit_code)  # noqa: E731
-        return SimpleNamespace(id=id or "id-1", log=service.log, finish=ends)
+        return SimpleNamespace(id=id or "id-1", step=service.first, log=service.log, finish=ends)
 
     package = SimpleNamespace(init=init, login=lambda **_: False, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", package)
@@ -83,8 +85,11 @@ def test_a_run_and_its_continuation_are_one_run_of_each_service(
     assert capsys.readouterr().out.count("warning: wandb has no login and stays offline") == 2
 
 
-def test_rows_that_a_killed_process_did_not_send_are_sent_again(tmp_path: Path, wandb: Service) -> None:
-    """The service has rows 1 to 4; 5 and 6 were lost in the queue; the last checkpoint is the one of iteration 3."""
+@pytest.mark.parametrize("checkpoint", [3, 4, 6])
+def test_rows_that_a_killed_process_did_not_send_are_sent_again(
+    checkpoint: int, tmp_path: Path, wandb: Service
+) -> None:
+    """The service has rows 1 to 4; 5 and 6 were lost in the queue, before or after the last checkpoint."""
     wandb_online(wandb)
     with open_writer(tmp_path, "wandb", {}, pytest.fail) as writer:
         for iteration in range(1, 5):
@@ -93,10 +98,11 @@ def test_rows_that_a_killed_process_did_not_send_are_sent_again(tmp_path: Path, 
         writer.write(5, {"train/loss": 5 / 8})
         writer.write(6, {"train/loss": 6 / 8})
     with open_writer(tmp_path, "wandb", {}, pytest.fail) as writer:
-        writer.trim(3)
-        for iteration in range(4, 8):
+        writer.trim(checkpoint)
+        for iteration in range(checkpoint + 1, 8):
             writer.write(iteration, {"train/loss": iteration / 8})
         writer.write(7, {"eval/score": 1.0})
+    assert len(wandb.sent) == len(wandb.rows) + max(0, 4 - checkpoint)  # nothing else is sent twice
     losses = [(step, row["train/loss"]) for step, row in wandb.rows if "train/loss" in row]
     assert losses == [(k, k / 8) for k in range(1, 8)]
     assert [step for step, row in wandb.rows if "eval/score" in row] == [7]

@@ -38,9 +38,8 @@ def record(
     `name` is one of `subject.policies`; for references and final_means see `Record`.
     """
     rollout = subject.evaluator([name], 1).record()
-    recorded = rollout(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
-    fetched = lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)  # noqa: E731
-    states, timesteps, curves, actions = jax.tree.map(fetched, recorded)
+    arguments = subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode)
+    states, timesteps, curves, actions = rollout(*arguments)
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))

@@ -220,16 +220,15 @@ class Evaluator:
         """
         spec = self.env.spec
         carry, row = begin(*arguments)
-        rows, actions = [row], []
+        rows, actions = [_fetch(row)], []
         for t in range(0, spec.horizon, self._steps):
             carry, (more, acted) = play_on(*arguments, carry, np.uint32(t))
             more, acted = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, acted))
-            rows.append(more)
-            actions.append(acted)
+            rows.append(_fetch(more))
+            actions.append(_fetch(acted))
             if not spec.fixed_horizon and np.asarray(carry[2].done).all():
                 break
-        join = lambda *parts: jnp.concatenate(parts)  # noqa: E731
-        return jax.tree.map(join, *rows), jax.tree.map(join, *actions)
+        return jax.tree.map(_join, *rows), jax.tree.map(_join, *actions)
 
     @property
     def devices(self) -> int:
@@ -283,7 +282,7 @@ class Evaluator:
 
         def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, np.ndarray]:
             firsts = np.arange(0, local, size, dtype=np.int32)
-            chunks = [jax.device_get(self._collect(*programs, params, key, context, first)[0]) for first in firsts]
+            chunks = [self._collect(*programs, params, key, context, first)[0] for first in firsts]
             longest = max(len(chunk["length"]) for chunk in chunks)
 
             def join(*parts: np.ndarray) -> np.ndarray:
@@ -302,7 +301,7 @@ class Evaluator:
         task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
         return values(statistics) | task
 
-    def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
+    def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, np.ndarray], np.ndarray]]:
         """Return (parameters, key, context, index) -> all data of episode `index`, rolled out alone.
 
         Returns:
@@ -331,6 +330,15 @@ class Evaluator:
 
 def _drop_actions(carry: Any, traced: tuple[Any, Any]) -> tuple[Any, tuple[Any, tuple[()]]]:
     return carry, (traced[0], ())
+
+
+def _fetch(tree: Any) -> Any:
+    """Return NumPy copies of arrays; keys, which NumPy does not have, stay."""
+    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), tree)
+
+
+def _join(*parts: Any) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else jnp.concatenate(parts)
 
 
 def extend(curve: np.ndarray, length: int) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 They are for looking at a run. Each works in a thread of its own: a service that is slow, absent or broken neither
 delays nor stops training, and metrics.jsonl stays complete. A resumed run continues the same run of the service, whose
-id is in the run directory. Rows after the checkpoint are handed over again: a killed process may not have sent them.
+id is in the run directory, and gets the rows that a killed process did not send: those after the checkpoint again,
+and earlier ones from the step on that the service says it does not have.
 """
 
 import contextlib
@@ -32,13 +33,17 @@ Row = tuple[int, Mapping[str, float], int]  # iteration, metrics, step
 class WandbLogger:
     """A run of Weights & Biases, offline if this machine has no login and WANDB_MODE is not set.
 
-    A run that is continued ignores rows before its own last step, so that rows may be sent twice.
+    A run that is continued ignores steps that it has passed, so that rows may be sent twice.
 
     Args:
         directory: of the run; files of wandb go into its folder wandb.
         settings: of the run.
         run_id: of the service's run to continue, None for a new one.
         say: receives a warning.
+
+    Attributes:
+        id: of the service's run.
+        next_step: the first step that it does not have; None if that is not known, offline.
     """
 
     probe = "init"  # a name that the package has
@@ -67,6 +72,7 @@ class WandbLogger:
             settings=wandb.Settings(console="off", silent=True),
         )
         self.id = str(self._run.id)
+        self.next_step = None if mode in ("offline", "disabled") else int(self._run.step)
 
     def write(self, iteration: int, scalars: Mapping[str, float], step: int) -> None:
         """Send one row; wandb ignores a step that it has passed."""
@@ -128,14 +134,13 @@ class LoggingWriter(Writer):
             thread.put([_row(iteration, scalars, step)])
 
     def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
-        """Trim the files; a new logger gets the rows that are kept."""
+        """Trim the files; the loggers get the kept rows that they do not have."""
         problem = super().trim(after_iteration, mark)
         path = self._directory / METRICS
         size = path.stat().st_size if path.exists() else 0
         for thread in self._threads:
-            if thread.is_new:
-                rows = iterate_rows(self._directory, size)
-                thread.put(_row(row["iteration"], _metrics(row), row.get("step")) for row in rows)
+            rows = iterate_rows(self._directory, size)
+            thread.put_missing(_row(row["iteration"], _metrics(row), row.get("step")) for row in rows)
         return problem
 
 
@@ -146,7 +151,8 @@ class _Thread:
         self._name, self._directory, self._settings, self._say = name, directory, settings, say
         self._file = directory / f"{name}.id"
         self._rows: queue.Queue[Iterable[Row] | bool] = queue.Queue(_ROOM)
-        self.is_new, self._broken = not self._file.is_file(), False
+        self._is_new, self._broken = not self._file.is_file(), False
+        self._next_step: int | None = None  # the first one that the service does not have, if known
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self._thread.start()
 
@@ -158,6 +164,10 @@ class _Thread:
             self._rows.put_nowait(rows)
         except queue.Full:
             self._fail("it is too slow")
+
+    def put_missing(self, rows: Iterable[Row]) -> None:
+        """Hand over those rows that the service does not have."""
+        self.put(row for row in rows if self._next_step is not None and row[2] >= self._next_step)
 
     def close(self, failed: bool) -> None:
         """Wait until everything is sent, or for `WAIT` seconds."""
@@ -172,9 +182,10 @@ class _Thread:
 
     def _work(self) -> None:
         try:
-            run_id = None if self.is_new else self._file.read_text(encoding="utf-8").strip()
+            run_id = None if self._is_new else self._file.read_text(encoding="utf-8").strip()
             logger = LOGGERS[self._name](self._directory, self._settings, run_id, self._say)
             write_atomically(self._file, f"{logger.id}\n")
+            self._next_step = 0 if self._is_new else logger.next_step
             while not self._broken:
                 rows = self._rows.get()
                 if isinstance(rows, bool):
