@@ -238,8 +238,8 @@ def test_the_table_of_a_sweep(sweep: Path) -> None:
         trial = rows(sweep / f"lr={row['lr']},gamma={row['gamma']}" / f"seed_{row['seed']}")
         evaluated = [line for line in trial if "eval/return" in line]
         assert [line["env_steps"] for line in evaluated] == [320, 640, 960, 1280] and row["env_steps"] == "1280"
-        assert float(row["eval/return at the end"]) == evaluated[-1]["eval/return"]
-        assert float(row["best eval/return"]) == max(line["eval/return"] for line in evaluated)
+        assert float(row["return at the end"]) == evaluated[-1]["eval/return"]
+        assert float(row["best return"]) == max(line["eval/return"] for line in evaluated)
 
 
 def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
