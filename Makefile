@@ -17,7 +17,7 @@ CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Environments, loggers, export formats, learners and simulators of other libraries, tested against the real packages.
-EXTRAS := gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,export,wandb,mlflow,torch,real
+EXTRAS := gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,export,wandb,torch,real
 
 .PHONY: train test test-long test-extras nightly lint docs format bench clean
 

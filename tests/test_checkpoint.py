@@ -22,6 +22,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bench.harness.state_digest import checkpoint_digest, digest
+from jaxrl.runtime import checkpoint
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -170,6 +171,58 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         checkpoints.wait()
         assert checkpoints.best_step() == 102
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000101", "0000000102"]
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_a_checkpoint_that_training_replaces_is_read_once_more(
+    best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder disappears after its files were verified, and there is a newer best one; then each time anew."""
+    shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read_state, [2]
+
+    def replace_then_read(folder: Path, *arguments: Any) -> Any:
+        if replacements:
+            new = replacements.pop(0)
+            shutil.rmtree(folder)
+            save_steps(tmp_path, new, best=new)
+        return read(folder, *arguments)
+
+    save_steps(tmp_path, 1, best=1)
+    monkeypatch.setattr(checkpoint, "_read_state", replace_then_read)
+    with Checkpoints(tmp_path) as checkpoints:
+        step, params, meta = checkpoints.restore(shape, prefix="params", best=best)
+        assert (step, meta) == (2, {"step": 2})
+        assert_same_bits(params, make_state(2).params)
+        replacements[:] = [3, 4]
+        with pytest.raises(CheckpointError, match=r"^training replaces the checkpoints in .* while they are read"):
+            checkpoints.restore(shape, prefix="params", best=best)
+        replacements[:] = [5]
+        with pytest.raises(CheckpointError, match="000004 could not be read"):
+            checkpoints.restore(shape, 4, prefix="params")  # nobody asks for another one
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Three runs of one configuration, the last from before runs had an id."""
+    shape = jax.eval_shape(make_state).params
+    sentence = "0000000002 was written by another run: move it out of this run"
+    for name, versions in (("one", {"run": "1"}), ("other", {"run": "2"}), ("older", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "versions.json").write_text(json.dumps(versions))
+        save_steps(tmp_path / name / "checkpoints", 1, best=1)
+    save_steps(tmp_path / "other" / "checkpoints", 2, best=2)
+    save_steps(tmp_path / "older" / "checkpoints", 3, best=3)
+    folder = tmp_path / "one" / "checkpoints"
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "0000000002", folder / "0000000002")
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.best_step() == 1
+        assert checkpoints.restore(shape, prefix="params", best=True)[0] == 1
+        for read in (checkpoints.newest, lambda: checkpoints.restore(shape, 2, prefix="params")):
+            with pytest.raises(CheckpointError, match=sentence):
+                read()
+        shutil.copytree(tmp_path / "older" / "checkpoints" / "0000000003", folder / "0000000003")
+        assert checkpoints.newest()[0] == 3
+    with Checkpoints(tmp_path / "older" / "checkpoints") as checkpoints:
+        assert checkpoints.newest()[0] == 3
 
 
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:

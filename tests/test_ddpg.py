@@ -511,7 +511,7 @@ def test_a_point_mass_is_learned_by_td3() -> None:
     policy = trainer.algo.policy(state.algo)
     found = {}
     for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
-        fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled(final=True)
+        fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
         found[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
     assert found["random"] > 0.4 and found["greedy"] < 0.1, found
 

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
-from jaxrl.evaluation import league, policies, reports, statistics
+from jaxrl.evaluation import league, policies, records, reports, rollouts, statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.rollouts import held_out_key, uniform
@@ -66,7 +66,7 @@ def test_numbers_equal_a_walk_by_hand():
 def test_all_policies_start_alike_and_differ_later():
     wanted = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
     names = ["random", "ig", "lawnmower"]
-    compiled = wanted.evaluator(names, 6).compiled()  # as `evaluate.fly` calls it, for two seeds
+    compiled = wanted.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
 
     def fly(name: str, seed: int) -> dict:
         flown = compiled(wanted.parameters(names.index(name)), held_out_key(seed, "evaluation"), wanted.context)
@@ -89,6 +89,43 @@ def test_chunks_and_devices_change_nothing(monkeypatch):
         for metric, curve in curves.items():
             assert curve.shape == (7, 7)
             np.testing.assert_array_equal(parts[name][metric], curve)
+
+
+@pytest.mark.parametrize("env", [{"horizon": 6}, {"env": "helpers.tiny:PointMass", "horizon": 7}])
+def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
+    """Horizons that are no multiple of a piece, with episodes that end early, and with fixed ones."""
+    settings = {"num_agents": 1, "length": 4} if "env" not in env else {}
+    settings |= {name: value for name, value in env.items() if name != "env"}
+    wanted = load(None, env.get("env", "helpers.tiny:Corridor"), settings)
+    whole = dict(reports.rollout(wanted, ["random"], 5, seed=0, chunk=2))["random"]
+    (first, *_), played = records.record(wanted, "random", 1, seed=0).actions, wanted.evaluator(["random"], 5)
+    ended = played.compiled()(wanted.parameters(0), held_out_key(0, "evaluation"), wanted.context)
+    monkeypatch.setattr(rollouts, "STEPS", 4)
+    monkeypatch.setattr(rollouts, "_STEPS_PER_CHECK", 4)
+    pieces = dict(reports.rollout(wanted, ["random"], 5, seed=0))["random"]
+    for metric, curve in whole.items():
+        assert len(curve) == env["horizon"] + 1
+        np.testing.assert_allclose(rollouts.extend(pieces[metric], len(curve)), curve, rtol=1e-6)
+        np.testing.assert_allclose(ended[metric], curve[-1], rtol=1e-6)
+    again = records.record(wanted, "random", 1, seed=0)
+    assert len(again.actions) == whole["length"][-1, 1] and np.array_equal(again.actions[0], first)
+    np.testing.assert_allclose(again.curves["return"], whole["return"][: len(again.actions) + 1, 1], rtol=1e-6)
+
+
+def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
+    """All episodes end within a few dozen steps."""
+    short, long = corridor(horizon=900), corridor(horizon=10**9)
+    expected, found = (reports.evaluate(subject, ["right", "random"], 6) for subject in (short, long))
+    assert (found["steps"], expected["steps"]) == (1000, 900) and found["at"] == [333, 667, 1000]
+    for name, metrics in expected["policies"].items():
+        for metric, curve in metrics.items():
+            assert len(found["policies"][name][metric]["mean"]) == 1001
+            assert found["policies"][name][metric]["mean"][:901] == curve["mean"]
+    assert found["differences"] == expected["differences"]
+    evaluator = long.evaluator(["right"], 6)
+    ended = evaluator.compiled()(long.parameters(0), held_out_key(0, "evaluation"), long.context)
+    assert np.mean(ended["length"]) == pytest.approx(expected["policies"]["right"]["length"]["mean"][-1])
+    assert len(records.record(long, "right", 0, seed=0).actions) == ended["length"][0]
 
 
 def test_chunks_follow_the_size_of_the_state():

@@ -471,7 +471,7 @@ QUICK = {
 def greedy_score(trainer: Any, state: Any, name: str) -> float:
     """Mean of a metric at the end of 64 held-out episodes."""
     evaluator = Evaluator(trainer.env, learned(trainer.algo), 64, make_mesh(1))
-    return float(np.mean(evaluator.compiled(final=True)(trainer.policies(state), jax.random.key(9), ())[name]))
+    return float(np.mean(evaluator.compiled()(trainer.policies(state), jax.random.key(9), ())[name]))
 
 
 @pytest.mark.parametrize("critic", ["local", "central"])

@@ -25,7 +25,7 @@ from jaxrl.report import console, gpu
 from jaxrl.report import metrics as metrics_module
 from jaxrl.report import writer as writer_module
 from jaxrl.report.console import Console, Log
-from jaxrl.report.writer import MetricsError, Writer, read_metrics
+from jaxrl.report.writer import MetricsError, Writer, check_same_run, read_metrics
 
 
 def write(directory: Path, *iterations: int, offset: float = 0.0) -> None:
@@ -86,7 +86,79 @@ def test_trim_leaves_no_stale_point(tmp_path: Path) -> None:
             writer.write(iteration, {"loss/actor": iteration + 0.5})
     assert points(tmp_path)["loss/actor"] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.5), (6, 6.5), (7, 7.5)]
     assert [row["loss/actor"] for row in read_metrics(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 5.5, 6.5, 7.5]
-    assert len(list((tmp_path / "events").iterdir())) == 1
+    assert len(list((tmp_path / "events").iterdir())) == 4
+
+
+def test_a_resume_reads_only_the_end_of_the_lines(tmp_path: Path) -> None:
+    """A damaged line far before the checkpoint is not seen, and no byte before it changes."""
+    write(tmp_path, *range(1, 5001))
+    path = tmp_path / "metrics.jsonl"
+    content = b"{}" + path.read_bytes()[2:]
+    path.write_bytes(content)
+    with Writer(tmp_path) as writer:
+        began = time.monotonic()
+        assert writer.trim(3000) == ""
+        assert time.monotonic() - began < 1.0
+    kept = path.read_bytes()
+    assert content.startswith(kept) and json.loads(kept.splitlines()[-1])["iteration"] == 3000
+
+
+@pytest.mark.parametrize("block", [1, 7, 52, 10_000])
+def test_trim_at_every_iteration(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are cut by blocks of any size, and two rows of one iteration."""
+    monkeypatch.setattr(writer_module, "_BLOCK", block)
+    write(tmp_path, 1, 2, 2, 4, 5)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    for after, count in ((6, 5), (5, 5), (4, 4), (3, 3), (2, 3), (1, 1), (0, 0)):
+        with Writer(tmp_path) as writer:
+            writer.trim(after)
+        assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:count])
+
+
+def test_a_damaged_line_at_the_end_is_named_and_nothing_is_removed(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 3, 4)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged in (
+        b"[" * 100_000 + b"\n",
+        b"[1]\n",
+        b'{"iteration": NaN}\n',
+        b"\n",
+        b'{"iteration": 3, "step": "x"}\n',
+    ):
+        content = b"".join((*lines[:2], damaged, lines[3]))
+        path.write_bytes(content)
+        with Writer(tmp_path) as writer, pytest.raises(MetricsError, match=r"^line 3 of .* is damaged: fix or remove"):
+            writer.trim(1)
+        assert path.read_bytes() == content
+        with pytest.raises(MetricsError, match=r"^line 3 of .* is damaged: fix or remove"):
+            read_metrics(tmp_path)
+
+
+def test_events_before_a_checkpoint_outlive_a_kill(tmp_path: Path) -> None:
+    """A row, the mark of a checkpoint, another row; nothing is closed before another process resumes."""
+    killed = Writer(tmp_path)
+    killed.write(1, {"a": 1.0})
+    killed.write(2, {"a": 2.0})
+    mark = killed.mark()
+    killed.write(3, {"a": 3.0})
+    with Writer(tmp_path) as writer:
+        assert writer.trim(2, mark) == ""
+        writer.write(3, {"a": 3.5})
+    assert points(tmp_path)["a"] == [(1, 1.0), (2, 2.0), (3, 3.5)]
+    killed.close()
+
+
+def test_lines_of_another_run_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "one", 1, 2)
+    write(tmp_path / "other", 1, 2, offset=0.5)
+    with Writer(tmp_path / "one") as writer:
+        mark = writer.mark()
+    check_same_run(tmp_path / "one", mark)
+    check_same_run(tmp_path / "other", None)  # an older checkpoint
+    check_same_run(tmp_path / "gone", mark)  # `trim` tells that they are lost
+    with pytest.raises(MetricsError, match=r"other/metrics.jsonl is not of this run: .*; put the run's own file back"):
+        check_same_run(tmp_path / "other", mark)
 
 
 def test_the_axis_of_tensorboard_is_another_than_the_iteration(tmp_path: Path) -> None:
@@ -96,18 +168,8 @@ def test_the_axis_of_tensorboard_is_another_than_the_iteration(tmp_path: Path) -
     assert points(tmp_path) == {"a": [(1000, 1.0), (2000, 2.0), (3000, 3.0)]}
     with Writer(tmp_path) as writer:
         writer.trim(2)
-        assert writer.rows == 2
     assert points(tmp_path) == {"a": [(1000, 1.0), (2000, 2.0)]}
     assert read_metrics(tmp_path) == [{"iteration": i, "step": 1000 * i, "a": i} for i in (1, 2)]
-
-
-def test_events_follow_from_the_lines_alone(tmp_path: Path) -> None:
-    write(tmp_path, 1, 2)
-    for file in (tmp_path / "events").iterdir():
-        file.write_bytes(b"damaged")
-    with Writer(tmp_path) as writer:
-        writer.trim(2)
-    assert points(tmp_path)["loss/actor"] == [(1, 1.0), (2, 2.0)]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 20])

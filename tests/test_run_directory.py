@@ -52,6 +52,12 @@ def test_versions(tmp_path: Path) -> None:
     assert versions["devices"] == "8 x cpu" and versions["backend"].startswith("cpu")
 
 
+def test_every_run_has_an_id_of_its_own(tmp_path: Path) -> None:
+    one, other = (run_directory.read_run_id(run_directory.create(tmp_path, "coma", "coverage")) for _ in range(2))
+    assert one and other and one != other
+    assert run_directory.read_run_id(tmp_path) == ""
+
+
 def test_a_run_of_another_version_of_its_environment(tmp_path: Path) -> None:
     run = run_directory.create(tmp_path, "ddpg", "snakes_3v3", 2)
     run_directory.check_environment(run, "snakes_3v3", 2)

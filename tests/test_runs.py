@@ -1,5 +1,6 @@
 """python -m jaxrl.runs on run directories made by hand: the list, comparisons, the page, and damaged files."""
 
+import errno
 import io
 import json
 import re
@@ -267,6 +268,36 @@ def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: 
     assert found.err.count("\n") == 1 and found.err.startswith("warning: line 1 of")
 
 
+@pytest.mark.parametrize("closed", ["0002", "0002/config.yaml", "0002/checkpoints", "0002/metrics.jsonl"])
+def test_a_run_that_may_not_be_read_hides_no_other(
+    closed: str, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies below a closed folder cannot be examined, and the folder itself not be listed nor read."""
+    path = folder / "ddpg_point" / closed
+
+    def refusing(original: Any) -> Any:
+        def method(self: Path, *arguments: Any, **options: Any) -> Any:
+            if path in self.parents or (self == path and original.__name__ in ("iterdir", "open")):
+                raise PermissionError(errno.EACCES, "Permission denied", str(self))
+            return original(self, *arguments, **options)
+
+        return method
+
+    for name in ("iterdir", "stat", "open"):
+        monkeypatch.setattr(Path, name, refusing(getattr(Path, name)))
+    assert main([str(folder), "--json"]) == 0
+    found = capsys.readouterr()
+    assert len(json.loads(found.out)["runs"]) == 5
+    assert found.err.startswith("warning: ") and found.err.count("\n") == 1 and "(Permission denied)" in found.err
+    assert "(Permission denied)" in refused(capsys, folder / "ddpg_point/0002")
+
+
+def test_a_loop_of_links_hides_no_run(folder: Path, capsys: Any) -> None:
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "ddpg_point/0007").symlink_to(folder / "ddpg_point/0007")
+    assert len(listed(folder, "--json", capsys=capsys)["runs"]) == 6
+
+
 @pytest.mark.parametrize("line", ["num_envs: many", "goals: 2026-01-01", "goals: [.inf]", "goals: {a: 1}"])
 def test_a_damaged_configuration(folder: Path, line: str, capsys: Any) -> None:
     (folder / "ddpg_point/0002/config.yaml").write_text(f"algo: ddpg\nenv: helpers.tiny:PointMass\n{line}\n")
@@ -282,10 +313,11 @@ def test_a_damaged_scoring(folder: Path, scoring: Any, capsys: Any) -> None:
     assert "the entry 'scoring' of" in (told := refused(capsys, run)) and "is damaged: remove it" in told
 
 
-def test_damaged_versions(folder: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])
+def test_damaged_versions(text: str, folder: Path, capsys: Any) -> None:
     """Without the score's direction the best of several runs could be the worst."""
     run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]))
-    (run / "versions.json").write_text("{")
+    (run / "versions.json").write_text(text)
     assert "versions.json is damaged: remove it" in refused(capsys, run)
 
 
@@ -297,7 +329,7 @@ def test_a_run_without_a_scoring_shows_its_return(folder: Path, capsys: Any) -> 
     assert (score["metric"], score["mode"], score["mean"]) == ("return", "max", 2.5)
 
 
-@pytest.mark.parametrize("meta", ["", "[]", '{"env_steps": null}'])
+@pytest.mark.parametrize("meta", ["", "[]", '{"env_steps": null}', '{"env_steps": NaN}', "[" * 100_000])
 def test_a_damaged_checkpoint_is_that_of_a_stopped_run(folder: Path, meta: str, capsys: Any) -> None:
     run = folder / "ddpg_point/0001"
     (run / "checkpoints/0000000003/meta.json").write_text(meta)

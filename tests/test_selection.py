@@ -36,7 +36,7 @@ def setup() -> Run:
 
 
 def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> Session:
-    """A session whose evaluations return these curves one after the other; everything else does nothing."""
+    """A session whose evaluations end with these values, one after the other; everything else does nothing."""
     quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
     env = SimpleNamespace(spec=spec, env=setup.env.env)
     trainer = SimpleNamespace(layout=setup.trainer.layout, trials=1, policies=lambda state: (), keys=setup.trainer.keys)
@@ -56,7 +56,7 @@ def chosen(setup: Run, spec: EnvSpec, ends: list[dict[str, float]], directory: P
     rows = iter(ends)
 
     def evaluations(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
-        return {name: jnp.full((2, 8), value) for name, value in next(rows).items()}
+        return {name: jnp.full(8, value) for name, value in next(rows).items()}
 
     session, found = session_of(setup, spec, evaluations, directory), []
     for index in range(len(ends)):
@@ -99,7 +99,7 @@ def test_training_selection_and_evaluation_start_from_other_states(
 
     def selection(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
         keys["selection"] = key
-        return {name: jnp.zeros((2, 8)) for name in ("distance", "return")}
+        return {name: jnp.zeros(8) for name in ("distance", "return")}
 
     session_of(setup, setup.env.spec, selection, tmp_path)._evaluate(STATE)
 
@@ -107,7 +107,7 @@ def test_training_selection_and_evaluation_start_from_other_states(
         keys["evaluation"] = key
         return {name: jnp.zeros((2, 8)) for name in ("distance", "return")}
 
-    monkeypatch.setattr(Evaluator, "compiled", lambda self, final=False: evaluation)
+    monkeypatch.setattr(Evaluator, "curves", lambda self: evaluation)
     points = load(None, "helpers.tiny:PointMass", dataclasses.asdict(PointMass()))
     list(reports.rollout(points, ["random"], 8, SEED))
 

@@ -29,7 +29,7 @@ from jaxrl.algos.base import AlgoState, Phase, Trajectory
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console
-from jaxrl.report.metrics import MetricAggregator, Throughput
+from jaxrl.report.metrics import MetricAggregator, Throughput, choose_spacing
 from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import memory_plan, pieces, session, signals
@@ -590,14 +590,21 @@ def test_rows_that_were_lost_are_told_in_one_line(
     alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(alone, tmp_path / "run")
-    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows[:8]) + rows[8][:9])
+    content = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    rows = content.splitlines(keepends=True)
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"".join(rows[:8]) + rows[8][:9])
+    left, whole = (f"{sum(map(len, lines)):,}" for lines in (rows[:8], rows))
     for _ in range(2):  # nothing was saved in between, so it is told again
         resume(tmp_path / "run")
         out = capsys.readouterr().out
-        assert f"metrics.jsonl holds 8 of the {len(rows)} rows that were written up to iteration 45: the others" in out
+        assert f"metrics.jsonl holds {left} of the {whole} bytes that were written up to iteration 45: the other" in out
     resume(alone)
     assert "metrics.jsonl" not in capsys.readouterr().out
+    other = content.replace(b'"time/unix": 1', b'"time/unix": 2')  # those of a run that began at another time
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(other)
+    assert train.main(["--resume", str(tmp_path / "run")]) == 1
+    assert "metrics.jsonl is not of this run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == other
 
 
 def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
@@ -611,12 +618,23 @@ def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
     assert steps == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows]
 
 
+@pytest.mark.parametrize("total", [0, 1, 500, 7_813, 100_000, 400_000])
+def test_a_run_has_some_ten_thousand_rows_and_some_hundred_if_it_is_stopped_early(total: int) -> None:
+    rows = np.array(
+        [iteration for iteration in range(1, total + 1) if iteration % choose_spacing(iteration, total) == 0]
+    )
+    assert len(rows) <= 14_000 and len(rows) >= min(total, 5_000)
+    assert np.diff(rows[-100:]).tolist() == [max(-(-total // 10_000), 1)] * (min(total, 100) - 1 if total else 0)
+    for stopped in (100, 500, 1_000, 30_000):
+        assert (rows <= stopped).sum() >= min(stopped, total, 500)
+
+
 def test_lines_are_means_over_their_iterations(tmp_path: Path) -> None:
     pace = Throughput(0, 0)
     with Writer(tmp_path) as writer:
-        lines = MetricAggregator(writer, 2)
+        lines = MetricAggregator(writer, 2, 100)
         lines.add({"iteration": 1, "phase": 0}, {}, {"episodes": 2.0, "return": 3.0}, pace)
-        lines = MetricAggregator(writer, 2, lines.group)  # another process
+        lines = MetricAggregator(writer, 2, 100, lines.group)  # another process
         lines.add({"iteration": 2, "phase": 1}, {"loss": np.array([1.0, 3.0])}, {"episodes": 1.0, "return": 6.0}, pace)
         lines.add({"iteration": 3, "phase": 1}, {"loss": np.array([4.0, 4.0])}, {}, pace)
         lines.flush({"iteration": 3, "phase": 1}, pace)

@@ -77,7 +77,7 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
     scores = run / "ablation.json"
     call("jaxrl.evaluate", [str(run), *shlex.split(asked["evaluate"]), "--json", str(scores)])
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    last = [row for row in rows if "env_steps" in row][-1]  # a line of the last evaluation may follow
+    last = [row for row in rows if "episodes" in row][-1]  # a line of the last evaluation may follow
     evaluation = json.loads(scores.read_text())
     return {
         "env_steps": last["env_steps"],

@@ -69,7 +69,8 @@ def of_selection(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, 
             before = [row for row in timed if row["iteration"] <= line["iteration"]]
             last = max(before or timed[:1], key=lambda row: row["iteration"])
             seconds = round(last["time/unix"] - began, 1)
-            curve.append({"env_steps": last["env_steps"], "seconds": seconds, "score": line[score]})
+            steps = line.get("env_steps", last["env_steps"])  # older rows of evaluations have none
+            curve.append({"env_steps": steps, "seconds": seconds, "score": line[score]})
     return curve
 
 

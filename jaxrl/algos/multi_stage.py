@@ -86,7 +86,7 @@ def read_resolved(text: str, names: Iterable[str]) -> dict[str, Any]:
     """Parse the JSON object that `resolve_inputs` wrote, with these names only. Raises ValueError for anything else."""
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not found.keys() <= set(names):
         raise ValueError("resolved_inputs is filled in by the run itself: remove it")

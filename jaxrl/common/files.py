@@ -1,7 +1,11 @@
 """Atomic writing of small files: no reader ever sees half of one."""
 
+import contextlib
 import errno
+import functools
 import os
+import stat
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -9,8 +13,34 @@ from jaxrl.common.errors import UserError
 
 
 def cache_root() -> Path:
-    """Return ~/.cache/jaxrl, or its like under XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
+    """Return ~/.cache/jaxrl, or its like under XDG_CACHE_HOME; without a home directory, a temporary folder."""
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "jaxrl"
+    try:
+        return Path("~/.cache").expanduser() / "jaxrl"
+    except RuntimeError:  # a container without HOME, whose user has no name
+        return _temporary_cache()
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    """Return a temporary folder into which only this user can write: cached programs are run.
+
+    Raises UserError: no temporary folder is writable.
+    """
+    try:
+        folder = Path(tempfile.gettempdir()) / f"jaxrl-{os.getuid()}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        owner = folder.lstat()
+        if stat.S_ISDIR(owner.st_mode) and owner.st_uid == os.getuid() and not owner.st_mode & 0o022:
+            return folder
+        return Path(tempfile.mkdtemp(prefix="jaxrl-"))
+    except OSError as error:
+        raise UserError(
+            f"this user has no home directory, and no temporary folder is writable ({error.strerror}): set "
+            "XDG_CACHE_HOME to a writable folder"
+        ) from error
 
 
 def is_file(path: Path) -> bool:

@@ -89,7 +89,7 @@ def play(
     """
     rules, names, others = rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
-    program = subject.evaluator(names, games, chunk, sides).compiled(final=True)
+    program = subject.evaluator(names, games, chunk, sides).compiled()
     theirs = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
         context, each = rules.outside if second in opponents else rules.opponents[second], []

@@ -1,5 +1,7 @@
 """What the trials of a run have learned: a curve for each combination of a sweep, mean and interval over seeds."""
 
+import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.trials import Trial, trials
 
-FILE, PLOT = "trials.json", "trials.png"
+FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
 _POINTS = 50  # of a curve of training episodes
 
 
@@ -26,7 +28,8 @@ def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> d
     Returns:
         {"metric", "score_mode": of the environment's score on selection episodes, or of training episodes if there was
         no selection; "seeds": of each combination; "combinations": {name: {"env_steps", and lists "mean" and "ci95"
-        over seeds}}}.
+        over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at its end and
+        the best one on the way}.
     """
     return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring)
 
@@ -42,6 +45,18 @@ def of_rows(
         curves.setdefault(trial.combination, []).append(curve(rows[trial.folder], metric))
     if not all(map(all, curves.values())):
         return None
+    pick = min if scoring.score_mode == "min" else max
+    all_points = (points for seeds in curves.values() for points in seeds)  # in the order of the trials
+    each = [
+        {
+            "combination": trial.combination,
+            "seed": trial.config.run.seed,
+            "env_steps": points[-1][0],
+            "last": points[-1][1],
+            "best": pick(value for _, value in points),
+        }
+        for trial, points in zip(all_trials, all_points, strict=True)
+    ]
     combinations = {}
     for name, seeds in curves.items():
         length = min(map(len, seeds))
@@ -54,6 +69,7 @@ def of_rows(
         "score_mode": scoring.score_mode,
         "seeds": len(next(iter(curves.values()))),
         "combinations": combinations,
+        "trials": each,
     }
 
 
@@ -63,7 +79,7 @@ def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]
     Means are over parts of the run; those of training episodes, "rollout/...", are over the episodes of a part. Steps
     are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
     """
-    trained = [row for row in rows if "env_steps" in row]
+    trained = [row for row in rows if "env_steps" in row and not any(name.startswith("eval/") for name in row)]
     if not trained:
         return []
     steps = [row.get("step", row["env_steps"]) for row in trained]
@@ -71,7 +87,7 @@ def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]
         scores = [row for row in rows if row.get(metric) is not None]
         iterations = [row["iteration"] for row in trained]  # rows may be of several iterations
         at = np.interp([row["iteration"] for row in scores], iterations, steps)
-        return [(round(float(step)), row[metric]) for step, row in zip(at, scores, strict=True)]
+        return [(row.get("step", round(float(step))), row[metric]) for step, row in zip(at, scores, strict=True)]
     points = []
     weight = "episodes" if metric.startswith("rollout/") else ""
     for part in np.array_split(np.arange(len(trained)), min(_POINTS, len(trained))):
@@ -109,6 +125,19 @@ def table(found: dict[str, Any], width: int) -> list[Any]:
     return tables.lines(f"{found['metric']}, {found['of']}{seeds}", ["at the end", "best"], rows, width)
 
 
+def csv_text(found: dict[str, Any]) -> str:
+    """Return a line for each trial: its swept settings, seed, environment steps, last and best score."""
+    rows = []
+    for trial in found["trials"]:
+        swept = dict(part.split("=") for part in trial["combination"].split(",") if part)
+        scores = {f"{found['metric']} at the end": trial["last"], f"best {found['metric']}": trial["best"]}
+        rows.append(swept | {"seed": trial["seed"], "env_steps": trial["env_steps"]} | scores)
+    writer = csv.DictWriter(text := io.StringIO(), list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def plot(found: dict[str, Any], path: Path) -> None:
     """Draw the curves of all combinations with their intervals, as PNG."""
     from matplotlib.figure import Figure  # slow to import
@@ -127,6 +156,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 
 def write(found: dict[str, Any], directory: Path) -> None:
-    """Write trials.json and trials.png."""
+    """Write trials.json, trials.csv with a row for each combination and seed, and trials.png."""
     write_atomically(directory / FILE, json.dumps(found, indent=1) + "\n")
+    write_atomically(directory / TABLE, csv_text(found))
     plot(found, directory / PLOT)

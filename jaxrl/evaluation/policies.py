@@ -15,7 +15,16 @@ from envs_jax.matches import MatchRules
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluation.rollouts import Evaluator, Opponent, both_teams, learned, scripted, scripted_names, switch_policy
+from jaxrl.evaluation.rollouts import (
+    STEPS,
+    Evaluator,
+    Opponent,
+    both_teams,
+    learned,
+    scripted,
+    scripted_names,
+    switch_policy,
+)
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
@@ -132,7 +141,7 @@ class EvalPolicy:
     def default_chunk(self) -> int:
         """Return the episodes rolled out at a time on a device, by the bytes of their states and curves."""
         size = memory_plan.rollout_env_bytes(self.env)
-        size += 4 * (self.env.spec.horizon + 1) * (len(self.env.spec.metrics) + 2)
+        size += 4 * (min(self.env.spec.horizon, STEPS) + 1) * (len(self.env.spec.metrics) + 2)
         return max(1, _ROLLOUT_BYTES[jax.default_backend() != "cpu"] // size)
 
     def parameters(self, index: int) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from envs_jax.viewing import Record, Viewer
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import read_bounded
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
-from jaxrl.evaluation.rollouts import held_out_key
+from jaxrl.evaluation.rollouts import extend, held_out_key
 
 _MOST_REPORT = 2**28  # bytes of an evaluation file
 SUFFIXES = (".html", ".gif", ".png")
@@ -38,9 +38,8 @@ def record(
     `name` is one of `subject.policies`; for references and final_means see `Record`.
     """
     rollout = subject.evaluator([name], 1).record()
-    recorded = rollout(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
-    fetched = lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)  # noqa: E731
-    states, timesteps, curves, actions = jax.tree.map(fetched, recorded)
+    arguments = subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode)
+    states, timesteps, curves, actions = rollout(*arguments)
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
@@ -53,7 +52,10 @@ def record(
         timesteps=timesteps,
         actions=actions[:steps],
         curves=curves,
-        references=references or {},
+        references={
+            policy: {metric: extend(curve, max(len(curve), steps + 1)) for metric, curve in own.items()}
+            for policy, own in (references or {}).items()
+        },
         final_means=final_means or {},
     )
 
@@ -86,7 +88,7 @@ def _references(report: Any, subject: EvalPolicy, name: str) -> References:
     for policy in (policy for policy in subject.policies if policy in policies):
         metrics = policies[policy].items()
         curves[policy] = {key: np.array([own["mean"], own["ci95"]], np.float64).T for key, own in metrics}
-        if any(curve.shape != (subject.env.spec.horizon + 1, 2) for curve in curves[policy].values()):
+        if any(curve.shape != (report["steps"] + 1, 2) for curve in curves[policy].values()):
             raise ValueError("a curve has another length than the episode")
     sign = {"min": 1, "max": -1}[report["score_mode"]]
     finals = {policy: sign * own[report["score"]][-1, 0] for policy, own in curves.items()}

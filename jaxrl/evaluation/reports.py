@@ -10,7 +10,7 @@ import numpy as np
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
-from jaxrl.evaluation.rollouts import announced, by_task, held_out_key
+from jaxrl.evaluation.rollouts import announced, by_task, extend, held_out_key
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import (
     Estimate,
@@ -37,20 +37,21 @@ def rollout(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    `names` are some of `subject.policies`, `chunk` is that of `EvalPolicy.evaluator`. With several tasks, the score is
-    also given for each task, see `rollouts.by_task`. Curves of the learned policies of several seeds have the seed as
-    their second axis: float32[T + 1, seeds, episodes].
+    T is as in `Evaluator.curves`; `names` are some of `subject.policies`, `chunk` is as in `EvalPolicy.evaluator`.
+    With several tasks, the score is also given for each task, see `rollouts.by_task`. Curves of the learned policies of
+    several seeds have the seed as their second axis: float32[T + 1, seeds, episodes].
     """
-    compiled = subject.evaluator(names, episodes, chunk).compiled()
+    play = subject.evaluator(names, episodes, chunk).curves()
 
     def curves_of(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
-        curves = compiled(policy.parameters(index), held_out_key(seed, "evaluation"), subject.context)
+        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), subject.context)
         return by_task(subject.env.spec, {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()})
 
     for index, name in enumerate(names):
         if name in LEARNED and subject.seeds > 1:
             each = [curves_of(policy, index) for policy in subject.by_seed()]
-            yield name, {metric: np.stack([own[metric] for own in each], axis=1) for metric in each[0]}
+            longest = max(len(own["length"]) for own in each)
+            yield name, {m: np.stack([extend(own[m], longest) for own in each], axis=1) for m in each[0]}
         else:
             yield name, curves_of(subject, index)
 
@@ -68,7 +69,7 @@ def evaluate(
 
     `say` receives one sentence per policy. In a simulator `world` the first episodes of its list are played.
     """
-    spec, at = subject.env.spec, marks(subject.env.spec.horizon)
+    spec = subject.env.spec
     if world is None:
         rollouts = rollout(subject, names, episodes, seed, chunk)
     else:
@@ -82,6 +83,9 @@ def evaluate(
             for metric in _order(spec, curves)
         }
         scores[name] = curves[spec.score][-1]
+    _extend(summaries)
+    steps = len(summaries[names[0]][spec.score][False]["mean"]) - 1
+    at = marks(steps)
     # A metric is a share if it is 0 or 1 in all episodes of all policies.
     shares = {metric: all(True in one[metric] for one in summaries.values()) for metric in summaries[names[0]]}
     policies = {
@@ -90,12 +94,22 @@ def evaluate(
     }
     return {
         **_head(subject, episodes, seed),
+        "steps": steps,
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
         "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
         "differences": list(compare(scores, spec.score_mode)),
     }
+
+
+def _extend(summaries: dict[str, dict[str, dict[bool, Any]]]) -> None:
+    """Make all curves as long as the longest: where all episodes of a policy have ended, nothing changes any more."""
+    by_share = [shares for metrics in summaries.values() for shares in metrics.values()]
+    lists = [curve for shares in by_share for summary in shares.values() for curve in summary.values()]
+    longest = max(map(len, lists))
+    for curve in lists:
+        curve.extend([curve[-1]] * (longest - len(curve)))
 
 
 def compare(scores: Mapping[str, np.ndarray], score_mode: str) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,9 @@ from jaxrl.common.types import Key, PolicyParams
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
+STEPS = 1000  # of curves, that a device holds at a time
+_STEPS_PER_CHECK = 50  # between looks whether all episodes have ended
+
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
 Acted = tuple[Array, Any]
 Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
@@ -143,87 +146,204 @@ class Evaluator:
     init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
     seeds: int = 1
 
-    def _rollout(
-        self, params: PolicyParams, indices: Array, seed_key: Key, context: Any, see: Callable[..., Any]
-    ) -> tuple[Any, Array]:
-        """Return `see` (state, time step, statistics) at all time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
+    def _begin(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
+        """Return the policy's carry, the states, time steps and statistics in which these episodes begin."""
+        state, timestep = self.env.reset(keys_of_episodes(seed_key, indices), context)
+        return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
+
+    def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
+        """Return what `_begin` does after step t, and the actions; an episode that has ended keeps its final state."""
+        policy_carry, state, timestep, statistics = carry
+        action, policy_carry = self.policy(params, policy_carry, state, timestep, keys_of_step(keys, t))
+        new_state, new_timestep = self.env.step_without_reset(state, action, context)
+        new_statistics = update_statistics(self.env.spec, statistics, new_timestep)
+        if not self.env.spec.fixed_horizon:
+            done = timestep.done | (t >= self.env.spec.horizon)
+            new_timestep = where(done, timestep, new_timestep)
+            new_statistics = where(done, statistics, new_statistics)
+        return (policy_carry, new_state, new_timestep, new_statistics), action
+
+    def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
+        """Return what `_begin` does when all of these episodes have ended."""
+        horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
+
+        def play_steps(number: int, first: Array, carry: Any) -> Any:
+            def one_step(k: Array, carry: Any) -> Any:
+                return self._step(params, keys, context, carry, first + k.astype(jnp.uint32))[0]
+
+            return jax.lax.fori_loop(0, number, one_step, carry)
+
+        carry = self._begin(params, indices, seed_key, context)
+        if self.env.spec.fixed_horizon:
+            return play_steps(horizon, jnp.uint32(0), carry)
+        number = min(horizon, _STEPS_PER_CHECK)
+        _, carry = jax.lax.while_loop(
+            lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
+            lambda loop: (loop[0] + jnp.uint32(number), play_steps(number, *loop)),
+            (jnp.uint32(0), carry),
+        )
+        return carry
+
+    def _trace(
+        self, see: Callable[..., Any], indices: Callable[[Array], Array]
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return two functions that together yield `see` (state, time step, statistics) at each time step.
+
+        The first begins the episodes `indices(first)`: (parameters, key, context, first) -> (carry, one row). The
+        second plays on from step t: (..., carry, t) -> (carry, (rows, actions)) of `_steps`.
+        """
+
+        def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
+            carry = self._begin(params, indices(first), key, context)
+            return carry, jax.tree.map(lambda x: x[None], see(*carry[1:]))
+
+        def play_on(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
+            keys = keys_of_episodes(key, indices(first))
+
+            def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
+                carry, action = self._step(params, keys, context, carry, t)
+                return carry, (see(*carry[1:]), action)
+
+            return jax.lax.scan(one_step, carry, t + jnp.arange(self._steps, dtype=jnp.uint32))
+
+        return begin, play_on
+
+    @property
+    def _steps(self) -> int:
+        """Return the steps of curves that a device holds at a time."""
+        return min(self.env.spec.horizon, STEPS)
+
+    def _collect(self, begin: Callable[..., Any], play_on: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+        """Call the functions of `_trace` until all episodes have ended; return all rows [t + 1, ...], actions [t, ...].
+
+        t is the horizon, or fewer steps, in whole `_steps`.
+        """
         spec = self.env.spec
-        keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
-        state, timestep = self.env.reset(keys, context)
-        statistics = start_statistics(timestep)
-        memory = self.init_carry(params, timestep, indices)
-
-        def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
-            memory, state, timestep, statistics = carry
-            action, memory = self.policy(params, memory, state, timestep, keys_of_step(keys, t))
-            new_state, new_timestep = self.env.step_without_reset(state, action, context)
-            new_statistics = update_statistics(spec, statistics, new_timestep)
-            done = timestep.done
-            if not spec.fixed_horizon:  # an episode that has ended keeps its final state
-                new_timestep = where(done, timestep, new_timestep)
-                new_statistics = where(done, statistics, new_statistics)
-            seen = see(new_state, new_timestep, new_statistics)
-            return (memory, new_state, new_timestep, new_statistics), (seen, action)
-
-        carry = (memory, state, timestep, statistics)
-        _, (rows, actions) = jax.lax.scan(one_step, carry, jnp.arange(spec.horizon, dtype=jnp.uint32))
-        first = see(state, timestep, statistics)
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rows), actions
+        carry, row = begin(*arguments)
+        rows, actions = [_fetch(row)], []
+        for t in range(0, spec.horizon, self._steps):
+            carry, (more, acted) = play_on(*arguments, carry, np.uint32(t))
+            more, acted = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, acted))
+            rows.append(_fetch(more))
+            actions.append(_fetch(acted))
+            if not spec.fixed_horizon and np.asarray(carry[2].done).all():
+                break
+        return jax.tree.map(_join, *rows), jax.tree.map(_join, *actions)
 
     @property
     def devices(self) -> int:
         """Return the number of devices that share the episodes, or the seeds."""
         return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
 
-    def compiled(self, final: bool = False) -> Callable[..., dict[str, Array]]:
-        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or final values [episodes].
+    def compiled(self) -> Callable[..., dict[str, Array]]:
+        """Jit of (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
 
-        With several tasks, the curve "task" holds the task of each episode, see `by_task`. With several seeds
-        parameters, key and curves have the seed as their first axis.
+        With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds
+        parameters, key and values have the seed as their first axis. It ends when all episodes of a chunk have.
         """
         local = self.episodes if self.seeds > 1 else self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
-        mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
-
-        def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
-            task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
-            return values(statistics) | task
 
         def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, Array]:
             first = 0 if self.seeds > 1 else jax.lax.axis_index(AXIS) * local
             indices = first + jnp.arange(local, dtype=jnp.int32)
-
-            def part(indices: Array) -> dict[str, Array]:
-                curves = self._rollout(params, indices, key, context, see)[0]
-                return {name: curve[-1] for name, curve in curves.items()} if final else curves
-
-            return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
+            part = lambda indices: self._see(*self._play(params, indices, key, context)[1:])  # noqa: E731
+            return map_chunks(part, indices, chunks, out_axes=0)
 
         if self.seeds > 1:
             each = jax.vmap(rollout, in_axes=(0, 0, None))
-            function = on_mesh(each, mesh, (SPLIT, SPLIT, REPLICATED), SPLIT)
+            function = on_mesh(each, self._used_mesh, (SPLIT, SPLIT, REPLICATED), SPLIT)
         else:
-            split_episodes = SPLIT if final else jax.sharding.PartitionSpec(None, AXIS)
-            function = on_mesh(rollout, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
+            function = on_mesh(rollout, self._used_mesh, (REPLICATED, REPLICATED, REPLICATED), SPLIT)
         return jax.jit(function, compiler_options=graphs())
 
-    def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
-        """Jit of (parameters, key, context, index) -> all data of episode `index`, rolled out alone.
+    def curves(self) -> Callable[..., dict[str, np.ndarray]]:
+        """Return (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, for a single seed.
+
+        T is the horizon, or fewer steps once all episodes have ended: a multiple of `STEPS` then. A device holds the
+        curves of one chunk of episodes and `STEPS` steps.
+        """
+        assert self.seeds == 1
+        local = self.episodes // self.devices
+        size = largest_divisor(local, self.chunk) if self.chunk else local
+
+        def indices(first: Array) -> Array:
+            return jax.lax.axis_index(AXIS) * local + first + jnp.arange(size, dtype=jnp.int32)
+
+        begin, play_on = self._trace(self._see, indices)
+        without_actions = lambda *arguments: _drop_actions(*play_on(*arguments))  # noqa: E731
+        over_episodes = jax.sharding.PartitionSpec(None, AXIS)
+        common = (REPLICATED,) * 4
+        functions = [
+            on_mesh(begin, self._used_mesh, common, (SPLIT, over_episodes)),
+            on_mesh(without_actions, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, (over_episodes, ()))),
+        ]
+        programs = [jax.jit(function, compiler_options=graphs()) for function in functions]
+
+        def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, np.ndarray]:
+            firsts = np.arange(0, local, size, dtype=np.int32)
+            chunks = [self._collect(*programs, params, key, context, first)[0] for first in firsts]
+            longest = max(len(chunk["length"]) for chunk in chunks)
+
+            def join(*parts: np.ndarray) -> np.ndarray:
+                parts = tuple(extend(part, longest).reshape(longest, self.devices, size) for part in parts)
+                return np.concatenate(parts, axis=2).reshape(longest, self.episodes)
+
+            return jax.tree.map(join, *chunks)
+
+        return rollout
+
+    @property
+    def _used_mesh(self) -> Mesh:
+        return Mesh(self.mesh.devices[: self.devices], (AXIS,))
+
+    def _see(self, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
+        task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
+        return values(statistics) | task
+
+    def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, np.ndarray], np.ndarray]]:
+        """Return (parameters, key, context, index) -> all data of episode `index`, rolled out alone.
 
         Returns:
-            the environment's states [T + 1, ...], time steps [T + 1, ...], curves as of `compiled` [T + 1] and
-            actions [T, A, ...]; rows after an early end are undefined.
+            the environment's states [T + 1, ...], time steps [T + 1, ...], curves [T + 1] and actions [T, A, ...], T as
+            of `curves`; rows after an early end are undefined.
         """
 
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
-            with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
-                seen, actions = self._rollout(params, jnp.reshape(index, (1,)), key, context, see)
-            return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
+        def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def precise(*arguments: Any) -> Any:
+                with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
+                    return function(*arguments)
 
-        return jax.jit(rollout, compiler_options=graphs())
+            return jax.jit(precise, compiler_options=graphs())
+
+        begin, play_on = map(jitted, self._trace(see, lambda index: jnp.reshape(index, (1,))))
+
+        def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
+            rows, actions = self._collect(begin, play_on, params, key, context, index)
+            return jax.tree.map(lambda x: x[:, 0], (*rows, actions))
+
+        return rollout
+
+
+def _drop_actions(carry: Any, traced: tuple[Any, Any]) -> tuple[Any, tuple[Any, tuple[()]]]:
+    return carry, (traced[0], ())
+
+
+def _fetch(tree: Any) -> Any:
+    """Return NumPy copies of arrays; keys, which NumPy does not have, stay."""
+    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), tree)
+
+
+def _join(*parts: Any) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else jnp.concatenate(parts)
+
+
+def extend(curve: np.ndarray, length: int) -> np.ndarray:
+    """Return a curve [t, ...] as [length, ...]; an episode that has ended keeps its last value."""
+    return np.concatenate([curve, np.repeat(curve[-1:], length - len(curve), axis=0)])
 
 
 def values(statistics: EpisodeStatistics) -> dict[str, Array]:
@@ -231,9 +351,10 @@ def values(statistics: EpisodeStatistics) -> dict[str, Array]:
     return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
 
 
-def final_means(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the means over episodes at their end, of all metrics, also by task."""
-    return {name: float(np.mean(curve[-1])) for name, curve in by_task(spec, curves).items()}
+def final_means(spec: EnvSpec, ended: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the means over episodes of all metrics at their end [episodes], also by task."""
+    curves = {name: np.asarray(value)[None] for name, value in ended.items()}
+    return {name: float(np.mean(curve)) for name, curve in by_task(spec, curves).items()}
 
 
 def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -255,6 +376,11 @@ def announced(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str
         say(f"{' against '.join(names)}: {what} in {time.monotonic() - began:.1f} s{note}")
         yield *names, result
         began, note = time.monotonic(), ""
+
+
+def keys_of_episodes(seed_key: Key, indices: Array) -> Key:
+    """Return the root keys key[B] of the held-out episodes `indices` [B]."""
+    return jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
 
 
 def keys_of_step(keys: Key, t: Array) -> Key:

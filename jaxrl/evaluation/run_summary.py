@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from jaxrl.common.errors import UserError
+from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report.writer import METRICS, MetricsError, read_metrics
-from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
+from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_yaml
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
@@ -91,14 +93,14 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
 
     Args:
         paths: runs, folders of their trials, or folders of runs.
-        warn: receives a sentence for each run of a folder that cannot be read, and is left out.
+        warn: receives a sentence for each run or folder of runs that cannot be read, and is left out.
 
     Raises:
         UserError: no run there, or a run that is named cannot be read.
     """
     by_directory: dict[Path, RunSummary] = {}
     for path in map(Path, paths):
-        inside = [] if (path / CONFIG).exists() or not path.is_dir() else _runs_in(path)
+        inside = [] if is_file(path / CONFIG) or not os.path.isdir(path) else _runs_in(path, warn)
         runs, problems = [], []
         for directory in inside or [open_run(path)]:
             try:
@@ -120,16 +122,51 @@ def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
     return sorted(runs, key=lambda run: (-run.began, run.name))
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    """Return the runs in a folder of runs, or in one of its groups, such as runs/coma_coverage. Raises RunError."""
-    directories = [file.parent for depth in (f"*/{CONFIG}", f"*/*/{CONFIG}") for file in sorted(folder.glob(depth))]
-    if not directories:
+def _runs_in(folder: Path, warn: Callable[[str], None]) -> list[Path]:
+    """Return the runs in a folder of runs, or in one of its groups, such as runs/coma_coverage.
+
+    Raises RunError: there is none, or the folder cannot be read.
+    """
+    try:
+        runs, groups = _split_runs(folder, warn)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror}): make it readable") from error
+    for group in groups:
+        try:
+            runs += _split_runs(group, warn)[0]
+        except OSError as error:
+            warn(f"{group} cannot be read ({error.strerror}): it is left out")
+    if not runs:
         raise RunError(f"{folder} holds no run: train one with python -m jaxrl.train, or name another folder or a run")
-    return [run for run in directories if run.parent not in directories]
+    return runs
+
+
+def _split_runs(folder: Path, warn: Callable[[str], None]) -> tuple[list[Path], list[Path]]:
+    """Return the runs among the folders in a folder, and the others; warn of each that cannot be read.
+
+    Raises OSError: the folder itself cannot be read.
+    """
+    runs: list[Path] = []
+    groups: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        try:
+            if path.is_dir():
+                (runs if (path / CONFIG).exists() else groups).append(path)
+        except OSError as error:
+            warn(f"{path} cannot be read ({error.strerror}): it is left out")
+    return runs, groups
 
 
 def read(directory: Path) -> RunSummary:
-    """Return the run in a directory. Raises UserError if its files are damaged."""
+    """Return the run in a directory. Raises UserError if its files are damaged, or cannot be read."""
+    try:
+        return _read(directory)
+    except OSError as error:
+        raise RunError(f"{directory} cannot be read ({error.strerror}): make it readable") from error
+
+
+def _read(directory: Path) -> RunSummary:
+    """Do what `read` does. Raises OSError, UserError."""
     config = build(read_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
     rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
@@ -188,13 +225,13 @@ def _env_steps(rows: Rows) -> int:
 def _state(root: Path, config: Config, env_steps: int) -> str:
     if in_use(root):
         return "running"
-    folder, steps = root / "checkpoints", committed_steps(root / "checkpoints")
-    newest = next((path for path in folder.glob("*") if path.name.isdecimal() and int(path.name) == steps[-1]), None)
+    numbered = [path for path in (root / "checkpoints").glob("*") if path.name.isdecimal()]
+    newest = max(numbered, key=lambda path: int(path.name), default=None)
     try:
         meta = json.loads((newest / META).read_text(encoding="utf-8")) if newest else {}
         at = meta.get("env_steps", -1)
         finished = meta.get("finished", at >= config.run.total_env_steps) and env_steps <= at
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         finished = False
     return "finished" if finished else "stopped"
 

@@ -1,12 +1,18 @@
 """Compiled programs, kept between runs."""
 
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxrl.common.files import cache_root
 
 JAX_LEAST_SECONDS = 1.0  # JAX keeps what took longer to compile; a start makes dozens of smaller programs
+_DAMAGED = "Error reading persistent compilation cache entry"
 
 
 def cache_folder() -> Path:
@@ -21,3 +27,34 @@ def enable_compilation_cache() -> None:
     # nobody has chosen another
     if getattr(jax.config, "jax_persistent_cache_min_compile_time_secs", None) == JAX_LEAST_SECONDS:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if not isinstance(warnings.showwarning, _DamagedEntries):
+        warnings.filterwarnings("always", _DAMAGED)
+        warnings.showwarning = _DamagedEntries(warnings.showwarning)
+
+
+class _DamagedEntries:
+    """Deletes an entry of the compilation cache that JAX warns it cannot read: JAX never replaces an existing one.
+
+    JAX compiles the program after the warning, and writes it again. Any other warning is shown as before.
+    """
+
+    def __init__(self, show: Callable[..., None]) -> None:
+        self._show, self._told = show, False
+
+    def __call__(self, message: Warning | str, *where: Any, **how: Any) -> None:
+        if not (str(message).startswith(_DAMAGED) and _delete_entry(sys.exc_info()[1])):
+            self._show(message, *where, **how)
+        elif not self._told:
+            self._told = True
+            print(f"warning: a damaged program in {cache_folder()} is compiled again and replaced", file=sys.stderr)
+
+
+def _delete_entry(error: BaseException | None) -> bool:
+    """Delete the file of the entry whose reading failed with this error; return whether that was possible."""
+    frames = traceback.walk_tb(error.__traceback__ if error else None)
+    key = next((frame.f_locals["cache_key"] for frame, _ in frames if "cache_key" in frame.f_locals), None)
+    try:
+        (cache_folder() / f"{key}-cache").unlink()
+    except OSError:
+        return False
+    return True

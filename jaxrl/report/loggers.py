@@ -1,34 +1,31 @@
-"""Further writers of metrics (`--logger`): Weights & Biases and MLflow get the rows of metrics.jsonl, too.
+"""Further writers of metrics (`--logger`): Weights & Biases gets the rows of metrics.jsonl, too.
 
 They are for looking at a run. Each works in a thread of its own: a service that is slow, absent or broken neither
 delays nor stops training, and metrics.jsonl stays complete. A resumed run continues the same run of the service, whose
-id is in the run directory.
+id is in the run directory, and gets the rows that a killed process did not send: those after the checkpoint again,
+and earlier ones from the step on that the service says it does not have.
 """
 
 import contextlib
 import importlib
-import logging
 import math
 import os
 import queue
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envs_jax.settings import closest
 from jaxrl.common.errors import UsageError, one_line
 from jaxrl.common.files import write_atomically
-from jaxrl.report.writer import Writer, read_metrics
+from jaxrl.report.writer import METRICS, Writer, iterate_rows
 
 NONE = "none"
-PROJECT = "jaxrl"  # of wandb, and experiment of MLflow, unless their environment variables name another
+PROJECT = "jaxrl"  # of wandb, unless WANDB_PROJECT names another
 WAIT = 60.0  # seconds that the end of a run waits for a logger
 _ROOM = 20_000  # groups of rows that may wait
-_BATCH, _PARAMS = 900, 100  # metrics and params of a call of MLflow, which takes up to 1,000 and 100
-_EVERY = 5.0  # seconds between its calls, if there are fewer metrics
 
 Row = tuple[int, Mapping[str, float], int]  # iteration, metrics, step
 
@@ -36,11 +33,17 @@ Row = tuple[int, Mapping[str, float], int]  # iteration, metrics, step
 class WandbLogger:
     """A run of Weights & Biases, offline if this machine has no login and WANDB_MODE is not set.
 
+    A run that is continued ignores steps that it has passed, so that rows may be sent twice.
+
     Args:
         directory: of the run; files of wandb go into its folder wandb.
         settings: of the run.
         run_id: of the service's run to continue, None for a new one.
         say: receives a warning.
+
+    Attributes:
+        id: of the service's run.
+        next_step: the first step that it does not have; None if that is not known, offline.
     """
 
     probe = "init"  # a name that the package has
@@ -69,9 +72,10 @@ class WandbLogger:
             settings=wandb.Settings(console="off", silent=True),
         )
         self.id = str(self._run.id)
+        self.next_step = None if mode in ("offline", "disabled") else int(self._run.step)
 
     def write(self, iteration: int, scalars: Mapping[str, float], step: int) -> None:
-        """Send one row."""
+        """Send one row; wandb ignores a step that it has passed."""
         self._run.log({"iteration": iteration, **scalars}, step=step)
 
     def close(self, failed: bool = False) -> None:
@@ -79,58 +83,11 @@ class WandbLogger:
         self._run.finish(exit_code=int(failed))
 
 
-class MlflowLogger:
-    """A run of MLflow, where MLFLOW_TRACKING_URI says, by default in the current folder; arguments as above."""
-
-    probe = "MlflowClient"
-
-    def __init__(
-        self, directory: Path, settings: Mapping[str, Any], run_id: str | None, say: Callable[[str], None]
-    ) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        for name in ("alembic", "mlflow.store.db.utils"):  # tell of every table that they make
-            logging.getLogger(name).setLevel(logging.WARNING)
-        self._client, self._metric = MlflowClient(), Metric
-        self._rows: list[Any] = []
-        self._sent = time.monotonic()
-        if run_id is not None:
-            self._client.update_run(run_id, status="RUNNING")
-            self.id = run_id
-            return
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
-        self.id = str(self._client.create_run(number, run_name=_title(directory)).info.run_id)
-        params = [Param(setting, str(value)) for setting, value in settings.items()]
-        for first in range(0, len(params), _PARAMS):
-            self._client.log_batch(self.id, params=params[first : first + _PARAMS])
-
-    def write(self, iteration: int, scalars: Mapping[str, float], step: int) -> None:
-        """Send one row, together with others if they come quickly."""
-        now = int(1000 * scalars.get("time/unix", time.time()))
-        for name, value in {"iteration": iteration, **scalars}.items():
-            self._rows.append(self._metric(re.sub(r"[^\w\-./ ]", "_", name), value, now, step))
-        if len(self._rows) >= _BATCH or time.monotonic() > self._sent + _EVERY:
-            self._send()
-
-    def _send(self) -> None:
-        for first in range(0, len(self._rows), _BATCH):
-            self._client.log_batch(self.id, metrics=self._rows[first : first + _BATCH])
-        self._rows, self._sent = [], time.monotonic()
-
-    def close(self, failed: bool = False) -> None:
-        """Send the rest, and end the run."""
-        self._send()
-        self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
-
-
-LOGGERS: dict[str, Any] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+LOGGERS: dict[str, Any] = {"wandb": WandbLogger}
 
 
 def named(text: str) -> list[str]:
-    """Return the loggers of a setting such as "wandb,mlflow" or "none". Raises ValueError for another name."""
+    """Return the loggers of a setting such as "wandb" or "none". Raises ValueError for another name."""
     names = list(dict.fromkeys(name for name in text.replace(",", " ").split() if name != NONE))
     for name in names:
         if name not in LOGGERS:
@@ -176,13 +133,15 @@ class LoggingWriter(Writer):
         for thread in self._threads:
             thread.put([_row(iteration, scalars, step)])
 
-    def trim(self, after_iteration: int) -> None:
-        """Trim the files; a new logger gets the rows that are kept, another one no row a second time."""
-        former = read_metrics(self._directory)
-        super().trim(after_iteration)
-        rows = [_row(row["iteration"], _metrics(row), row.get("step")) for row in former]
+    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
+        """Trim the files; the loggers get the kept rows that they do not have."""
+        problem = super().trim(after_iteration, mark)
+        path = self._directory / METRICS
+        size = path.stat().st_size if path.exists() else 0
         for thread in self._threads:
-            thread.resume(rows[: self.rows], rows[self.rows :])
+            rows = iterate_rows(self._directory, size)
+            thread.put_missing(_row(row["iteration"], _metrics(row), row.get("step")) for row in rows)
+        return problem
 
 
 class _Thread:
@@ -191,29 +150,24 @@ class _Thread:
     def __init__(self, name: str, directory: Path, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self._name, self._directory, self._settings, self._say = name, directory, settings, say
         self._file = directory / f"{name}.id"
-        self._rows: queue.Queue[Sequence[Row] | bool] = queue.Queue(_ROOM)
-        self._known: dict[int, set[str]] = {}  # iteration: metrics that the service has from an earlier process
-        self._new, self._broken = not self._file.is_file(), False
+        self._rows: queue.Queue[Iterable[Row] | bool] = queue.Queue(_ROOM)
+        self._is_new, self._broken = not self._file.is_file(), False
+        self._next_step: int | None = None  # the first one that the service does not have, if known
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self._thread.start()
 
-    def put(self, rows: Sequence[Row]) -> None:
-        """Hand over rows, without waiting."""
-        rows = [row for row in rows if not self._known.get(row[0], set()) >= set(row[1])]
-        if self._broken or not rows:
+    def put(self, rows: Iterable[Row]) -> None:
+        """Hand over rows, without waiting; the thread iterates over them."""
+        if self._broken:
             return
         try:
             self._rows.put_nowait(rows)
         except queue.Full:
             self._fail("it is too slow")
 
-    def resume(self, kept: Sequence[Row], removed: Sequence[Row]) -> None:
-        """Continue after the rows `kept`; those `removed` will be written again."""
-        if self._new:
-            self.put(kept)
-        else:
-            for iteration, metrics, _ in removed:
-                self._known.setdefault(iteration, set()).update(metrics)
+    def put_missing(self, rows: Iterable[Row]) -> None:
+        """Hand over those rows that the service does not have."""
+        self.put(row for row in rows if self._next_step is not None and row[2] >= self._next_step)
 
     def close(self, failed: bool) -> None:
         """Wait until everything is sent, or for `WAIT` seconds."""
@@ -228,9 +182,10 @@ class _Thread:
 
     def _work(self) -> None:
         try:
-            run_id = None if self._new else self._file.read_text(encoding="utf-8").strip()
+            run_id = None if self._is_new else self._file.read_text(encoding="utf-8").strip()
             logger = LOGGERS[self._name](self._directory, self._settings, run_id, self._say)
             write_atomically(self._file, f"{logger.id}\n")
+            self._next_step = 0 if self._is_new else logger.next_step
             while not self._broken:
                 rows = self._rows.get()
                 if isinstance(rows, bool):

@@ -10,6 +10,9 @@ import numpy as np
 
 from jaxrl.report.writer import Writer
 
+ROWS = 10_000  # of a whole run, about
+_DENSE = 250  # rows, at least, in each doubling of the iterations of a run, until it has its final spacing
+
 
 class Throughput:
     """Environment steps and updates per second of training over the last blocks, without pauses."""
@@ -70,6 +73,16 @@ class TimeLeft:
         return since * (1.0 - fraction) / gained if gained > 0 else None
 
 
+def choose_spacing(iteration: int, total_iterations: int) -> int:
+    """Return the iterations per row of metrics at this iteration of a run that plans so many.
+
+    A whole run has some 10,000 rows. Up to iteration 500 each one has a row; from then on the spacing doubles whenever
+    the iteration does, up to that of the whole run: one that is stopped early has hundreds of rows, too.
+    """
+    doublings = (iteration // _DENSE).bit_length() - 1
+    return min(-(-total_iterations // ROWS), 1 << max(doublings, 0)) or 1
+
+
 class MetricAggregator:
     """Aggregates iterations into lines of metrics.jsonl.
 
@@ -79,12 +92,15 @@ class MetricAggregator:
 
     Args:
         writer: takes the lines.
-        every: iterations per line.
+        every: iterations per line, 0 for `choose_spacing`.
+        total_iterations: of the whole run as planned.
         group: `group` of the process that this one resumes.
     """
 
-    def __init__(self, writer: Writer, every: int, group: Mapping[str, Any] | None = None) -> None:
-        self._writer, self._every = writer, every
+    def __init__(
+        self, writer: Writer, every: int, total_iterations: int, group: Mapping[str, Any] | None = None
+    ) -> None:
+        self._writer, self._every, self._total_iterations = writer, every, total_iterations
         self.group: dict[str, Any] = dict(group or {})  # sums of an incomplete line, for the checkpoint
         self.losses: dict[str, float] = {}  # and accuracies, of the last line
         self.episodes: dict[str, float] = {}
@@ -103,7 +119,8 @@ class MetricAggregator:
         for name, value in episodes.items():
             group["episodes"][name] = group["episodes"].get(name, 0.0) + float(value)
         self.group = group
-        if counters["iteration"] % self._every == 0:
+        iteration = counters["iteration"]
+        if iteration % (self._every or choose_spacing(iteration, self._total_iterations)) == 0:
             self.flush(counters, pace)
 
     def flush(self, counters: Mapping[str, int], pace: Throughput) -> None:

@@ -1,28 +1,32 @@
 """Metrics on disk: metrics.jsonl (one JSON object per line), and the same numbers as TensorBoard events.
 
 Every line is written to the operating system at once, so a killed process loses none. `trim` removes the lines
-after the checkpoint that a run resumes from. Events follow from the lines: they reach the disk every few seconds, and
-`trim` writes them anew, because TensorBoard's own purge marks leave stale points in the file for every other reader.
+after the checkpoint that a run resumes from. It reads the file from its end, so that a resume costs the same after any
+number of rows. Events reach the disk every few seconds and before a checkpoint. Each process adds a file of them, and
+begins it with TensorBoard's mark of a restart: TensorBoard drops the points from there on that are in earlier files.
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import math
 import numbers
+import os
 import time
 from collections.abc import Iterator, Mapping
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxrl.common.errors import UserError
-from jaxrl.common.files import write_atomically
 
 METRICS = "metrics.jsonl"
 LOST = "metrics.lost.jsonl"  # lines of a run that had to start again
 EVENTS = "events"
 FLUSH = 5.0  # seconds between flushes of the events
+_BLOCK = 2**16  # bytes that are read at a time from the end of the lines
+_LONGEST = 2**20  # bytes of a first line that is compared
 
 
 class MetricsError(UserError):
@@ -36,13 +40,11 @@ class Writer:
     events are written, and those of an earlier process are unchanged.
 
     Attributes:
-        rows: lines kept (see `trim`) and written.
         note: a sentence about files that are not written, else empty.
     """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
-        self.rows = 0
         self.note = ""
         if importlib.util.find_spec("tensorboardX") is None:
             self.note = "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all metrics"
@@ -72,7 +74,6 @@ class Writer:
                 self._open()
             assert self._lines is not None
             _append(self._lines, json.dumps(row, allow_nan=False).encode() + b"\n")
-            self.rows += 1
             if self._events is not None:
                 self._events.write(row)
         except OSError as error:
@@ -84,40 +85,65 @@ class Writer:
         self._lines = (self._directory / METRICS).open("ab", buffering=0)
         self._events = None if self.note else _Events(self._directory / EVENTS)
 
-    def keep_former(self) -> int:
-        """Copy all lines to LOST, for a run that starts again where it had no checkpoint; return their number.
+    def keep_former(self) -> bool:
+        """Move all lines to LOST, for a run that starts again where it had no checkpoint; False if there are none.
 
-        Raises MetricsError: the file cannot be written.
+        Raises MetricsError: the file cannot be moved.
         """
+        path = self._directory / METRICS
         try:
-            lines = [line for line, _ in _lines(self._directory / METRICS)]
-            if lines:
-                write_atomically(self._directory / LOST, "".join(lines))
+            if not path.exists() or not path.stat().st_size:
+                return False
+            path.replace(self._directory / LOST)
         except OSError as error:
             raise _error(self._directory, error) from error
-        return len(lines)
+        return True
 
-    def trim(self, after_iteration: int) -> None:
-        """Remove every line of a later iteration, and an incomplete last line; write all events anew.
+    def mark(self) -> dict[str, Any] | None:
+        """Bring all events to the disk; return what a checkpoint keeps of the lines: their bytes, and a digest of the
+        first one, which tells the lines of a run from those of another."""
+        path = self._directory / METRICS
+        try:
+            if self._events is not None:
+                self._events.flush()
+            return {"bytes": path.stat().st_size if path.exists() else 0, "first": _first_digest(path)}
+        except OSError as error:
+            raise _error(self._directory, error) from error
 
-        Raises MetricsError: a file cannot be rewritten.
+    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
+        """Remove every line of a later iteration, and an incomplete last line; TensorBoard drops the later points.
+
+        Args:
+            after_iteration: the last one whose lines stay.
+            mark: `mark` of the checkpoint of that iteration.
+
+        Returns:
+            A sentence if lines from before the mark are lost, else "".
+
+        Raises:
+            MetricsError: a file cannot be written, or a line at the end is damaged.
         """
         self.close()
+        path = self._directory / METRICS
         try:
-            path, self.rows = self._directory / METRICS, 0
-            kept = [(line, row) for line, row in _lines(path) if row["iteration"] <= after_iteration]
+            size, last = _find_end(path, after_iteration)
             if path.exists():
-                write_atomically(path, "".join(line for line, _ in kept))
-            self.rows = len(kept)
-            if not self.note:
+                os.truncate(path, size)
+            if last is None and not self.note:
                 for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
                     file.unlink()
             self._open()
-            if self._events is not None:
-                for _, row in kept:
-                    self._events.write(row)
+            if self._events is not None and last is not None:
+                self._events.restart(_step(last) + 1)
         except OSError as error:
             raise _error(self._directory, error) from error
+        expected = mark["bytes"] if mark else 0
+        if size >= expected:
+            return ""
+        return (
+            f"{path} holds {size:,} of the {expected:,} bytes that were written up to iteration {after_iteration:,}: "
+            "the other rows are lost, the run continues without them"
+        )
 
     def close(self) -> None:
         """Close both files; a later write appends to the lines and begins a new event file."""
@@ -133,12 +159,17 @@ class NullWriter(Writer):
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Do nothing."""
 
-    def keep_former(self) -> int:
+    def keep_former(self) -> bool:
         """Do nothing."""
-        return 0
+        return False
 
-    def trim(self, after_iteration: int) -> None:
+    def mark(self) -> dict[str, Any] | None:
         """Do nothing."""
+        return None
+
+    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
+        """Do nothing."""
+        return ""
 
 
 class _Events:
@@ -164,11 +195,22 @@ class _Events:
             if name not in ("iteration", "step") and value is not None
         ]
         now = time.time()
-        step = row.get("step", row["iteration"])
-        self._file.write_event(Event(wall_time=row.get("time/unix", now), step=step, summary=Summary(value=values)))
+        event = Event(wall_time=row.get("time/unix", now), step=_step(row), summary=Summary(value=values))
+        self._file.write_event(event)
         if now > self._flushed + FLUSH:
-            self._file.flush()
-            self._flushed = now
+            self.flush()
+
+    def restart(self, step: int) -> None:
+        """Make TensorBoard drop the points of earlier files from this step on."""
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._file.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Bring the events to the disk."""
+        self._file.flush()
+        self._flushed = time.time()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # the disk is full: the lines have told so
@@ -177,7 +219,49 @@ class _Events:
 
 def read_metrics(directory: Path | str) -> list[dict[str, Any]]:
     """Return all rows of a run's metrics.jsonl in order, without an incomplete last line; [] if there is none."""
-    return [row for _, row in _lines(Path(directory) / METRICS)]
+    return list(iterate_rows(directory))
+
+
+def iterate_rows(directory: Path | str, size: float = math.inf) -> Iterator[dict[str, Any]]:
+    """Yield the rows among the first `size` bytes of a run's metrics.jsonl, without an incomplete last line.
+
+    Raises MetricsError: another line is damaged, or the file cannot be read.
+    """
+    path, damaged, position = Path(directory) / METRICS, 0, 0
+    try:
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if damaged:
+                    raise _damaged(path, damaged)
+                position += len(line)
+                if position > size:
+                    return
+                row = _row(line)
+                if row is None:
+                    damaged = number
+                else:
+                    yield row
+    except OSError as error:
+        raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
+
+
+def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> None:
+    """Check that the lines in a directory are those that a checkpoint's `mark` was taken of.
+
+    Raises MetricsError: they begin with another row. Older checkpoints have no mark, and pass.
+    """
+    path = Path(directory) / METRICS
+    try:
+        first = _first_digest(path)
+    except OSError as error:
+        raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
+    if mark and mark["first"] and first and first != mark["first"]:
+        raise MetricsError(
+            f"{path} is not of this run: it begins with another row than the one that the run wrote; put the run's own "
+            "file back, or move this one away to continue without the former rows"
+        )
 
 
 def _number(value: Any) -> int | float:
@@ -199,19 +283,72 @@ def _error(directory: Path, error: OSError) -> MetricsError:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each complete line of a file of JSON objects, with its object; the last may be incomplete after a kill.
+def _step(row: Mapping[str, Any]) -> int:
+    """Return the step of a row on TensorBoard's axis."""
+    return int(row.get("step", row["iteration"]))
 
-    Raises MetricsError: another line is damaged.
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a complete line, None if it is damaged or incomplete."""
+    try:
+        row = json.loads(line)
+        whole = line.endswith(b"\n") and isinstance(row["iteration"], int) and isinstance(row.get("step", 0), int)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return row if whole else None
+
+
+def _first_digest(path: Path) -> str:
+    """Return a digest of the first line of a file, "" if there is no complete one. Raises OSError."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST)
+    return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
+
+
+def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | None]:
+    """Return the bytes up to the last line of an iteration that is not later, and its object; 0 and None without one.
+
+    Raises:
+        OSError: the file cannot be read.
+        MetricsError: a line that was read is damaged. The last one may be incomplete after a kill.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            whole = line.endswith(b"\n") and isinstance(row["iteration"], int)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            whole = False
-        if whole:
-            yield line.decode(), row
-        elif number < len(lines):
-            raise MetricsError(f"line {number} of {path} is damaged: fix or remove that line")
+    if not path.exists():
+        return 0, None
+    with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        for position, line in _lines_from_end(file, end):
+            row = _row(line)
+            if row is not None and row["iteration"] <= after_iteration:
+                return position + len(line), row
+            if row is None and position + len(line) < end:
+                raise _damaged(path, _count_lines(file, position) + 1)
+    return 0, None
+
+
+def _lines_from_end(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield position and content of each line of a file of `end` bytes, the last line first."""
+    parts: list[bytes] = []  # of the line whose beginning has not been read, the last part first
+    for start in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
+        file.seek(start)
+        block = file.read(min(_BLOCK, end - start))
+        cut = search_end = len(block)
+        while (newline := block.rfind(b"\n", 0, search_end)) >= 0:
+            line = b"".join((block[newline + 1 : cut], *reversed(parts)))
+            if line:
+                yield start + newline + 1, line
+            parts, cut, search_end = [], newline + 1, newline
+        parts.append(block[:cut])
+    if line := b"".join(reversed(parts)):
+        yield 0, line
+
+
+def _count_lines(file: BinaryIO, end: int) -> int:
+    """Return the number of lines that end within the first `end` bytes of a file."""
+    file.seek(0)
+    return sum(file.read(min(_BLOCK, end - start)).count(b"\n") for start in range(0, end, _BLOCK))
+
+
+def _damaged(path: Path, number: int) -> MetricsError:
+    return MetricsError(f"line {number} of {path} is damaged: fix or remove that line")

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import write_atomically
-from jaxrl.runtime import hosts, manifest
+from jaxrl.runtime import hosts, manifest, run_directory
 from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 
 if TYPE_CHECKING:  # orbax takes a third of a second to import, and no run needs it before its first checkpoint
@@ -83,6 +83,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory).absolute()
+        self._run_id = run_directory.read_run_id(self.directory.parent)
         self._keep = keep
         self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
         self._manager: ocp.CheckpointManager | None = None  # made by the first save
@@ -121,7 +122,7 @@ class Checkpoints:
 
         def beside(arrays: Path) -> None:
             write_atomically(arrays.parent / META, text)
-            manifest.write_manifest(arrays.parent, arrays, step, leaves, best)
+            manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
 
         import orbax.checkpoint as ocp
 
@@ -202,9 +203,14 @@ class Checkpoints:
         """Return the number of the best checkpoint, if one was kept."""
         for name in reversed(_committed(self.directory)):
             with contextlib.suppress(OSError, ValueError):
-                if manifest.read_manifest(self.directory / name).best:
+                if manifest.read_manifest(self.directory / name).best and not self._is_foreign(name):
                     return int(name)
         return None
+
+    def _is_foreign(self, name: str) -> bool:
+        """Return whether another run wrote a checkpoint. Raises OSError, ValueError: its manifest cannot be read."""
+        run_id = manifest.read_manifest(self.directory / name).run_id
+        return bool(run_id and self._run_id and run_id != self._run_id)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return number and JSON object of the newest intact checkpoint; `warn` gets a sentence for each damaged one.
@@ -233,10 +239,28 @@ class Checkpoints:
             Its number, the state, and its JSON object.
 
         Raises:
-            CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
+            CheckpointError: no intact checkpoint, leaves of other names, shapes or types than `like` has, or training
+                that replaces checkpoints faster than they are read.
         """
         self.wait()
-        step = self.best_step() if best else step
+        before = self.steps()
+        try:
+            return self._restore(like, self.best_step() if best else step, prefix, intact)
+        except Exception:
+            if step is not None or self.steps() == before:
+                raise
+        try:  # training has replaced it while it was read
+            return self._restore(like, self.best_step() if best else None, prefix, intact)
+        except Exception as error:
+            raise CheckpointError(
+                f"training replaces the checkpoints in {self.directory} while they are read ({one_line(str(error))}): "
+                "try again, or wait until it ends"
+            ) from error
+
+    def _restore(
+        self, like: Any, step: int | None, prefix: str | None, intact: bool
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """Do what `restore` does, once."""
         if step is not None and not intact and step not in (steps := self.steps()):
             known = ", ".join(f"{number}" for number in steps[-_SHOWN:]) or "none"
             raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
@@ -259,6 +283,11 @@ class Checkpoints:
             folder = self.directory / name
             damage = manifest.find_damage(folder)
             if damage is None:
+                if self._is_foreign(name):
+                    raise CheckpointError(
+                        f"checkpoint {folder} was written by another run: move it out of this run, or copy this run's "
+                        "own one back"
+                    )
                 if passed > _NAMED:
                     self._warn(f"{passed - _NAMED} more are damaged and skipped")
                 return name
@@ -282,7 +311,11 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     import orbax.checkpoint as ocp
 
     wanted = manifest.leaves_of(like, prefix)
-    odd = manifest.difference(wanted, manifest.read_manifest(folder).leaves, whole=prefix is None)
+    try:
+        leaves = manifest.read_manifest(folder).leaves
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+    odd = manifest.difference(wanted, leaves, whole=prefix is None)
     if odd is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "
@@ -339,5 +372,5 @@ def _remove(path: Path) -> None:
 def _read_meta(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / META).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {META} ({error}); use another") from error

@@ -89,7 +89,10 @@ class RunSettings:
     memory_gb: float = setting(0.0, "memory limit per device in GiB; 0 = all free memory", between=(0, 1e6))
     block_iterations: int = setting(64, "maximum number of iterations per compiled call", between=(1, 10_000))
     block_seconds: float = setting(1.0, "target duration of a compiled call in seconds", between=(1e-3, 1e6))
-    log_every: int = setting(1, "iterations per line of metrics", between=(1, 1e9))
+    log_every: int = setting(
+        0, "iterations per row of metrics, which are averaged; 0 = as many as make some 10,000 rows of the whole run, "
+        "fewer at its beginning", between=(0, 1e9),
+    )  # fmt: skip
     self_play: int = setting(
         4,
         "maximum number of learner snapshots that play where the opponent is 'self'; divides the number of games",
@@ -120,7 +123,7 @@ class RunSettings:
         3, "newest checkpoints to keep, in addition to the best one", between=(1, 1_000_000)
     )
     runs: str = setting("runs", "folder of the run directories")
-    logger: str = setting("none", "further writers of metrics, separated by commas: wandb, mlflow")
+    logger: str = setting("none", "a further writer of metrics: wandb")
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -75,18 +75,19 @@ def _digest(content: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool) -> None:
+def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool, run_id: str = "") -> None:
     """Write the manifest of a checkpoint whose other files are complete. Raises OSError.
 
     Args:
         folder: with META; orbax's own notes there change when it commits and are not read.
         arrays: what will be the folder ARRAYS there when orbax commits.
-        step, leaves, best: see `Manifest`.
+        step, leaves, best, run_id: see `Manifest`.
     """
     files = sorted(path for path in arrays.rglob("*") if path.is_file())
     contents = {
         "step": step,
         "best": best,
+        "run": run_id,
         "leaves": [list(leaf) for leaf in leaves],
         "files": {META: _digest(folder / META)}
         | {f"{ARRAYS}/{path.relative_to(arrays).as_posix()}": _digest(path) for path in files},
@@ -96,10 +97,14 @@ def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], be
 
 
 class Manifest(NamedTuple):
-    """The content of a manifest: the checkpoint's number, whether it was the best, digests by file, and the leaves."""
+    """The content of a manifest: the checkpoint's number, whether it was the best, digests by file, and the leaves.
+
+    `run_id` is that of the run that wrote it, "" for older checkpoints.
+    """
 
     step: int
     best: bool
+    run_id: str
     files: dict[str, str]
     leaves: list[Leaf]
 
@@ -115,8 +120,13 @@ def read_manifest(folder: Path) -> Manifest:
     contents = manifest["contents"]
     if _digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
-    leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
-    return Manifest(contents["step"], contents.get("best", False), contents["files"], leaves)
+    try:
+        leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+        return Manifest(
+            contents["step"], contents.get("best", False), contents.get("run", ""), dict(contents["files"]), leaves
+        )
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("not a manifest") from None
 
 
 def find_damage(folder: Path) -> str | None:

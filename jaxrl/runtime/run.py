@@ -15,7 +15,7 @@ from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
-from jaxrl.report.writer import LOST, NullWriter, Writer
+from jaxrl.report.writer import LOST, NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
@@ -111,9 +111,9 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
 
         def first_state(session: Session) -> TrainState:
             if fresh:
-                for writer in (session.writer, *session.trial_writers):
-                    if lines := writer.keep_former():
-                        console.say(f"warning: there is no checkpoint; {lines:,} former lines are kept in {LOST}")
+                for writer in session.writers:
+                    if writer.keep_former():
+                        console.say(f"warning: there is no checkpoint; the former rows of metrics are kept in {LOST}")
                     writer.trim(0)
                 state = session.begin(inputs)
             else:
@@ -135,6 +135,13 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console | L
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
+    folders = [".", *(trial.folder for trial in trials.trials(setup.config))]
+
+    def check_metrics() -> None:
+        for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
+            check_same_run(directory / folder, mark)
+
+    hosts.on_first(check_metrics)
     fixed = fixed_settings(setup)
     if meta["devices"] != setup.mesh.size:
         del fixed["learn_chunk"]  # it follows the number of devices

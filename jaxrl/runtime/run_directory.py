@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 CHECKPOINTS = "checkpoints"
 _LATEST, _LOCK = "latest", ".lock"
+_RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -41,13 +43,13 @@ def create(
 ) -> Path:
     """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
 
-    versions.json gets the version of the environment's rules and `facts`, too. With a `name` the directory is
-    `root/<algo>_<env>/<name>`, which may be there already, without a run.
+    versions.json gets an id of the run, the version of the environment's rules and `facts`, too. With a `name` the
+    directory is `root/<algo>_<env>/<name>`, which may be there already, without a run.
 
     Raises RunError: `root` is not writable, or its disk is full.
     """
     group = _group(root, algo, env)
-    known = {**versions(), _ENV: env_version, **(facts or {})}
+    known = {**versions(), _RUN_ID: uuid.uuid4().hex, _ENV: env_version, **(facts or {})}
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = group / name if name else _next(group)
@@ -158,14 +160,19 @@ def read_versions(run: Path) -> dict[str, Any]:
     """Return a run's versions.json; {} if there is none, or if it cannot be read."""
     try:
         return dict(json.loads((run / VERSIONS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
+
+
+def read_run_id(run: Path) -> str:
+    """Return the id that a run got at its start; "" for runs made before there were any."""
+    return str(read_versions(run).get(_RUN_ID, ""))
 
 
 def follow_latest(path: Path | str) -> Path:
     """Return the run that a file like `runs/latest` names, even if moved with its root; any other path unchanged."""
     file = Path(path)
-    if file.name != _LATEST or not file.is_file():
+    if file.name != _LATEST or not is_file(file):
         return file
     try:
         run = Path(file.read_text(encoding="utf-8").strip())

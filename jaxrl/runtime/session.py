@@ -71,6 +71,7 @@ class Session:
         self.position = Position()
         self.trials = setup.trainer.trials
         self.trial_writers = trial_writers
+        self.writers = (writer, *trial_writers)
         self._restart_lines()
         self.best: float | None = None  # score of the best checkpoint, its tie breakers, and its number
         self.best_ties: list[float] = []
@@ -95,10 +96,11 @@ class Session:
 
     def _restart_lines(self, groups: Sequence[Any] = ()) -> None:
         """Begin lines of metrics with the incomplete ones of the process that this one resumes."""
-        writers = (self.writer, *self.trial_writers)
-        groups = groups or [None] * len(writers)
+        groups = groups or [None] * len(self.writers)
+        total = sum(Position().remaining(self.phases, self.setup.trainer.layout.num_envs, self.run.total_env_steps))
         self.lines, *self.trial_lines = (
-            MetricAggregator(writer, self.run.log_every, group) for writer, group in zip(writers, groups, strict=True)
+            MetricAggregator(writer, self.run.log_every, total, group)
+            for writer, group in zip(self.writers, groups, strict=True)
         )
 
     def begin(self, inputs: Any) -> TrainState:
@@ -126,13 +128,9 @@ class Session:
         self.best_ties = meta.get("best_ties", [])
         self._former_seconds = meta["seconds"]
         self._restart_lines([meta["group"], *meta.get("trial_groups", [])])
-        for writer in (self.writer, *self.trial_writers):
-            writer.trim(step)
-        if hosts.writes() and self.writer.rows < meta.get("rows", 0):
-            self.console.say(
-                f"warning: metrics.jsonl holds {self.writer.rows:,} of the {meta['rows']:,} rows that were written up "
-                f"to iteration {step:,}: the others are lost, the run continues without them"
-            )
+        for writer, mark in zip(self.writers, meta.get("metrics") or [None] * len(self.writers), strict=True):
+            if problem := writer.trim(step, mark):
+                self.console.say(f"warning: {problem}")
         if behind := [number for number in self.checkpoints.steps() if number > step]:
             listed = ", ".join(map(str, behind))
             self.console.say(
@@ -383,7 +381,7 @@ class Session:
             "evaluated": self.evaluated,
             "group": self.lines.group,
             "trial_groups": [lines.group for lines in self.trial_lines],
-            "rows": self.writer.rows,
+            "metrics": [writer.mark() for writer in self.writers],
             "devices": self.setup.mesh.size,
             "settings": fixed_settings(self.setup),
         }
@@ -482,8 +480,8 @@ class Session:
         found = self._wait_for(evaluate(*self._by_trial((trainer.policies(state), keys)), context))
         scores = [final_means(spec, own) for own in self._each(found)]
         values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
-        for writer, own in zip((self.writer, *self.trial_writers), (values, *scores), strict=False):
-            entries = {f"eval/{name}": value for name, value in own.items()}
+        for writer, own in zip(self.writers, (values, *scores), strict=False):
+            entries = {"env_steps": self.position.env_steps} | {f"eval/{name}": value for name, value in own.items()}
             writer.write(self.position.iterations, entries, self.position.axis(self.phases))
         self.console.block(self._shown | {"evaluation": values})
         self.evaluated = self.position.iterations

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from bench.harness.state_digest import checkpoint_digest
 from jaxrl.cli import train
@@ -38,18 +38,25 @@ def outcome(directory: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """All points of all event files by tag, read as TensorBoard does: every record of every file with its name."""
+    """All points of all event files by tag, read as TensorBoard does.
+
+    Files in the order of their names, an incomplete last record of a killed process skipped; a mark of a restart drops
+    the points from its step on.
+    """
     found: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(directory.rglob("*tfevents*")):
         content, position = path.read_bytes(), 0
-        while position < len(content):
+        while position + 8 <= len(content):
             (length,) = struct.unpack_from("<Q", content, position)
+            if position + 16 + length > len(content):
+                break
             event = Event.FromString(content[position + 12 : position + 12 + length])
             position += 16 + length
+            if event.session_log.status == SessionLog.START:
+                found = {tag: [point for point in kept if point[0] < event.step] for tag, kept in found.items()}
             for value in event.summary.value:
                 found.setdefault(value.tag, []).append((event.step, value.simple_value))
-        assert position == len(content)
-    return found
+    return {tag: kept for tag, kept in found.items() if kept}
 
 
 @contextmanager
