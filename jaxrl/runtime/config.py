@@ -282,7 +282,10 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     directory = open_run(run)
     path = directory / CONFIG
     config = build(_convert_old(read_yaml(path)), str(path))
-    check_environment(directory, config.env, envs_jax.base.find(config.env).version)
+    from jaxrl.runtime import spaces  # JAX, which a command line without a run does not need
+
+    env = config.make_env()
+    check_environment(directory, config.env, env.version, spaces.describe(env.spec))
     return directory, config
 
 

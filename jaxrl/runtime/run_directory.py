@@ -28,6 +28,7 @@ VERSIONS = "versions.json"
 CHECKPOINTS = "checkpoints"
 _LATEST, _LOCK = "latest", ".lock"
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
+SPACES = "spaces"  # entry of versions.json: shapes of observations and actions, see `jaxrl.runtime.spaces`
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -143,14 +144,21 @@ def other_versions(run: Path) -> list[str]:
     ]
 
 
-def check_environment(run: Path, env: str, version: int) -> None:
-    """Raise RunError if the rules or observations of a run's environment have changed since it began."""
+def check_environment(run: Path, env: str, version: int, spaces: Mapping[str, str]) -> None:
+    """Raise RunError if the rules, observations or actions of a run's environment have changed since it began."""
     found = read_versions(run)
     former = found.get(_ENV, 1)
     if found and former != version:
         raise RunError(
             f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
+        )
+    began = found.get(SPACES)
+    began = began if isinstance(began, dict) else {}
+    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began.get(name, now) != now]:
+        raise RunError(
+            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code or "
+            "train again"
         )
 
 
