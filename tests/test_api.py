@@ -1,9 +1,11 @@
 """`import jaxrl`: the code of docs/python.md runs as it stands there; policies, seeds, and what is refused."""
 
 import dataclasses
+import importlib
 import logging
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ import envs_jax
 import jaxrl
 import jaxrl.__main__ as package
 from jaxrl.algos.base import AlgoState, setting
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import optimizers
+from jaxrl.runtime import api
+from jaxrl.runtime.load import named_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
@@ -175,11 +179,26 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         jaxrl.make_train("student", "reach", total_env_steps=64)
     with pytest.raises(UsageError, match="was trained in PointMass, and env is of the type Corridor"):
         jaxrl.evaluate(point, Corridor())
-    for episodes in (0, -1, 2.5, "4"):
-        with pytest.raises(UsageError, match="episodes must be a whole number of at least 1"):
-            jaxrl.evaluate(point, episodes=episodes)  # type: ignore[arg-type]
+    for arguments, words in (
+        ({"episodes": 0}, "episodes must lie between 1 and 1,000,000, not 0"),
+        ({"episodes": 2.5}, "episodes must be a whole number, not 2.5"),
+        ({"episodes": "4"}, "episodes must be a whole number, not '4'"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"seed": 2**32}, "seed must lie between 0 and 4,294,967,295"),
+        ({"baselines": 5}, "baselines must be a list of names"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            jaxrl.evaluate(point, **arguments)
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"callbacks": 5}, "callbacks must be a list of functions"),
+        ({"preset": 3}, "preset must be a name from configs/ or a YAML file, not 3"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"seed": -1}, "seed must lie between 0 and 4,294,967,295, not -1"),
+        ({"seed": 2**63}, "seed must lie between 0 and 4,294,967,295"),
+        ({"num_envs": 10**9}, "num_envs must lie between 0 and 16,777,216, not 1000000000"),
+        ({"total_env_steps": 10**18}, "total_env_steps must lie between 0 and 1"),
+        ({"runs": "~nobody-of-this-name/x"}, "names a home directory that is not known here"),
         ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),
         ({"env": 3}, "name the algorithm and the environment"),
@@ -198,6 +217,25 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
             jaxrl.make_train(TinyQ, Corridor, **TINY)(number)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         jaxrl.trian  # noqa: B018
+
+
+def test_settings_take_paths_and_numbers_of_numpy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = api._config("sac", "reach", None, {"runs": Path("some/runs"), "seed": np.uint32(2**32 - 1)})
+    assert (config.run.runs, config.run.seed) == ("some/runs", 2**32 - 1)
+    config = api._config("student", "reach", None, {"runs": "~/runs", "teacher": "one, ~/two"})
+    assert config.run.runs == f"{tmp_path}/runs"
+    assert named_runs(config, "teacher") == ["one", f"{tmp_path}/two"]
+    with pytest.raises(UserError, match="no_run does not exist"):
+        jaxrl.evaluate("~/no_run", episodes=np.int64(8))
+
+
+def test_importing_a_command_leaves_the_function_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train", "evaluate", "export"):
+        monkeypatch.delitem(sys.modules, f"jaxrl.{name}", raising=False)
+        with pytest.raises(ImportError, match=f"jaxrl.{name} is a function and a command"):
+            importlib.import_module(f"jaxrl.{name}")
+        assert callable(getattr(jaxrl, name))
 
 
 @pytest.mark.parametrize(
@@ -337,5 +375,8 @@ def test_the_package_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     for name in ("python -m jaxrl.evaluate", "coma_quick", "student", "snakes_3v3"):
         assert name in printed
-    assert package.main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("error: unexpected word 'trian'")
+    assert package.main(["--help"]) == 0
+    assert capsys.readouterr().out == printed
+    for word, sentence in (("trian", "did you mean 'train'?"), ("train", "write python -m jaxrl.train --algo coma")):
+        assert package.main([word, "--algo", "coma"]) == 2
+        assert capsys.readouterr().err == f"error: unexpected word '{word}': {sentence}\n"

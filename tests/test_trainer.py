@@ -448,7 +448,7 @@ def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytes
 
 
 def test_an_environment_is_to_blame_only_for_what_follows_finite_actions() -> None:
-    """Copy 0 breaks its observation at time 1 and all that follows; in copy 1 the policy broke first, later a reward."""
+    """Copy 0 breaks its observation at time 1; in copy 1 the policy broke first, and later a reward."""
     nan = np.nan
     observation = np.zeros((4, 2, 1, 2))  # times 0 to 3, the last one after the trajectory
     observation[1:, 0, 0, 1] = nan

@@ -1,16 +1,30 @@
-"""Atomic writing of small files: no reader ever sees half of one."""
+"""Paths as users give them, and atomic writing of small files: no reader ever sees half of one."""
 
 import errno
 import os
 import uuid
 from pathlib import Path
 
-from jaxrl.common.errors import UserError
+from envs_jax.settings import short_repr
+from jaxrl.common.errors import UsageError, UserError
 
 
 def cache_root() -> Path:
     """Return ~/.cache/jaxrl, or its like under XDG_CACHE_HOME."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
+
+
+def expand_home(path: str | Path) -> str:
+    """Return a path, or several separated by commas, with "~" and "~user" replaced, as a shell does.
+
+    Raises UsageError: there is no such home directory.
+    """
+    parts = [part.strip() if part.strip().startswith("~") else part for part in str(path).split(",")]
+    expanded = [os.path.expanduser(part) for part in parts]  # noqa: PTH111  Path's raises a RuntimeError
+    for part in expanded:
+        if part == "~" or (part.startswith("~") and "/" in part):
+            raise UsageError(f"{short_repr(part)} names a home directory that is not known here: name the folder itself")
+    return ",".join(expanded)
 
 
 def is_file(path: Path) -> bool:
@@ -26,6 +40,7 @@ def output(text: str, flag: str) -> Path:
 
     Raises UserError: no regular file can be written there.
     """
+    text = expand_home(text)
     path = Path(text)
     remedy = f"choose a file in a writable directory with {flag}"
     try:

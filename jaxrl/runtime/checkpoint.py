@@ -285,8 +285,8 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     odd = manifest.difference(wanted, manifest.read_manifest(folder).leaves, whole=prefix is None)
     if odd is not None and odd.startswith(("env.", "timestep.")):
         raise CheckpointError(
-            f"the environment has changed since checkpoint {folder} was written: {odd}; use its former code, or begin a "
-            "new run with --init_from"
+            f"the environment has changed since checkpoint {folder} was written: {odd}; use its former code, or begin "
+            "a new run with --init_from"
         )
     if odd is not None:
         raise CheckpointError(

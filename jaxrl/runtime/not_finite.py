@@ -98,8 +98,9 @@ def not_finite_error(
     kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
     if faulty:
         return NotFiniteError(
-            f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}"
-            f", and {name} is not finite at {at}; {kept}: mend the environment; envs_jax.testing.check_env finds the step"
+            f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}, and "
+            f"{name} is not finite at {at}; {kept}: mend the environment; envs_jax.testing.check_env may find the "
+            "step"
         )
     remedy = "lower the learning rate" + (f" in a new run with --init_from {directory}" if steps else "")
     return NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")

@@ -20,7 +20,7 @@ from typing import Any
 
 from envs_jax.settings import short_repr
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.common.files import is_file, write_atomically
+from jaxrl.common.files import expand_home, is_file, write_atomically
 from jaxrl.common.version import __version__
 
 CONFIG = "config.yaml"
@@ -153,12 +153,11 @@ def check_environment(run: Path, env: str, version: int, spaces: Mapping[str, st
             f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
         )
-    began = found.get(SPACES)
-    began = began if isinstance(began, dict) else {}
-    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began.get(name, now) != now]:
+    began = {**spaces, **found.get(SPACES, {})}
+    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began[name] != now]:
         raise RunError(
-            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code or "
-            "train again"
+            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code, "
+            "or train again"
         )
 
 
@@ -189,7 +188,7 @@ def checkpoint_folder(run: Path | str, number: int) -> Path:
 
 def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
     """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None."""
-    path = Path(path)
+    path = Path(expand_home(path))
     if path.parent.name == CHECKPOINTS and path.name.isdecimal():
         return path.parent.parent, int(path.name)
     return path, None

@@ -460,7 +460,7 @@ class Session:
             "fraction": max(done, min(self._elapsed() / self.run.max_seconds, 1.0) if self.run.max_seconds else 0.0),
             "iteration": position.iterations,
             "env_steps": position.env_steps,
-            "updates": position.updates,
+            "updates": position.updates, "seconds": self._elapsed(),
             **self.pace.rates(),
             "return": self.lines.episodes.get("return"),
             "environment": environment,
