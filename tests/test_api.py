@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import logging
+import multiprocessing
+import pickle
 import re
 import runpy
 import sys
@@ -54,6 +56,26 @@ def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.Log
     assert seen[-1]["iteration"] == 20
     assert any(record.name == "jaxrl" and "run directory" in record.message for record in caplog.records)
     assert result.policy.env == Corridor(length=3) and result.policy.step == 20
+    assert not any("__main__" in record.message for record in caplog.records)
+
+
+def test_a_class_of_the_script_itself_is_warned_of_before_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(*_: Any, **__: Any) -> None:
+        raise Ended
+
+    monkeypatch.setattr(api.runs, "start", end)
+    monkeypatch.setattr(Corridor, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Corridor", Corridor, raising=False)
+    for env in (Corridor, Corridor(length=3)):
+        caplog.clear()
+        with pytest.raises(Ended):
+            jaxrl.train(TinyQ, env, **TINY)
+        assert "Corridor is defined in __main__" in caplog.text and "TinyQ" not in caplog.text
 
 
 def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> None:
@@ -127,6 +149,22 @@ def test_a_policy_takes_arrays_with_or_without_a_batch(point: jaxrl.Policy) -> N
     assert not np.allclose(drawn[0], drawn[2])
     with pytest.raises(ValueError, match=r"observations of 'point_mass' have the shapes \[\(1, "):
         point(batch[0, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_policy_is_sent_to_other_processes(point: jaxrl.Policy) -> None:
+    observation = jax.random.normal(jax.random.key(1), (3, 1, *point.env.spec.observation.shape))
+    expected = point(observation)[0]
+    copy = pickle.loads(pickle.dumps(point))
+    np.testing.assert_array_equal(copy(observation)[0], expected)
+    assert copy.config == point.config and copy.env == point.env
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(ValueError, match="workers with 'spawn'"):
+        pool.apply_async(point, (np.asarray(observation),)).get(timeout=60)
+
+
+def test_a_batch_without_rows(point: jaxrl.Policy) -> None:
+    actions, carry = point(jnp.zeros((0, 1, *point.env.spec.observation.shape)))
+    assert actions.shape == (0, 1, *point.env.spec.action.shape) and actions.dtype == jnp.float32 and carry == ()
 
 
 def test_an_evaluation_is_that_of_the_command(point: jaxrl.Policy) -> None:
