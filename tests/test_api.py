@@ -240,6 +240,8 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),
         ({"env": 3}, "name the algorithm and the environment"),
+        ({"env": type("CartPole", (), {"__module__": "gymnax.cartpole"})()}, "name instead, such as env='gymnax:NAME'"),
+        ({"env": type("Env", (), {"__module__": "gymnasium.core"})()}, "object of gymnasium, which steps in Python"),
     )
     for arguments, words in wrong:
         with pytest.raises(UsageError, match=words):
@@ -354,6 +356,7 @@ def test_settings_need_the_decorator() -> None:
             r"'critic' must return float32\[1, 1, 1\] for inputs \[1, 1, 5\], not float32\[1, 1, 3\]",
         ),
         ({"actor": lambda outputs: None}, "'actor' must be a flax.linen module, not NoneType"),
+        ({"actor": nn.GRUCell(4)}, "'actor' is called with 1 array and no carry, which GRUCell does not take"),
         ({"alpha": nn.Dense}, "'alpha' is a number for each task, not a network"),
         (nn.Dense, "networks must be a dictionary by part"),
         ([nn.Dense], "networks must be a dictionary by part"),

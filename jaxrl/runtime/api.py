@@ -12,7 +12,7 @@ import optax
 from envs_jax import base as environments
 from envs_jax.base import Array, Environment
 from envs_jax.batch import batched
-from envs_jax.settings import check_bounds, exact_value, short_repr
+from envs_jax.settings import ADAPTERS, check_bounds, exact_value, short_repr
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
@@ -250,6 +250,15 @@ def evaluate(
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
     """Return the configuration of a run. Raises UserError."""
+    library = type(env).__module__.partition(".")[0]
+    if library in (*ADAPTERS, "mujoco_playground"):
+        name = {"mujoco_playground": "playground"}.get(library, library)
+        raise UsageError(f"env is an object of {library}: pass its name instead, such as env='{name}:NAME'")
+    if library in ("gym", "gymnasium", "pettingzoo", "dm_env", "dm_control"):
+        raise UsageError(
+            f"env is an object of {library}, which steps in Python and cannot be compiled: write it as an "
+            "envs_jax.Environment, or name an environment here or of a library for JAX, such as env='gymnax:CartPole-v1'"
+        )
     if not isinstance(algo, str | type) or not isinstance(env, str | type | Environment | None):
         raise UsageError("name the algorithm and the environment, or give a class or an environment")
     if not isinstance(preset, str | os.PathLike | None):
