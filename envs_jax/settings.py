@@ -31,9 +31,7 @@ def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | 
     low, high = between or (-LARGEST, LARGEST)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= number <= high for number in numbers):
-        typed = (
-            int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
-        )  # not 2.0
+        typed = int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
         raise ValueError(
             f"{name} must lie between {format_bound(low)} and {format_bound(high)}, not {short_repr(typed)}"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import envs_jax
-from envs_jax.base import short_repr
+from envs_jax.base import closest, short_repr
 from jaxrl import algos
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
@@ -23,10 +23,12 @@ COMMANDS = {
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if argv:
-        raise UsageError(
-            f"unexpected word {short_repr(argv[0])}: this command takes none; see python -m jaxrl.train --help"
-        )
+    words = [word for word in argv if word not in ("-h", "--help")]
+    if words and words[0] in COMMANDS:
+        raise UsageError(f"unexpected word '{words[0]}': write python -m jaxrl.{' '.join(argv)}")
+    if words:
+        raise UsageError(f"unexpected word {short_repr(words[0])}: {closest(words[0], COMMANDS)}")
+    print("each command describes its flags with --help:")
     for name, text in COMMANDS.items():
         print(f"python -m jaxrl.{name:10} {text}")
     print(f"presets (--config)     {', '.join(presets())}")

@@ -1,9 +1,13 @@
 """`import jaxrl`: the code of docs/python.md runs as it stands there; policies, seeds, and what is refused."""
 
 import dataclasses
+import importlib
 import logging
+import multiprocessing
+import pickle
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,10 @@ import envs_jax
 import jaxrl
 import jaxrl.__main__ as package
 from jaxrl.algos.base import AlgoState, setting
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import optimizers
+from jaxrl.runtime import api
+from jaxrl.runtime.load import named_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
@@ -50,6 +56,26 @@ def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.Log
     assert seen[-1]["iteration"] == 20
     assert any(record.name == "jaxrl" and "run directory" in record.message for record in caplog.records)
     assert result.policy.env == Corridor(length=3) and result.policy.step == 20
+    assert not any("__main__" in record.message for record in caplog.records)
+
+
+def test_a_class_of_the_script_itself_is_warned_of_before_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(*_: Any, **__: Any) -> None:
+        raise Ended
+
+    monkeypatch.setattr(api.runs, "start", end)
+    monkeypatch.setattr(Corridor, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Corridor", Corridor, raising=False)
+    for env in (Corridor, Corridor(length=3)):
+        caplog.clear()
+        with pytest.raises(Ended):
+            jaxrl.train(TinyQ, env, **TINY)
+        assert "Corridor is defined in __main__" in caplog.text and "TinyQ" not in caplog.text
 
 
 def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> None:
@@ -125,6 +151,22 @@ def test_a_policy_takes_arrays_with_or_without_a_batch(point: jaxrl.Policy) -> N
         point(batch[0, 0])
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_policy_is_sent_to_other_processes(point: jaxrl.Policy) -> None:
+    observation = jax.random.normal(jax.random.key(1), (3, 1, *point.env.spec.observation.shape))
+    expected = point(observation)[0]
+    copy = pickle.loads(pickle.dumps(point))
+    np.testing.assert_array_equal(copy(observation)[0], expected)
+    assert copy.config == point.config and copy.env == point.env
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(ValueError, match="workers with 'spawn'"):
+        pool.apply_async(point, (np.asarray(observation),)).get(timeout=60)
+
+
+def test_a_batch_without_rows(point: jaxrl.Policy) -> None:
+    actions, carry = point(jnp.zeros((0, 1, *point.env.spec.observation.shape)))
+    assert actions.shape == (0, 1, *point.env.spec.action.shape) and actions.dtype == jnp.float32 and carry == ()
+
+
 def test_an_evaluation_is_that_of_the_command(point: jaxrl.Policy) -> None:
     found = jaxrl.evaluate(point, episodes=6, baselines="random")
     assert found["return"].shape == (6,) and set(found.baselines) == {"random"}
@@ -175,14 +217,31 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         jaxrl.make_train("student", "reach", total_env_steps=64)
     with pytest.raises(UsageError, match="was trained in PointMass, and env is of the type Corridor"):
         jaxrl.evaluate(point, Corridor())
-    for episodes in (0, -1, 2.5, "4"):
-        with pytest.raises(UsageError, match="episodes must be a whole number of at least 1"):
-            jaxrl.evaluate(point, episodes=episodes)  # type: ignore[arg-type]
+    for arguments, words in (
+        ({"episodes": 0}, "episodes must lie between 1 and 1,000,000, not 0"),
+        ({"episodes": 2.5}, "episodes must be a whole number, not 2.5"),
+        ({"episodes": "4"}, "episodes must be a whole number, not '4'"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"seed": 2**32}, "seed must lie between 0 and 4,294,967,295"),
+        ({"baselines": 5}, "baselines must be a list of names"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            jaxrl.evaluate(point, **arguments)
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"callbacks": 5}, "callbacks must be a list of functions"),
+        ({"preset": 3}, "preset must be a name from configs/ or a YAML file, not 3"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"seed": -1}, "seed must lie between 0 and 4,294,967,295, not -1"),
+        ({"seed": 2**63}, "seed must lie between 0 and 4,294,967,295"),
+        ({"num_envs": 10**9}, "num_envs must lie between 0 and 16,777,216, not 1000000000"),
+        ({"total_env_steps": 10**18}, "total_env_steps must lie between 0 and 1"),
+        ({"runs": "~nobody-of-this-name/x"}, "names a home directory that is not known here"),
         ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),
         ({"env": 3}, "name the algorithm and the environment"),
+        ({"env": type("CartPole", (), {"__module__": "gymnax.cartpole"})()}, "name instead, such as env='gymnax:NAME'"),
+        ({"env": type("Env", (), {"__module__": "gymnasium.core"})()}, "object of gymnasium, which steps in Python"),
     )
     for arguments, words in wrong:
         with pytest.raises(UsageError, match=words):
@@ -198,6 +257,25 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
             jaxrl.make_train(TinyQ, Corridor, **TINY)(number)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         jaxrl.trian  # noqa: B018
+
+
+def test_settings_take_paths_and_numbers_of_numpy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = api._config("sac", "reach", None, {"runs": Path("some/runs"), "seed": np.uint32(2**32 - 1)})
+    assert (config.run.runs, config.run.seed) == ("some/runs", 2**32 - 1)
+    config = api._config("student", "reach", None, {"runs": "~/runs", "teacher": "one, ~/two"})
+    assert config.run.runs == f"{tmp_path}/runs"
+    assert named_runs(config, "teacher") == ["one", f"{tmp_path}/two"]
+    with pytest.raises(UserError, match="no_run does not exist"):
+        jaxrl.evaluate("~/no_run", episodes=np.int64(8))
+
+
+def test_importing_a_command_leaves_the_function_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train", "evaluate", "export"):
+        monkeypatch.delitem(sys.modules, f"jaxrl.{name}", raising=False)
+        with pytest.raises(ImportError, match=f"jaxrl.{name} is a function and a command"):
+            importlib.import_module(f"jaxrl.{name}")
+        assert callable(getattr(jaxrl, name))
 
 
 @pytest.mark.parametrize(
@@ -278,6 +356,7 @@ def test_settings_need_the_decorator() -> None:
             r"'critic' must return float32\[1, 1, 1\] for inputs \[1, 1, 5\], not float32\[1, 1, 3\]",
         ),
         ({"actor": lambda outputs: None}, "'actor' must be a flax.linen module, not NoneType"),
+        ({"actor": nn.GRUCell(4)}, "'actor' is called with 1 array and no carry, which GRUCell does not take"),
         ({"alpha": nn.Dense}, "'alpha' is a number for each task, not a network"),
         (nn.Dense, "networks must be a dictionary by part"),
         ([nn.Dense], "networks must be a dictionary by part"),
@@ -333,5 +412,8 @@ def test_the_package_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     for name in ("python -m jaxrl.evaluate", "coma_quick", "student", "snakes_3v3"):
         assert name in printed
-    assert package.main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("error: unexpected word 'trian'")
+    assert package.main(["--help"]) == 0
+    assert capsys.readouterr().out == printed
+    for word, sentence in (("trian", "did you mean 'train'?"), ("train", "write python -m jaxrl.train --algo coma")):
+        assert package.main([word, "--algo", "coma"]) == 2
+        assert capsys.readouterr().err == f"error: unexpected word '{word}': {sentence}\n"

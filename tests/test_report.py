@@ -25,6 +25,7 @@ from jaxrl.report import console, gpu
 from jaxrl.report import metrics as metrics_module
 from jaxrl.report import writer as writer_module
 from jaxrl.report.console import Console, Log
+from jaxrl.report.metrics import TimeLeft
 from jaxrl.report.writer import MetricsError, Writer, check_same_run, read_metrics
 
 
@@ -562,6 +563,30 @@ def test_callbacks_get_every_block_and_the_log_some(clock: list[float], caplog: 
     assert [block["iteration"] for block in blocks] == list(range(1, 31))
     expected = [(f"iteration {i}", "  episodes    roi coverage 0.5") for i in (1, 2, 3, 18, 30)]
     assert [record.message for record in caplog.records] == [line for group in expected for line in group]
+
+
+def test_lines_are_printed_unless_the_logger_takes_them(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for level, printed, expected in (
+        (logging.WARNING, True, "sentence\niteration 1\n"),
+        (logging.WARNING, False, ""),
+        (logging.INFO, True, ""),
+    ):
+        with caplog.at_level(level, "jaxrl"), Log(printed=printed) as log:
+            caplog.clear()
+            log.say("sentence")
+            log.say("warning: look out")
+            log.block({"iteration": 1})
+        assert capsys.readouterr().out == expected
+        assert "look out" in caplog.messages and ("sentence" in caplog.messages) == (level == logging.INFO)
+
+
+def test_the_time_left_is_by_the_clock_of_training() -> None:
+    """A compiler between two blocks takes 100 s of the other clock: 10 s for a quarter leave 20 s for the last half."""
+    left = TimeLeft()
+    assert left.estimate({"fraction": 0.25, "seconds": 5.0}) is None
+    assert left.estimate({"fraction": 0.5, "seconds": 15.0}) == pytest.approx(20.0)
 
 
 def test_long_work_in_a_terminal_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,3 +134,21 @@ def test_cores_of_a_cpu_are_divided_into_devices(devices: int, variable: str | N
     environment |= {"JAX_PLATFORMS": "cpu"} | ({"JAX_NUM_CPU_DEVICES": variable} if variable else {})
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) == expected
+
+
+@pytest.mark.parametrize(("error", "code"), [("ValueError('of the user')", 1), ("SystemExit(3)", 3)])
+def test_an_error_while_a_program_compiles_ends_the_process_in_order(error: str, code: int) -> None:
+    script = f"""
+import jax, jax.numpy as jnp
+from jaxrl.runtime.program import Program
+jax.config.update("jax_enable_compilation_cache", False)
+def slow(x):
+    for k in range(1000):
+        x = jnp.sin(x) + k
+    return x
+Program(lambda: (jax.jit(slow), jnp.float32(0)), lambda *_: None).begin()
+raise {error}
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code and "FATAL" not in done.stderr
+    assert code != 1 or done.stderr.endswith("ValueError: of the user\n")

@@ -18,10 +18,11 @@ import jaxrl.cli.train
 from envs_jax import Environment, TimeStep
 from envs_jax.batch import batched
 from envs_jax.progress import total
-from jaxrl.algos.base import Algorithm, AlgoState, Phase
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.rl.opponent_pool import PoolEnvironment
 from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
+from jaxrl.runtime.not_finite import count_faults
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 
 
@@ -444,3 +445,36 @@ def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytes
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "loss" in error and "update 10" in error  # the second of four updates in the third call
+
+
+def test_an_environment_is_to_blame_only_for_what_follows_finite_actions() -> None:
+    """Copy 0 breaks its observation at time 1; in copy 1 the policy broke first, and later a reward."""
+    nan = np.nan
+    observation = np.zeros((4, 2, 1, 2))  # times 0 to 3, the last one after the trajectory
+    observation[1:, 0, 0, 1] = nan
+    reward = np.zeros((4, 2, 1))
+    reward[1, 1] = nan
+    reward[3, 1] = np.inf
+    action = np.zeros((3, 2, 1, 1))
+    action[1:, 0] = nan
+    action[0, 1] = nan
+    flags = jnp.zeros((4, 2), bool)
+    steps = TimeStep(jnp.float32(observation), jnp.float32(reward), flags, flags, flags)
+    row = lambda rows: jax.tree.map(lambda x: x[rows], steps)  # noqa: E731
+    counts = count_faults(Trajectory(row(slice(3)), jnp.float32(action), ()), row(3))
+    assert {name.rpartition(" ")[2]: float(count) for name, count in counts.items()} == {"reward": 1, "observation": 1}
+
+
+class NoisyCorridor(Corridor):
+    """A reward of NaN once in each episode."""
+
+    def step(self, state: CorridorState, action: Any, context: Any = None) -> tuple[CorridorState, TimeStep]:
+        state, timestep = super().step(state, action, context)
+        return state, dataclasses.replace(timestep, reward=jnp.where(state.t == 2, jnp.nan, timestep.reward))
+
+
+def test_a_fault_of_the_environment_is_counted_apart_from_its_episodes() -> None:
+    trainer = make_trainer(NoisyCorridor(), TinyQ)
+    _, (metrics, _) = run(trainer, {"fill": 2, "train": 0})
+    assert float(metrics.faults["reward"].sum()) > 0 and float(metrics.faults["observation"].sum()) == 0
+    assert set(metrics.episodes) == {"episodes", "return", "length", "reached"}

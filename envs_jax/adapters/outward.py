@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep, check_bounds, short_repr
 from envs_jax.batch import batched
+from envs_jax.forks import check_process
 
 LARGEST_SEED = 2**32 - 1
 
@@ -100,28 +100,6 @@ def rows(values: Array) -> np.ndarray:
     return np.array(values).reshape(-1, *values.shape[2:])
 
 
-_copies_made = _forked_after_copies = False
-
-
-def _after_fork() -> None:
-    global _forked_after_copies
-    _forked_after_copies = _copies_made
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def check_process() -> None:
-    """Raise ValueError in a process forked from one that had used JAX: it would wait forever for JAX's threads."""
-    if _forked_after_copies:
-        raise ValueError(
-            "this process was forked from one in which JAX already ran, so environments would hang here: start the "
-            "workers with 'spawn' (gymnasium.vector.AsyncVectorEnv(..., context='spawn')), or step all copies in one "
-            "process by envs_jax.adapters.gymnasium.GymnasiumVectorEnv"
-        )
-
-
 class Copies:
     """Copies of an environment stepped from Python, with next-step auto-reset as in `envs_jax.batch`.
 
@@ -130,9 +108,11 @@ class Copies:
     """
 
     def __init__(self, env: Environment, number: int, seed: int) -> None:
-        global _copies_made
-        check_process()
-        _copies_made = True
+        check_process(
+            "environments",
+            "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), or gymnasium.make_vec(..., vector_kwargs={'context': "
+            "'spawn'})), or step all copies in one process by envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
+        )
         self._reset, self._step = _programs(env)
         self._number = number
         self._seed(seed)

@@ -6,6 +6,7 @@ compiled block, once per device, on that device's environments; sums over device
 
 import copy
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias
@@ -239,6 +240,8 @@ class Algorithm:
         """
         given = self.custom.networks.get(part, standard)
         module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
+        if part in self.custom.networks:
+            _check_arguments(part, module, len(inputs))
         network = Packed(module, inputs)
         if part in self.custom.networks:
             _check_network(part, network, (*inputs[0][:leading], outputs))
@@ -458,10 +461,22 @@ def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     return jax.tree.map(lambda rows, last: appended(rows[1:], last), trajectory.timestep, last_timestep)
 
 
+def _check_arguments(part: str, module: Any, number: int) -> None:
+    """Raise ValueError unless a user-defined network is a flax module that is called with a number of arrays."""
+    name = type(module).__name__
+    if not hasattr(module, "init"):
+        raise ValueError(f"networks: '{part}' must be a flax.linen module, not {name}")
+    try:
+        inspect.signature(module.__call__).bind(*[None] * number)
+    except TypeError as error:
+        raise ValueError(
+            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} does "
+            f"not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
+        ) from None
+
+
 def _check_network(part: str, network: Packed, wanted: tuple[int, ...]) -> None:
     """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
-    if not hasattr(network.module, "init"):
-        raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(network.module).__name__}")
     found = jax.eval_shape(
         lambda key: network.apply(network.init(key), *map(jnp.zeros, network.inputs)), jax.random.key(0)
     )

@@ -1,4 +1,4 @@
-"""Atomic writing of small files: no reader ever sees half of one."""
+"""Paths as users give them, and atomic writing of small files: no reader ever sees half of one."""
 
 import contextlib
 import errno
@@ -9,7 +9,8 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from jaxrl.common.errors import UserError
+from envs_jax.settings import short_repr
+from jaxrl.common.errors import UsageError, UserError
 
 
 def cache_root() -> Path:
@@ -43,6 +44,21 @@ def _temporary_cache() -> Path:
         ) from error
 
 
+def expand_home(path: str | Path) -> str:
+    """Return a path, or several separated by commas, with "~" and "~user" replaced, as a shell does.
+
+    Raises UsageError: there is no such home directory.
+    """
+    parts = [part.strip() if part.strip().startswith("~") else part for part in str(path).split(",")]
+    expanded = [os.path.expanduser(part) for part in parts]
+    for part in expanded:
+        if part == "~" or (part.startswith("~") and "/" in part):
+            raise UsageError(
+                f"{short_repr(part)} names a home directory that is not known here: name the folder itself"
+            )
+    return ",".join(expanded)
+
+
 def is_file(path: Path) -> bool:
     """Return whether the path is a regular file or a link to one; False for an invalid path."""
     try:
@@ -56,6 +72,7 @@ def output(text: str, flag: str) -> Path:
 
     Raises UserError: no regular file can be written there.
     """
+    text = expand_home(text)
     path = Path(text)
     remedy = f"choose a file in a writable directory with {flag}"
     try:

@@ -10,8 +10,9 @@ import numpy as np
 
 from envs_jax.base import Array, Discrete, Environment, TimeStep, independent_mask
 from envs_jax.batch import batched
+from envs_jax.forks import check_process
 from envs_jax.progress import ended, start
-from jaxrl.algos.base import Algorithm, Mode
+from jaxrl.algos.base import Algorithm, Custom, Mode
 from jaxrl.common.types import check_key
 from jaxrl.runtime.config import Config
 
@@ -75,12 +76,15 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an allowed
+            ValueError: a process forked after JAX ran; shapes that do not fit; no mask where one is needed, one of other numbers or without an allowed
                 action, one that the environment does not have, that the policy ignores or that only a TimeStep can
                 hold; masks or `first` together with a TimeStep, which has its own; or no JAX key.
         """
+        check_process("a policy", "multiprocessing.get_context('spawn').Pool(...)")
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)
+        if not size:
+            return self._act_on_nothing(timestep)
         if carry is None:
             carry = self.algo.init_carry(self.params, timestep, jnp.arange(size, dtype=jnp.int32))
         if key is None:
@@ -92,6 +96,24 @@ class Policy:
         if action_mask is not None:
             self._check_open(action, timestep.action_mask)
         return (action[0] if single else action), carry
+
+    def _act_on_nothing(self, timestep: TimeStep) -> tuple[Array, Any]:
+        """Return the actions and the carry of a batch without rows, which some networks cannot divide."""
+
+        def act(timestep: TimeStep) -> tuple[Array, Any]:
+            carry = self.algo.init_carry(self.params, timestep, jnp.zeros(1, jnp.int32))
+            return self._act(self.params, carry, timestep, jax.random.split(jax.random.key(0), 1), "greedy")
+
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), timestep)
+        return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), jax.eval_shape(act, one))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: no compiled program, no optimizers, and arrays that a process without JAX can read."""
+        state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        state |= {name: jax.tree.map(np.asarray, state[name]) for name in ("params", "weights")}
+        if self.algo.custom.optimizers:
+            state["algo"] = dataclasses.replace(self.algo, custom=Custom(self.algo.custom.networks))
+        return state
 
     @functools.cached_property
     def _act(self) -> Any:

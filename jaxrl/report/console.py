@@ -347,12 +347,14 @@ def _plain_words(name: str) -> str:
 class Log:
     """The replacement of a console for runs started by a program instead of a person.
 
-    Sentences and lines go to the logger "jaxrl"; the arguments of `Console.block` go to callbacks.
+    Sentences and lines go to the logger "jaxrl", or to stdout where they are to be printed and the logger leaves them
+    out; warnings always go to the logger. The arguments of `Console.block` go to callbacks.
 
     Args:
         callbacks: take the argument of each `block`.
         every: seconds between lines, as of a console.
         label: {metric of the environment} -> "words" or "words, unit".
+        printed: print what the logger leaves out.
     """
 
     LOG_SECONDS = _LOG_SECONDS  # between lines
@@ -362,9 +364,11 @@ class Log:
         callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = (),
         every: float = LOG_SECONDS,
         label: Callable[[str], str] = _plain_words,
+        printed: bool = False,
     ) -> None:
         self._callbacks = callbacks
-        self._lines = _Lines(logger.info, label, every, _LOG_WIDTH)
+        self._printed = printed and not logger.isEnabledFor(logging.INFO)
+        self._lines = _Lines(self._write, label, every, _LOG_WIDTH)
 
     def __enter__(self) -> "Log":
         return self
@@ -374,8 +378,16 @@ class Log:
 
     def say(self, sentence: str) -> None:
         """Log a sentence, at level WARNING if it is a warning, else INFO."""
-        is_warning = sentence.startswith("warning: ")
-        logger.log(logging.WARNING if is_warning else logging.INFO, sentence.removeprefix("warning: "))
+        if sentence.startswith("warning: "):
+            logger.warning(sentence.removeprefix("warning: "))
+        else:
+            self._write(sentence)
+
+    def _write(self, line: str) -> None:
+        if self._printed:
+            print(line, flush=True)
+        else:
+            logger.info(line)
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Log that a long operation begins, and now and then how long it has been running."""

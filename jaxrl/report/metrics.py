@@ -53,7 +53,8 @@ class Throughput:
 class TimeLeft:
     """Estimates the seconds left of a phase.
 
-    The rate is that since the first block of this process and phase, so that resuming a run does not bias it.
+    The rate is that since the first block of this process and phase, so that resuming a run does not bias it. A block's
+    "seconds" of training, if it has them, leave out the compiler.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class TimeLeft:
         fraction, known = info.get("fraction"), info.get("seconds_left")
         if known is not None or fraction is None:
             return known
-        now = time.monotonic()
+        now = info.get("seconds", time.monotonic())
         self._start = self._start or (now, fraction)
         since, gained = now - self._start[0], fraction - self._start[1]
         return since * (1.0 - fraction) / gained if gained > 0 else None

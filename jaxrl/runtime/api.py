@@ -1,8 +1,8 @@
 """The public functions: train, make_train, load, evaluate. Console, files and signals belong to the session."""
 
 import dataclasses
-import operator
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import optax
 from envs_jax import base as environments
 from envs_jax.base import Array, Environment
 from envs_jax.batch import batched
+from envs_jax.settings import ADAPTERS, check_bounds, exact_value, short_repr
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import learning_curves, policies, reports
 from jaxrl.evaluation.policy import Policy
@@ -90,9 +91,10 @@ def train(
     networks: Networks | None = None,
     optimizers: Optimizers | None = None,
     callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
-    """Train, as `python -m jaxrl.train` does; messages go to the logger "jaxrl".
+    """Train, as `python -m jaxrl.train` does.
 
     Args:
         algo: a registered name, "module:Class", or a class.
@@ -102,16 +104,25 @@ def train(
         optimizers: user-defined optax chains by part, learning rates included.
         callbacks: called after each block with the console's data: "iteration", "env_steps", "return",
             "losses", "environment" and, after an evaluation, "evaluation".
+        progress: print what the command prints. Where the logger "jaxrl" takes messages of level INFO they go there
+            instead; warnings always do.
         settings: every flag of the command line, such as num_envs=64.
 
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
-    if callable(callbacks) or not all(map(callable, callbacks)):
+    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
     enable_compilation_cache()
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
-    ended = runs.start(config, log=Log(callbacks), custom=custom)
+    log = Log(callbacks, label=config.make_env().spec.label, printed=progress)
+    for cls in (algo, type(env) if isinstance(env, Environment) else env):
+        if isinstance(cls, type) and cls.__module__ == "__main__":
+            log.say(
+                f"warning: {cls.__name__} is defined in __main__, so no other script will find it to load this run: put "
+                f"the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
+            )
+    ended = runs.start(config, log=log, custom=custom)
     chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
     policy = load(ended.directory / chosen, networks=networks)
     rows = read_metrics(ended.directory)
@@ -181,9 +192,7 @@ def load(
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
     if checkpoint is not None:
-        if isinstance(checkpoint, bool) or not hasattr(checkpoint, "__index__") or operator.index(checkpoint) < 0:
-            raise UsageError(f"checkpoint must be the number of a checkpoint, not {checkpoint!r}")
-        checkpoint = operator.index(checkpoint)
+        checkpoint = _whole("checkpoint", checkpoint, 0, 10**10 - 1)
     return load_policy(run, best, _custom(networks, None), checkpoint)
 
 
@@ -209,8 +218,13 @@ def evaluate(
     Raises:
         UserError: a sentence.
     """
-    if not isinstance(episodes, int) or episodes < 1:
-        raise UsageError(f"episodes must be a whole number of at least 1, not {episodes!r}")
+    episodes = _whole("episodes", episodes, 1, 1_000_000)
+    seed = _whole("seed", seed, 0, 2**32 - 1)
+    baselines = [baselines] if isinstance(baselines, str) else baselines
+    if baselines is not None and not (
+        isinstance(baselines, Iterable) and all(isinstance(name, str) for name in baselines)
+    ):
+        raise UsageError(f"baselines must be a list of names of scripted policies, not {short_repr(baselines)}")
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
@@ -226,7 +240,6 @@ def evaluate(
             )
         subject = subject.with_env_settings(_settings(env))
     own = "learned" if greedy else "sampled"
-    baselines = [baselines] if isinstance(baselines, str) else baselines
     scripted = policies.scripted_names(subject.env) if baselines is None else baselines
     found = {
         name: {metric: curve[-1] for metric, curve in curves.items()}
@@ -237,8 +250,19 @@ def evaluate(
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
     """Return the configuration of a run. Raises UserError."""
+    library = type(env).__module__.partition(".")[0]
+    if library in (*ADAPTERS, "mujoco_playground"):
+        name = {"mujoco_playground": "playground"}.get(library, library)
+        raise UsageError(f"env is an object of {library}: pass its name instead, such as env='{name}:NAME'")
+    if library in ("gym", "gymnasium", "pettingzoo", "dm_env", "dm_control"):
+        raise UsageError(
+            f"env is an object of {library}, which steps in Python and cannot be compiled: write it as an "
+            "envs_jax.Environment, or name an environment here or of a library for JAX, such as env='gymnax:CartPole-v1'"
+        )
     if not isinstance(algo, str | type) or not isinstance(env, str | type | Environment | None):
         raise UsageError("name the algorithm and the environment, or give a class or an environment")
+    if not isinstance(preset, str | os.PathLike | None):
+        raise UsageError(f"preset must be a name from configs/ or a YAML file, not {short_repr(preset)}")
     name = _name(algo) if isinstance(algo, type) else algo
     own = {}
     if isinstance(env, Environment):
@@ -253,7 +277,15 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
         env = env.spec.name if known else _name(type(env))
     elif isinstance(env, type):
         env = _name(env)
-    return changed(base(name, preset, env), own | settings, "the arguments")
+    return changed(base(name, None if preset is None else str(preset), env), own | settings, "the arguments")
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    """Return a whole number between bounds, also of NumPy or JAX, as a Python int. Raises UsageError."""
+    with usage_errors():
+        number: int = exact_value(name, value, int)
+        check_bounds(name, number, (low, high))
+        return number
 
 
 def _name(cls: type) -> str:

@@ -316,6 +316,11 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
     odd = manifest.difference(wanted, leaves, whole=prefix is None)
+    if odd is not None and odd.startswith(("env.", "timestep.")):
+        raise CheckpointError(
+            f"the environment has changed since checkpoint {folder} was written: {odd}; use its former code, or begin "
+            "a new run with --init_from"
+        )
     if odd is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "

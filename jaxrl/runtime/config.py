@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import math
+import os
 import re
 import typing
 from pathlib import Path
@@ -20,6 +21,7 @@ from envs_jax.settings import check_bounds, check_settings, closest, exact_value
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
 from jaxrl.runtime.declared import Field, fields_named, fields_of
@@ -225,8 +227,11 @@ def check_value(field: Field, value: Any, where: str) -> Any:
                 except ValueError as error:
                     raise UsageError(f"{where}: {error}") from None
                 return number
-    elif isinstance(kind, type) and isinstance(value, kind):
-        return value
+    elif kind is str and isinstance(value, str | os.PathLike):
+        return expand_home(str(value))
+    elif isinstance(kind, type):
+        with contextlib.suppress(ValueError):
+            return exact_value(field.name, value, kind)
     raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {short_repr(value)}")
 
 
@@ -285,7 +290,10 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     directory = open_run(run)
     path = directory / CONFIG
     config = build(_convert_old(read_yaml(path)), str(path))
-    check_environment(directory, config.env, envs_jax.base.find(config.env).version)
+    from jaxrl.runtime import spaces  # JAX, which a command line without a run does not need
+
+    env = config.make_env()
+    check_environment(directory, config.env, env.version, spaces.describe(env.spec))
     return directory, config
 
 

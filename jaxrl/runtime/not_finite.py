@@ -1,17 +1,65 @@
-"""What is said when a loss or a parameter is no longer finite."""
+"""What is said when a loss or a parameter is no longer finite, and whether the environment is to blame."""
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.algos.base import Phase
+from envs_jax.base import Array, TimeStep
+from jaxrl.algos.base import Phase, Trajectory
 from jaxrl.common.errors import UserError
 from jaxrl.runtime.train_state import BlockMetrics, Position
 
 
 class NotFiniteError(UserError):
     """A loss or a parameter is no longer finite."""
+
+
+_FIELDS = ("reward", "observation", "global_state")  # of TimeStep
+_PREFIX = "not finite: "
+
+
+def _is_finite(tree: Any, axes: int) -> Array | bool:
+    """Return bool[T, B] (`axes` 2) or bool[B]: whether all floats of a time step are finite."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(axes, x.ndim))) for x in leaves]
+    return functools.reduce(operator.and_, finite, True)
+
+
+def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
+    """Count the time steps with a value that is not finite after an action that was finite, by field.
+
+    Args:
+        trajectory: leaves [T, B, ...].
+        last: the time steps [B, ...] after it.
+
+    Returns:
+        {name: float32[]}; `split_faults` finds them among the sums over episodes.
+    """
+    acted, faults = _is_finite(trajectory.action, 2), {}
+    for field in _FIELDS:
+        after = _is_finite(getattr(last, field), 1)
+        if not isinstance(after, bool):
+            rows = jnp.concatenate([_is_finite(getattr(trajectory.timestep, field), 2)[1:], after[None]])
+            faults[_PREFIX + field] = jnp.sum(~rows & acted, dtype=jnp.float32)
+    return faults
+
+
+def split_faults(episodes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sums over episodes, and the counts of `count_faults` by field."""
+    sums = {name: value for name, value in episodes.items() if not name.startswith(_PREFIX)}
+    counts = {name.removeprefix(_PREFIX): value for name, value in episodes.items() if name.startswith(_PREFIX)}
+    return sums, counts
+
+
+def faulty_fields(fetched: BlockMetrics) -> set[str]:
+    """Return the fields of time steps in which the environment gave a value that is not finite."""
+    return {field for field, counts in fetched.faults.items() if np.any(counts)}
 
 
 def not_finite_error(
@@ -22,6 +70,7 @@ def not_finite_error(
     phase: Phase,
     steps: Sequence[int],
     directory: Path,
+    faulty: Collection[str] = (),
 ) -> NotFiniteError:
     """Return the error of a block with a value that is not finite, which names it and the update.
 
@@ -33,6 +82,7 @@ def not_finite_error(
         phase: of the block.
         steps: numbers of the checkpoints of the run in `directory`.
         directory: of the run.
+        faulty: `faulty_fields` of this block and earlier ones.
     """
     row, name = int(fetched.done) - 1, names[int(fetched.not_finite)]
     at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
@@ -46,5 +96,11 @@ def not_finite_error(
     if first:
         at = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({at})"
     kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
+    if faulty:
+        return NotFiniteError(
+            f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}, and "
+            f"{name} is not finite at {at}; {kept}: mend the environment; envs_jax.testing.check_env may find the "
+            "step"
+        )
     remedy = "lower the learning rate" + (f" in a new run with --init_from {directory}" if steps else "")
     return NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")

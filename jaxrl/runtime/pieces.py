@@ -21,6 +21,7 @@ from envs_jax.base import Array
 from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
 from jaxrl.report.console import format_duration
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, chunked, graphs, on_mesh
+from jaxrl.runtime.not_finite import split_faults
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 from jaxrl.runtime.trainer import Trainer, key_of_iteration
@@ -98,7 +99,8 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
-        return state, BlockMetrics(metrics, episodes, first, jnp.int32(1))
+        episodes, faults = split_faults(episodes)
+        return state, BlockMetrics(metrics, episodes, first, jnp.int32(1), faults)
 
     def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)

@@ -8,7 +8,7 @@ from typing import Any
 import envs_jax
 from envs_jax.settings import closest, short_repr
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.common.files import is_file
+from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.runtime import published
 from jaxrl.runtime.config import TOTALS, Config, build, env_of, read_yaml
@@ -26,7 +26,7 @@ def presets() -> dict[str, Path]:
 
 def find_preset(name: str) -> Path:
     """Return the file of `--config`: a path, or the name of a preset. Raises UsageError with the closest name."""
-    path = Path(name)
+    path = Path(expand_home(name))
     if is_file(path):
         return path
     if is_file(path / CONFIG):

@@ -40,7 +40,8 @@ class Program:
             function, *arguments = self._make()
             lowered = function.lower(*arguments)
             self._results = lowered.out_info
-            self._thread = threading.Thread(target=self._compile, args=(lowered,), daemon=True)
+            # Not a daemon: Python waits for it at its end, as a compiler that outlives Python aborts the process.
+            self._thread = threading.Thread(target=self._compile, args=(lowered,))
             self._thread.start()
 
     def _compile(self, lowered: Any) -> None:

@@ -17,7 +17,7 @@ from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
 from jaxrl.report.writer import LOST, NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import hosts, run_directory, trials
+from jaxrl.runtime import hosts, run_directory, spaces, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
@@ -63,7 +63,7 @@ def start(
     inputs = load_inputs(setup)
     with log or _console(setup) as console:
         programs = _compile(setup, inputs, None, console)
-        facts = Scoring.of(setup.env.spec).entry()
+        facts = Scoring.of(setup.env.spec).entry() | {run_directory.SPACES: spaces.describe(setup.env.spec)}
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))

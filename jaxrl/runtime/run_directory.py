@@ -21,7 +21,7 @@ from typing import Any
 
 from envs_jax.settings import short_repr
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.common.files import is_file, write_atomically
+from jaxrl.common.files import expand_home, is_file, write_atomically
 from jaxrl.common.version import __version__
 
 CONFIG = "config.yaml"
@@ -30,6 +30,7 @@ CHECKPOINTS = "checkpoints"
 _LATEST, _LOCK = "latest", ".lock"
 _RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
+SPACES = "spaces"  # entry of versions.json: shapes of observations and actions, see `jaxrl.runtime.spaces`
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -145,14 +146,20 @@ def other_versions(run: Path) -> list[str]:
     ]
 
 
-def check_environment(run: Path, env: str, version: int) -> None:
-    """Raise RunError if the rules or observations of a run's environment have changed since it began."""
+def check_environment(run: Path, env: str, version: int, spaces: Mapping[str, str]) -> None:
+    """Raise RunError if the rules, observations or actions of a run's environment have changed since it began."""
     found = read_versions(run)
     former = found.get(_ENV, 1)
     if found and former != version:
         raise RunError(
             f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
+        )
+    began = {**spaces, **found.get(SPACES, {})}
+    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began[name] != now]:
+        raise RunError(
+            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code, "
+            "or train again"
         )
 
 
@@ -188,7 +195,7 @@ def checkpoint_folder(run: Path | str, number: int) -> Path:
 
 def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
     """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None."""
-    path = Path(path)
+    path = Path(expand_home(path))
     if path.parent.name == CHECKPOINTS and path.name.isdecimal():
         return path.parent.parent, int(path.name)
     return path, None

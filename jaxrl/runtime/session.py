@@ -25,7 +25,7 @@ from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.memory_plan import TooLargeError
-from jaxrl.runtime.not_finite import not_finite_error
+from jaxrl.runtime.not_finite import faulty_fields, not_finite_error
 from jaxrl.runtime.pieces import Done, Pieces, announcement
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.signals import StopSignals
@@ -85,8 +85,8 @@ class Session:
         self._signals = StopSignals()
         self._told = False  # what a signal leads to
         self._iteration_seconds: dict[int, float] = {}  # by phase
-        self._last_number = 0
-        self._blocks = 0  # of the phase, in this process
+        self._last_number = self._blocks = 0  # of the last block; of the phase's blocks in this process
+        self._faulty: set[str] = set()  # fields in which the environment gave values that are not finite
         self._profile = profile
         self._given_up = ""  # what a signal ended early
         self.abandoned = False  # whether something still runs that nobody waits for
@@ -426,6 +426,7 @@ class Session:
             return
         (metrics, position, number), self._pending = self._pending, None
         fetched: BlockMetrics = self._wait_for(metrics)
+        self._faulty |= faulty_fields(fetched)
         if self.trials > 1:  # the first value that is not finite, if there is one
             at = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.done, np.iinfo(np.int32).max)))
             fetched = dataclasses.replace(fetched, not_finite=fetched.not_finite[at], done=fetched.done[at])
@@ -442,8 +443,8 @@ class Session:
                 lines.add(counters, own, sums, self.pace)
         if bad >= 0:
             self.checkpoints.wait()
-            names, steps = self.setup.trainer.tensor_names(phase), self.checkpoints.steps()
-            raise not_finite_error(fetched, self.trials > 1, names, before, phase, steps, self.directory)
+            names, steps, several = self.setup.trainer.tensor_names(phase), self.checkpoints.steps(), self.trials > 1
+            raise not_finite_error(fetched, several, names, before, phase, steps, self.directory, self._faulty)
         self._refresh(ended, phase)
 
     def _refresh(self, position: Position, phase: Phase) -> None:
@@ -457,7 +458,7 @@ class Session:
             "fraction": max(done, min(self._elapsed() / self.run.max_seconds, 1.0) if self.run.max_seconds else 0.0),
             "iteration": position.iterations,
             "env_steps": position.env_steps,
-            "updates": position.updates,
+            "updates": position.updates, "seconds": self._elapsed(),
             **self.pace.rates(),
             "return": self.lines.episodes.get("return"),
             "environment": environment,
@@ -472,8 +473,7 @@ class Session:
         Equal scores are decided by `EnvSpec.tie_breakers`; if these are equal, too, the first policy stays, except
         that the run's last one replaces it.
         """
-        spec = self.setup.env.spec
-        trainer = self.setup.trainer
+        spec, trainer = self.setup.env.spec, self.setup.trainer
         keys = trainer.keys(self.run.seed, lambda seed: held_out_key(seed, SELECTION))
         context = on_all(self.setup.eval_env.context(self._each(state.progress)[0]), self.setup.mesh)
         evaluate = self._compiled(self.programs.evaluate, "the evaluation", state)

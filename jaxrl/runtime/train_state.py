@@ -54,12 +54,14 @@ class BlockMetrics:
         episodes: {name: float32[K]}, sums over the episodes that ended, and their number under "episodes".
         not_finite: int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine.
         done: int32[], iterations that ran (fewer than requested only after a non-finite metric of `learn`).
+        faults: {field of TimeStep: float32[K]}, see `not_finite.count_faults`.
     """
 
     learning: Any
     episodes: Any
     not_finite: Array
     done: Array
+    faults: Any
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ from jaxrl.runtime.data_parallel import (
     shardings,
     traced_once,
 )
+from jaxrl.runtime.not_finite import count_faults, split_faults
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 
 
@@ -276,6 +277,7 @@ class Trainer:
         steps = jnp.arange(phase.steps, dtype=jnp.uint32)
         kept, (trajectory, ended) = jax.lax.scan(one_step, tuple(loop), steps)
         ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
+        ended |= {name: count[None] for name, count in count_faults(trajectory, kept[2]).items()}
         return trajectory, kept[2], () if phase.restart else kept, ended
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
@@ -295,7 +297,7 @@ class Trainer:
     def finish(
         self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
-        """Return the state after an iteration, the metrics of learning, and sums over its ended episodes."""
+        """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
         check_learned(state.algo, algo, learning)
         progress, layout = state.progress, self.layout
         if kept:
@@ -384,7 +386,8 @@ class Trainer:
         learning, episodes = jax.vmap(unpack)(rows)
         if self.trials > 1:
             first, done = first[None], done[None]  # of each device
-        return state, BlockMetrics(learning, episodes, first, done)
+        episodes, faults = split_faults(episodes)
+        return state, BlockMetrics(learning, episodes, first, done, faults)
 
     def _one_after_another(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run the blocks of this device's trials in turn."""
@@ -400,8 +403,8 @@ class Trainer:
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(0, trials, block, (state, empty))
         by_iteration = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)  # noqa: E731
-        learning, episodes = by_iteration(metrics.learning), by_iteration(metrics.episodes)
-        return state, dataclasses.replace(metrics, learning=learning, episodes=episodes)
+        kept = {name: by_iteration(getattr(metrics, name)) for name in ("learning", "episodes", "faults")}
+        return state, dataclasses.replace(metrics, **kept)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
@@ -409,7 +412,7 @@ class Trainer:
         if self.trials > 1:
             of_trials: Any = PartitionSpec(None, AXIS)
             split: Any = SPLIT
-            metrics = BlockMetrics(learning=of_trials, episodes=of_trials, not_finite=split, done=split)
+            metrics = BlockMetrics(of_trials, of_trials, not_finite=split, done=split, faults=of_trials)
         function = on_mesh(
             lambda state, iterations: self._block(state, iterations, phase),
             self.mesh,
@@ -430,6 +433,7 @@ class Trainer:
 
         def reported(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
             state, learning, sums = self._iteration(state, phase)
+            sums = split_faults(sums)[0]
             episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
             ended = {"episodes": sums["episodes"]} if sums else {}
             return state, learning | episodes | ended

@@ -13,6 +13,7 @@ import numpy as np
 
 from envs_jax.base import closest, short_repr
 from jaxrl.common.errors import UsageError
+from jaxrl.common.files import expand_home
 from jaxrl.common.version import __version__
 from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, greedy_of
@@ -57,7 +58,7 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
     if not isinstance(path, str | Path):
         raise UsageError(f"name the directory to write to, such as 'exported', not {short_repr(path)}")
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
-    out = Path(path)
+    out = Path(expand_home(path))
     if format == "jidi":
         return write_jidi(out, jidi_settings(policy.env, policy.algo, greedy), policy.params)
     return write_files(out, WRITERS[format](policy))

@@ -1,0 +1,28 @@
+"""What networks depend on in an environment, in words: kept in versions.json, so that a change can be named."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs_jax.base import Box, Discrete, EnvSpec
+
+
+def describe(spec: EnvSpec) -> dict[str, str]:
+    """Return {"agents", "observation", "action", "global_state": shapes and dtypes, such as "float32[4]"}."""
+
+    def describe_one(space: Any) -> str:
+        if isinstance(space, Discrete):
+            return f"Discrete({space.n})"
+        return f"{np.dtype(space.dtype).name}{list(space.shape)}"
+
+    def describe_all(tree: Any) -> str:
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, Box))
+        return ", ".join(f"{jax.tree_util.keystr(path)} {describe_one(box)}".strip() for path, box in leaves)
+
+    return {
+        "agents": str(spec.num_agents),
+        "observation": describe_all(spec.observation),
+        "action": describe_one(spec.action),
+        "global_state": describe_all(spec.global_state),
+    }
