@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
@@ -404,10 +405,10 @@ class Algorithm:
 
             def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[numbers[0]]) -> Learning:
                 for stage in stages:
-                    learning = self.run_steps(learning, stage.name, epoch, 0, stage.steps, progress)
+                    learning = self.run_steps(learning, stage.name, epoch, np.int32(0), np.int32(stage.steps), progress)
                 return learning
 
-            learning = jax.lax.fori_loop(numbers[0], numbers[-1] + 1, run_epoch, learning)
+            learning = jax.lax.fori_loop(np.int32(numbers[0]), np.int32(numbers[-1] + 1), run_epoch, learning)
         return self.end_learning(learning)
 
     # Learning in steps, for algorithms whose `learn` may take long
@@ -464,7 +465,8 @@ def _check_network(part: str, network: Packed, wanted: tuple[int, ...]) -> None:
     if not hasattr(network.module, "init"):
         raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(network.module).__name__}")
     found = jax.eval_shape(
-        lambda key: network.apply(network.init(key), *map(jnp.zeros, network.inputs)), jax.random.key(0)
+        lambda key: network.apply(network.init(key), *(jnp.zeros(shape, jnp.float32) for shape in network.inputs)),
+        jax.random.key(0),
     )
     if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
         told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__

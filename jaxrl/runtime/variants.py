@@ -68,7 +68,7 @@ def _rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
         action, _ = policy((), (), state, timestep, keys_action)
         return env.step_without_reset(state, action, context)
 
-    state, timestep = jax.lax.fori_loop(0, number, step, env.reset(keys, context))
+    state, timestep = jax.lax.fori_loop(jnp.int32(0), jnp.int32(number), step, env.reset(keys, context))
     return state.env, timestep
 
 

@@ -373,7 +373,7 @@ class Collective(MultiStage):
             step = functools.partial(self.step, network, progress=start())
             return Stage(name, network, loss, phases, updates, batch_size, step, check)
 
-        encoder_loss = EncoderLoss(self.model, self.layout.all_gather, self.contrast_weight, self.temperature)
+        encoder_loss = EncoderLoss(self.model, self.layout, self.contrast_weight, self.temperature)
         actor_loss = functools.partial(losses.actor_loss, self.model)
         critic_loss = functools.partial(losses.critic_loss, self.model)
         windows = self.transformer_batch
