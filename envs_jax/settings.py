@@ -31,7 +31,9 @@ def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | 
     low, high = between or (-LARGEST, LARGEST)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= number <= high for number in numbers):
-        typed = int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value  # not 2.0
+        typed = (
+            int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
+        )  # not 2.0
         raise ValueError(
             f"{name} must lie between {format_bound(low)} and {format_bound(high)}, not {short_repr(typed)}"
         )
@@ -46,8 +48,9 @@ def check_settings(instance: Any) -> None:
     """Raise ValueError unless all fields of a dataclass are within the bounds or choices of their `setting`."""
     for field in dataclasses.fields(instance):
         value, choices = getattr(instance, field.name), field.metadata.get("choices")
-        if field.metadata.get("between"):
-            check_bounds(field.name, value, field.metadata["between"])
+        between = field.metadata.get("between")
+        if between or ("between" in field.metadata and isinstance(value, float)):  # not NaN, nor infinite
+            check_bounds(field.name, value, between)
         if choices and value not in choices:
             raise ValueError(f"unknown {field.name} {short_repr(value)}: {closest(str(value), choices)}")
 

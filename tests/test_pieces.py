@@ -128,5 +128,7 @@ def test_the_update_that_is_not_finite_is_counted_over_all_epochs() -> None:
     actor_loss = np.array([[0.1, np.nan, np.nan]], np.float32)
     critic_loss = np.ones((1, 7), np.float32)
     fetched = BlockMetrics({"actor_loss": actor_loss, "critic_loss": critic_loss}, {}, np.int32(0), np.int32(1))
-    error = not_finite_error(fetched, False, ["actor loss"], Position(iterations=100, updates=700), Phase("train", 1, 7), [], Path("runs/1"))
+    error = not_finite_error(
+        fetched, False, ["actor loss"], Position(iterations=100, updates=700), Phase("train", 1, 7), [], Path("runs/1")
+    )
     assert "actor loss is not finite at update 706 (iteration 101)" in str(error)

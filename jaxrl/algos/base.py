@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
+from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr, take_exactly
 from envs_jax.progress import Progress
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
@@ -193,6 +193,7 @@ class Algorithm:
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 
     def __post_init__(self) -> None:
+        take_exactly(self)
         check_settings(self)
         for what, given in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
             for name in given:
