@@ -42,7 +42,8 @@ OTHERS = [
 ]  # fmt: skip
 TEXTS = [
     "", "0", "1", "7", "-1", "+5", "2.0", "2.5", "1e-3", "1.5e+3", "1e400", "nan", "inf", "-.inf", ".nan", "010",
-    "0x10", "0b11", "1:30", "190:20:30.15", "1_000", "true", "no", "None", "null", "~", "auto", "word", "3,4", "2026-01-01",
+    "0x10", "0b11", "1:30", "190:20:30.15", "1_000", "true", "no", "None", "null", "~", "auto", "word", "3,4",
+    "2026-01-01",
 ]  # fmt: skip
 DIRECT = [1, -1, 10**20, 0.5, np.int64(2), np.float32(0.1), math.nan, math.inf, "", "word", True, None, [1], {}]
 DEFAULT_ENV = {"coma": "coverage", "coma_original": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3"}

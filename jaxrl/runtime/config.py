@@ -222,12 +222,18 @@ def check_value(field: Field, value: Any, where: str) -> Any:
         given = os.fspath(value)
     try:
         exact = exact_value(field.name, given, kind)
-        if kind is float and not math.isfinite(exact):
-            raise ValueError(f"{field.name} must be {kind_name(kind)}, not {short_repr(value)}")
-        if kind in (int, float):
-            check_bounds(field.name, exact, field.between)
+        finite = kind is not float or math.isfinite(exact)
     except ValueError as error:
-        raise UsageError(f"{where}: {error}") from None
+        if kind not in (int, float):
+            raise UsageError(f"{where}: {error}") from None
+        finite = False
+    if not finite:
+        raise UsageError(f"{where}: {field.name} must be {kind_name(kind)}, not {short_repr(value)}")
+    if kind in (int, float):
+        try:
+            check_bounds(field.name, exact, field.between)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
     return exact
 
 
