@@ -2,7 +2,8 @@
 
 Three stages, each containing the one before: rules (state, rewards, metrics), observation (all that a step returns, and
 the critic's input), policy (a scripted policy acts). JAX on one device or several and the baseline, which runs one copy
-at a time on one core (in NumPy, or in the real simulator where there is one), take turns in one run. --vary NAME=A,B
+at a time (in NumPy with as many BLAS threads as are fastest, one or all cores; or in the real simulator where there is
+one), take turns in one run. --vary NAME=A,B
 measures several values of one environment setting side by side, such as --vary map_backend=dense,windows.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 
 from bench import systems
-from bench.harness import measure, plots, rates, rollout_timing
+from bench.harness import measure, plots, rates, rollout_timing, threads
 from bench.harness.timing import Sampler, Timing, measure_interleaved
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
@@ -96,8 +97,17 @@ def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
     return sample
 
 
+def baseline_threads(sampler: Sampler, rounds: int) -> tuple[int | None, str]:
+    """Set NumPy's threads to those that are best for the baseline; return their number, None if unknown, and a note."""
+    set_threads, choices = threads.blas_setter(), (1, threads.cores())
+    if set_threads is None:
+        return None, "the baseline's BLAS threads cannot be set here: they are as the environment variables say"
+    number = threads.choose_threads(lambda: sampler()["baseline policy"], set_threads, choices, min(rounds, 3))
+    return number, threads.note(number, choices, "BLAS")
+
+
 def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -> dict[str, Any]:
-    """Measure; the entries "env", "policy", "rows", "baseline" and "notes" of a result."""
+    """Measure; the entries "env", "policy", "rows", "baseline", "baseline_threads" and "notes" of a result."""
     system = systems.find(request.env) if request.baseline else None
     present = jax.local_device_count()
     if request.devices > present:
@@ -105,13 +115,14 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
     request = dataclasses.replace(request, devices=request.devices or present)
     limit = request.limit or memory_plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
-    sampler, played = None, None
+    sampler, played, number = None, None, None
     if system is not None:
         with usage_errors():
             settings = next(iter(request.variants.values()))
             played = system.baseline(settings, request.policy, 0)
         sampler = baseline_sampler(played, request.least)
-        notes += played.notes
+        number, remark = baseline_threads(sampler, request.rounds)
+        notes += [*played.notes, remark]
     elif request.baseline:
         notes.append(f"'{request.env}' has no baseline (see bench.systems): JAX alone")
     for note in notes:
@@ -133,6 +144,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
         "rows": rows,
         "baseline": named or None,
         "baseline_name": played.name if played else None,
+        "baseline_threads": number,
         "notes": notes,
     }
 

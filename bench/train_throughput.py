@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from bench import systems
-from bench.harness import flops, measure, plots, rates
-from bench.harness.timing import Sampler, Timing, measure_interleaved, stopwatch
+from bench.harness import flops, measure, plots, rates, threads
+from bench.harness.timing import Sampler, Timing, measure_interleaved, seconds_of, stopwatch
 from envs_jax.progress import start
 from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.cli import flags as command_line
@@ -353,7 +353,12 @@ def make_torch(request: Request, system: systems.System | None, samples: int) ->
         stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
         stopwatch("torch learn", student.learn, 0.1),
     ]
-    return Torch(samplers, env_steps, learning_flop(build_run(short)), student.threads, step)
+    number = student.threads
+    if device == "cpu" and (set_torch := threads.torch_setter()) is not None:
+        number = threads.choose_threads(
+            lambda: seconds_of(step), set_torch, (1, threads.cores()), min(request.rounds, 3)
+        )
+    return Torch(samplers, env_steps, learning_flop(build_run(short)), number, step)
 
 
 def _group(

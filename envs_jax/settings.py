@@ -46,8 +46,9 @@ def check_settings(instance: Any) -> None:
     """Raise ValueError unless all fields of a dataclass are within the bounds or choices of their `setting`."""
     for field in dataclasses.fields(instance):
         value, choices = getattr(instance, field.name), field.metadata.get("choices")
-        if field.metadata.get("between"):
-            check_bounds(field.name, value, field.metadata["between"])
+        between = field.metadata.get("between")
+        if between or ("between" in field.metadata and isinstance(value, float)):  # not NaN, nor infinite
+            check_bounds(field.name, value, between)
         if choices and value not in choices:
             raise ValueError(f"unknown {field.name} {short_repr(value)}: {closest(str(value), choices)}")
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.tiny import Corridor
 
 from bench import compare, env_throughput, systems, train_throughput
-from bench.harness import flops, measure, plots, rates, rollout_timing
+from bench.harness import flops, measure, plots, rates, rollout_timing, threads
 from bench.harness.timing import Timing
 from bench.studies import learning
 from bench.systems import coverage
@@ -165,6 +165,29 @@ def test_stages_of_the_baseline(monkeypatch):
     assert clock.now == 2 * (100 + 2 * 15)  # one episode takes 30 seconds: not enough
 
 
+@pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 11.0}, 1), ({1: 3.0, 2: 2.0}, 2)])
+def test_baselines_run_with_the_threads_that_are_best_for_them(seconds, best):
+    """One slow sample of the better choice does not change it."""
+    calls, taken = [], []
+
+    def sample():
+        taken.append(calls[-1])
+        return seconds[calls[-1]] + (50.0 if len(taken) in (1, 2, 3, 4) else 0.0)
+
+    assert threads.choose_threads(sample, calls.append, (1, 2)) == best
+    assert calls[-1] == best and sorted(set(taken)) == [1, 2]
+    assert str(best) in threads.note(best, (1, 2), "BLAS")
+
+
+def test_the_threads_of_numpy_can_be_set():
+    """With another BLAS than the one of NumPy's wheels there is nothing to set, and the result says so."""
+    set_threads = threads.blas_setter()
+    if set_threads is not None:
+        set_threads(1)
+        np.testing.assert_allclose(np.eye(300) @ np.full((300, 300), 2.0), 2.0)
+        set_threads(threads.cores())
+
+
 # Environments
 
 
@@ -245,6 +268,8 @@ def test_environment_throughput(entry, devices, sizes):
     assert [(row["variant"], row["num_envs"]) for row in found["rows"]] == [
         (length, size) for length in ("length 4", "length 5") for size in sizes
     ]
+    remark = found["notes"].pop()
+    assert found["baseline_threads"] is None or f"runs with {found['baseline_threads']}" in remark
     assert found["notes"].pop() == "it does nothing" and found["baseline_name"] == "idle"
     assert [note.split(":")[0] for note in found["notes"]] == [
         "skipped 1,000,000,000 environments (length 4)", "skipped 1,000,000,000 environments (length 5)"

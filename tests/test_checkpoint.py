@@ -24,6 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bench.harness.state_digest import checkpoint_digest, digest
 from jaxrl.runtime import checkpoint
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.manifest import Leaf, difference
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,10 +61,10 @@ def make_state(seed: int = 0, size: int = 16) -> State:
         params={
             "dense/kernel": jax.lax.bitcast_convert_type(bits, jnp.float32),
             "odd": jax.lax.bitcast_convert_type(odd, jnp.float32),  # NaNs with payload, -0, denormal, infinities
-            "minus_zero": jnp.full((4,), -0.0),
+            "minus_zero": jnp.full((4,), -0.0, jnp.float32),
             "count": jnp.uint32(2**32 - 1),
             "none": None,
-            "empty": jnp.zeros((0, 3)),
+            "empty": jnp.zeros((0, 3), jnp.float32),
         },
         split=(
             jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.int16),
@@ -395,6 +396,27 @@ def test_another_configuration_names_the_first_leaf(tmp_path: Path, change: str,
         pytest.raises(CheckpointError, match=re.escape(difference) + "; use the configuration"),
     ):
         checkpoints.restore(changed(change))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "advice"),
+    [("float64", "float32", "JAX_ENABLE_X64 was unset there"), ("int32", "int64", "JAX_ENABLE_X64 was set there")],
+)
+def test_types_that_x64_explains(here: str, there: str, advice: str) -> None:
+    wanted, found = ([Leaf("a", kind, (2,))] for kind in (here, there))
+    assert advice in (difference(wanted, found, whole=True) or "")
+    other = [Leaf("a", here, (3,))]
+    assert "X64" not in (difference(other, found, whole=True) or "")
+
+
+@pytest.mark.parametrize("x64", [True, False])
+def test_a_state_is_the_same_with_x64_and_without(tmp_path: Path, x64: bool) -> None:
+    with jax.enable_x64(x64):
+        save_steps(tmp_path, 1)
+    with jax.enable_x64(not x64), Checkpoints(tmp_path) as checkpoints:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_state(1))
+        _, state, _ = checkpoints.restore(like)
+        assert_same_bits(state, make_state(1))
 
 
 def test_a_leaf_that_is_no_array(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, on_mesh
 from jaxrl.runtime.expert_dataset import ExpertDataset
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
@@ -229,10 +229,62 @@ def test_neighbours_by_hand() -> None:
     known, asked = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
     known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
     compiled = jax.jit(losses.neighbour_accuracy)
-    accuracy = lambda *weights: float(compiled(known, known_task, asked, task, *map(np.float32, weights)))  # noqa: E731
+
+    def accuracy(known_weight: list[float], weight: list[float]) -> float:
+        codes = transformer.CodeBatch(known, known_task, np.float32(known_weight))
+        return float(compiled(codes, transformer.CodeBatch(asked, task, np.float32(weight))))
+
     assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
     assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
     assert accuracy([1.0, 0.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)  # all are nearest to the first: 0, 1, 0
+
+
+def test_losses_of_two_devices_are_those_of_all_their_windows() -> None:
+    """Eight windows, of which five count, four on one device and one on the other; masks as uneven."""
+    rng = np.random.default_rng(3)
+    target, predicted = windows(8), windows(8, seed=5)
+    weight = np.float32([1, 1, 1, 1, 0, 0, 1, 0])
+    masked = jax.tree.map(lambda x: (rng.random(x.shape[:2]) < 0.5) & (weight > 0)[:, None], target)
+    codes = rng.normal(size=(2, 8, 3)).astype(np.float32)
+    task = np.int32([0, 1, 2, 0, 1, 2, 0, 1])
+    data = {"target": target, "predicted": predicted, "masked": masked, "codes": codes.swapaxes(0, 1), "task": task}
+    data |= {"weight": weight}
+
+    def means_on(devices: int) -> tuple[float, dict[str, float]]:
+        layout = DataParallel(2, 2, devices)
+
+        def loss(scale: Any, rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            scaled = jax.tree.map(lambda x: scale * x, rows["predicted"])
+            error = transformer.reconstruction_loss(scaled, rows["target"], rows["masked"], layout.device_mean)
+            first, second = (transformer.CodeBatch(rows["codes"][:, k], rows["task"], rows["weight"]) for k in (0, 1))
+            others, begin = layout.all_gather(second)
+            contrast = transformer.contrastive_loss(first, others, begin, device_mean=layout.device_mean)
+            accuracy = losses.neighbour_accuracy(others, first, layout.device_mean)
+            return error, {"error": error, "contrast": contrast, "accuracy": accuracy}
+
+        function = on_mesh(
+            functools.partial(layout.gradient, loss), make_mesh(devices), (REPLICATED, SPLIT), REPLICATED
+        )
+        rows = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), data)
+        slope, (_, means) = jax.jit(function)(np.float32(1.5), rows)
+        return float(slope), jax.tree.map(float, means)
+
+    errors = []
+    for guess, truth, hit in zip(*map(jax.tree.leaves, (predicted, target, masked)), strict=True):
+        errors.append(np.square(1.5 * np.asarray(guess) - truth).mean(-1)[np.asarray(hit)].mean())
+    unit = codes / np.linalg.norm(codes, axis=-1, keepdims=True)
+    cosines, used = unit[0] @ unit[1].T, weight > 0
+    allowed = used[None] & ((task[:, None] != task[None]) | np.eye(8, dtype=bool))
+    contrast = np.log((np.exp(cosines / 0.15) * allowed).sum(1)) - np.diag(cosines) / 0.15
+    nearest = np.where(used, cosines, -np.inf).argmax(1)
+    by_hand = {
+        "error": sum(errors),
+        "contrast": contrast[used].mean(),
+        "accuracy": (task[nearest] == task)[used].mean(),
+    }
+    (slope, means), (one_slope, _) = means_on(2), means_on(1)
+    assert means == pytest.approx(by_hand, rel=1e-4)
+    assert slope == pytest.approx(one_slope, rel=1e-4)
 
 
 # ---------------------------------------------------------------- windows

@@ -289,7 +289,7 @@ def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixtu
         ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor for the tag"),
         (f"seed: {'9' * 5000}", "Exceeds the limit"),
         (f"seed: {'9' * 4000}", "seed must lie between 0 and 4,294,967,295, not 99999"),
-        (f"seed: 0x{'f' * 9000}", "not a value too large to show of type int"),
+        (f"seed: 0x{'f' * 9000}", "seed must be a whole number, not '0xffff"),
         (f"seed: {'[' * 3000}", "it is nested too deeply"),
         (f"seed: {'[' * 100}{']' * 100}", "seed must be a whole number, not [[["),
         (f"seed: {'x' * 10_000}", "seed must be a whole number, not 'xxx"),

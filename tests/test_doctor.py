@@ -39,6 +39,24 @@ def bare_machine(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
+def test_packages_that_lower_jax_are_named():
+    def package(name, *requires):
+        return SimpleNamespace(name=name, version="1.0", requires=requires or None)
+
+    packages = [
+        package(
+            "zoo", 'jax<0.12,>=0.6; python_version < "3.14"', 'jax<0.12,>=0.8; python_version >= "3.14"', "jaxopt<1"
+        ),
+        package("arm", "numpy<3", "jaxlib==0.11"),
+        package("free", "jax>=0.6", 'jax<0.5; extra == "old"', "jaxtyping<1"),
+        package("jax", "jaxlib<=0.11"),
+        package("bare"),
+    ]
+    arm, zoo = diagnosis.find_jax_limits(packages)
+    assert arm.startswith("arm 1.0 asks for jaxlib==0.11:") and zoo.startswith("zoo 1.0 asks for jax<0.12,>=0.")
+    assert f"now {importlib.metadata.version('jax')}" in zoo
+
+
 # A GPU that is not used
 
 

@@ -84,6 +84,9 @@ def test_a_damaged_program_in_the_cache_is_replaced(
             configure(before)
 
 
+ROOT = Path(__file__).parent.parent
+
+
 def program(log: list[Any], function: Any = lambda x: 2 * x) -> Program:
     return Program(lambda: (jax.jit(function), jax.ShapeDtypeStruct((3,), jnp.float32)), lambda *made: log.append(made))
 

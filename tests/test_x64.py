@@ -68,7 +68,10 @@ def programs(env: envs_jax.Environment) -> dict[str, dict[str, list[str]]]:
     for name, policy in env.baselines.items():
         see(name, jax.vmap(lambda *x, policy=policy: policy(env, *x)), state.env, timestep, keys)
     if spec.critic_input is not None:
-        see("critic_input", jax.vmap(spec.critic_input), timestep, action)
+        view = see("critic_input", jax.vmap(spec.critic_input), timestep, action)
+        if spec.egocentric is not None:
+            see("egocentric observation", jax.vmap(jax.vmap(spec.egocentric)), timestep.observation)
+            see("egocentric critic_input", jax.vmap(jax.vmap(spec.egocentric)), view)
     statistics = see("start_statistics", start_statistics, timestep)
     see("update_statistics", lambda *x: update_statistics(spec, *x), statistics, timestep)
     see("finished_episodes", finished_episodes, statistics, timestep)

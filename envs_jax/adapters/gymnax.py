@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import Adapter, Shown
 from envs_jax.adapters.common import Outward, UnfitError, bounded, discrete, package, refuse_actions
@@ -58,4 +59,4 @@ class Gymnax(Adapter):
         """Return the observation, the number of a state one-hot."""
         env, params = self.env
         states = getattr(env.observation_space(params), "n", None)
-        return observation if states is None else jax.nn.one_hot(observation, int(states))
+        return observation if states is None else jax.nn.one_hot(observation, int(states), dtype=jnp.float32)

@@ -68,5 +68,5 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
 
     maps = view[:, :, np.array([channel for channel in _ABSOLUTE if channel < view.shape[2]])]
     wide = jnp.pad(maps, ((centre, 0), (centre, 0), (0, 0)))  # the agent has x, y <= 5, so no map ends before its view
-    around = jax.lax.dynamic_slice(wide, (jnp.minimum(x, y), jnp.maximum(x, y), 0), maps.shape)
+    around = jax.lax.dynamic_slice(wide, (jnp.minimum(x, y), jnp.maximum(x, y), jnp.int32(0)), maps.shape)
     return jnp.concatenate([view, around], axis=2), there

@@ -179,7 +179,7 @@ class ActorCritic:
             action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, scores)
             return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
+        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:], jnp.float32))(keys)
         sample = {"action": mean if greedy else mean + jnp.exp(log_std) * noise}
         action = self.box.denormalize(jnp.clip(sample["action"], -1.0, 1.0))
         return action, sample | {"log_prob": self.log_prob(outputs, sample)[0]}

@@ -13,9 +13,20 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
+from envs_jax.base import (
+    Array,
+    Discrete,
+    EnvSpec,
+    TimeStep,
+    check_settings,
+    pytree,
+    setting,
+    short_repr,
+    take_exactly,
+)
 from envs_jax.progress import Progress
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
@@ -193,6 +204,7 @@ class Algorithm:
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 
     def __post_init__(self) -> None:
+        take_exactly(self)
         check_settings(self)
         for what, given in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
             for name in given:
@@ -406,10 +418,12 @@ class Algorithm:
 
             def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[numbers[0]]) -> Learning:
                 for stage in stages:
-                    learning = self.run_steps(learning, stage.name, epoch, 0, stage.steps, progress)
+                    learning = self.run_steps(
+                        learning, stage.name, epoch, jnp.int32(0), jnp.int32(stage.steps), progress
+                    )
                 return learning
 
-            learning = jax.lax.fori_loop(numbers[0], numbers[-1] + 1, run_epoch, learning)
+            learning = jax.lax.fori_loop(np.int32(numbers[0]), np.int32(numbers[-1] + 1), run_epoch, learning)
         return self.end_learning(learning)
 
     # Learning in steps, for algorithms whose `learn` may take long
@@ -434,7 +448,7 @@ class Algorithm:
         raise NotImplementedError("an algorithm with stages needs end_learning(...)")
 
     def run_steps(
-        self, learning: Learning, stage: str, epoch: Array, start: Array | int, stop: Array | int, progress: Progress
+        self, learning: Learning, stage: str, epoch: Array, start: Array, stop: Array, progress: Progress
     ) -> Learning:
         """Run the steps `start` to `stop` - 1 of a stage."""
 
@@ -470,15 +484,16 @@ def _check_arguments(part: str, module: Any, number: int) -> None:
         inspect.signature(module.__call__).bind(*[None] * number)
     except TypeError as error:
         raise ValueError(
-            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} does "
-            f"not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
+            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} "
+            f"does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
         ) from None
 
 
 def _check_network(part: str, network: Packed, wanted: tuple[int, ...]) -> None:
     """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
     found = jax.eval_shape(
-        lambda key: network.apply(network.init(key), *map(jnp.zeros, network.inputs)), jax.random.key(0)
+        lambda key: network.apply(network.init(key), *(jnp.zeros(shape, jnp.float32) for shape in network.inputs)),
+        jax.random.key(0),
     )
     if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
         told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__

@@ -149,7 +149,9 @@ class Coma(Algorithm):
             copy = progress.learn_calls[1] % self.target_update_period == 0
             params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
         target_mean = self.layout.sample_mean(data["weight"] * data["target"])
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_shuffle, jnp.arange(self.num_epochs))
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+            key_shuffle, jnp.arange(self.num_epochs, dtype=jnp.uint32)
+        )
         data["order"] = order = self.batches.shuffled(keys)
         assert isinstance(self.spec.action, Discrete)
         values = jnp.zeros((*order.shape[:1], *order.shape[2:], self.spec.action.n), jnp.float32)

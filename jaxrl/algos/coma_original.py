@@ -72,7 +72,7 @@ def ipp_marl_targets(
     assert_rank(reward_t, 1)
     assert_equal_shape([reward_t, done_t, value_tm1])
     steps = reward_t.shape[0]
-    t = jnp.arange(steps)
+    t = jnp.arange(steps, dtype=jnp.int32)
     end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each episode
     length = end - t + 1  # M
     started_behind_end = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
@@ -89,7 +89,7 @@ def ipp_marl_targets(
         return (target, partial, jnp.where(m == length, partial, full)), None
 
     zeros = jnp.zeros(steps, jnp.float32)
-    (target, _, full), _ = jax.lax.scan(add, (zeros, zeros, zeros), jnp.arange(1, longest + 1))
+    (target, _, full), _ = jax.lax.scan(add, (zeros, zeros, zeros), jnp.arange(1, longest + 1, dtype=jnp.int32))
     target = target + jnp.where(end < steps - 1, power(lambda_, length + 1) * full, 0.0)
     target = (1 - lambda_) * target
     return jnp.where(started_behind_end, 0.0, target), jnp.where(started_behind_end, 0.0, full)

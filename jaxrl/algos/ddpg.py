@@ -225,9 +225,9 @@ class Ddpg(OffPolicy):
         vector = self.actions.policy(self.outputs("actor", policy, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
-        epsilon, random = jnp.zeros(len(keys)), None
+        epsilon, random = jnp.zeros(len(keys), jnp.float32), None
         if mode == "explore":
-            epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys)))
+            epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys), jnp.float32))
             random = self.acts_randomly(progress)
         action, stored = self.actions.sample(vector, mask, keys, epsilon, random)
         return action, carry, {"stored": stored}

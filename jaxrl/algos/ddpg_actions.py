@@ -131,9 +131,11 @@ class Softmax:
 
     def _one(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
         key_coin, key_vector, key_action = jax.random.split(key, 3)
-        uniform = jnp.maximum(jax.random.uniform(key_vector, vector.shape), 1e-30)  # 0 is for closed actions
+        uniform = jnp.maximum(
+            jax.random.uniform(key_vector, vector.shape, jnp.float32), 1e-30
+        )  # 0 is for closed actions
         uniform = jnp.where(open_, uniform, 0.0)
-        vector = jnp.where(jax.random.uniform(key_coin) > epsilon, vector, uniform)
+        vector = jnp.where(jax.random.uniform(key_coin, dtype=jnp.float32) > epsilon, vector, uniform)
         return _draw(key_action, vector), vector
 
 
@@ -175,7 +177,7 @@ class Gumbel(Expected):
         return self.size, 1
 
     def noise(self, key: Key, number: int) -> Array:
-        return jax.random.gumbel(key, (number, 2, self.spec.num_agents, self.size))
+        return jax.random.gumbel(key, (number, 2, self.spec.num_agents, self.size), jnp.float32)
 
     def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
         assert noise is not None
@@ -208,7 +210,7 @@ class Continuous(Softmax):
 
     def noise(self, key: Key, number: int) -> Array | None:
         shape = (number, 1, self.spec.num_agents, self.size)
-        return jax.random.normal(key, shape) if self.target_deviation else None
+        return jax.random.normal(key, shape, jnp.float32) if self.target_deviation else None
 
     def policy(self, outputs: Array, mask: Array | None) -> Array:
         del mask
@@ -230,10 +232,10 @@ class Continuous(Softmax):
 
         def one(vector: Array, key: Key, epsilon: Array) -> Array:
             key_noise, key_random = jax.random.split(key)
-            action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape), -1, 1)
+            action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape, jnp.float32), -1, 1)
             if random is None:
                 return action
-            return jnp.where(random, jax.random.uniform(key_random, vector.shape, minval=-1.0, maxval=1.0), action)
+            return jnp.where(random, jax.random.uniform(key_random, vector.shape, jnp.float32, -1.0, 1.0), action)
 
         vector = jax.vmap(one)(vector, keys, epsilon)
         return self._actions.denormalize(vector), vector

@@ -68,7 +68,9 @@ class Minibatches:
         """Return shuffled sample indices of every minibatch, int32[S local, epochs, number, m], from key[epochs]."""
 
         def shuffle(key: Key) -> Array:
-            return jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
+            return jax.vmap(lambda k: jax.random.permutation(k, jnp.arange(self.samples, dtype=jnp.int32)))(
+                self.layout.shard_keys(key)
+            )
 
         order = jnp.swapaxes(jax.lax.map(shuffle, keys), 0, 1)[:, :, : self.size * self.number]
         return order.reshape(*order.shape[:2], self.number, self.size)

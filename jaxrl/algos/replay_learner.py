@@ -104,7 +104,9 @@ class ReplayLearner:
 
     def run(self, update: Update, params: Any, ring: Replay, key: Key, numbers: Array) -> tuple[Any, dict[str, Array]]:
         """Run one update for each number uint32[updates]; return parameters and metrics float32[updates]."""
-        keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(jnp.arange(len(numbers)))
+        keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
+            jnp.arange(len(numbers), dtype=jnp.uint32)
+        )
         # all batches are sampled at once: fewer, larger operations
         indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
 

@@ -50,7 +50,7 @@ def soft_value(
     """
     assert_shape(values, (None, *log_prob.shape))
     assert_shape(alpha, log_prob.shape[:-1])
-    index = jax.lax.stop_gradient(values).argmin(0)
+    index = jax.lax.stop_gradient(values).argmin(0).astype(jnp.int32)
     critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
     return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0) - alpha[:, None] * log_prob
 
@@ -194,10 +194,12 @@ class Sac(OffPolicy):
 
         def one(mean: Array, log_std: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
-            action, _ = distributions.squashed_normal(mean, log_std, jax.random.normal(key_noise, mean.shape))
+            action, _ = distributions.squashed_normal(
+                mean, log_std, jax.random.normal(key_noise, mean.shape, jnp.float32)
+            )
             if random is None:
                 return action
-            return jnp.where(random, jax.random.uniform(key_random, mean.shape, minval=-1.0, maxval=1.0), action)
+            return jnp.where(random, jax.random.uniform(key_random, mean.shape, jnp.float32, -1.0, 1.0), action)
 
         return self.actions.denormalize(jax.vmap(one)(mean, log_std, keys)), carry, ()
 
@@ -254,5 +256,5 @@ class Sac(OffPolicy):
             jax.ShapeDtypeStruct(shape, jnp.float32), lambda trajectory: self.actions.normalize(trajectory.action)
         )
         task = Entry(jax.ShapeDtypeStruct((), jnp.uint8 if tasks <= 256 else jnp.int32), lambda timestep: timestep.task)
-        noise = lambda key, m: jax.random.normal(key, (m, 2, *shape))  # noqa: E731
+        noise = lambda key, m: jax.random.normal(key, (m, 2, *shape), jnp.float32)  # noqa: E731
         return self.make_replay(action, noise, **({"task": task} if tasks > 1 else {}))

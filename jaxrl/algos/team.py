@@ -111,7 +111,7 @@ class TeamNetworks:
         assert self.spec.egocentric is not None
         turned, there = jax.vmap(self.spec.egocentric)(views)
         out, n = net.apply(params, turned), there.shape[1]
-        chosen = jax.nn.one_hot(there, n)  # a product: the gradient of a gather is a slow scatter
+        chosen = jax.nn.one_hot(there, n, dtype=out.dtype)  # a product: the gradient of a gather is a slow scatter
         return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
 
     def logits(self, actor: Params, observation: Array) -> Array:

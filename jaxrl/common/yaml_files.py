@@ -1,5 +1,6 @@
 """Checked reading of YAML mappings written by users."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ class _Reader(yaml.SafeLoader):
             raise yaml.YAMLError("a key stands twice in a mapping: leave one of them out")
         return mapping
 
+
+def _as_written(resolvers: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return YAML's rules without those by which 010 is 8 and 1:30 is 90: such words stay words."""
+    plain = {
+        "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9_]*)$"),
+        "tag:yaml.org,2002:float": re.compile(
+            r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+        ),
+    }
+    return {first: [(tag, plain.get(tag, rule)) for tag, rule in rules] for first, rules in resolvers.items()}
+
+
+_Reader.yaml_implicit_resolvers = _as_written(yaml.SafeLoader.yaml_implicit_resolvers)
 
 _MOST_YAML = 2**20  # bytes of a configuration
 

@@ -33,7 +33,7 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
     mean, log_std = algo.gaussian(weights["actor"], step["observation"][:, None])
     behind = step["next_observation"][:, None]
     next_mean, next_log_std = algo.gaussian(weights["actor"], behind)
-    noise = jax.random.normal(key, next_mean.shape)
+    noise = jax.random.normal(key, next_mean.shape, jnp.float32)
     action, log_prob = distributions.squashed_normal(next_mean, next_log_std, noise)
     alpha = jnp.exp(weights["log_alpha"])[step["task"]]
     values = algo.outputs("critic", weights["critic"], behind, action)

@@ -44,7 +44,7 @@ def mask_logits(logits: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"
 def sample(key: Key, probabilities: Float32[Array, "n"]) -> Int32[Array, ""]:
     """Sample an index; zeros are never drawn (Gumbel-max)."""
     assert_rank(probabilities, 1)
-    noise = jax.random.gumbel(key, probabilities.shape)
+    noise = jax.random.gumbel(key, probabilities.shape, jnp.float32)
     logits = jnp.where(probabilities > 0, jnp.log(jnp.maximum(probabilities, 1e-30)), -jnp.inf)
     return jnp.argmax(logits + noise).astype(jnp.int32)
 

@@ -62,7 +62,7 @@ class Packed:
         return jax.eval_shape(self._fresh, jax.random.key(0))
 
     def _fresh(self, key: Key) -> Params:
-        inputs = [jnp.zeros(shape) for shape in self.inputs]
+        inputs = [jnp.zeros(shape, jnp.float32) for shape in self.inputs]
         if self.members:
             return jax.vmap(lambda k: self.module.init(k, *inputs))(jax.random.split(key, self.members))
         return self.module.init(key, *inputs)

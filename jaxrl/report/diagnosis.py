@@ -3,7 +3,8 @@
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from jaxrl.runtime.config import Config
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 OLDEST_DRIVER = {"cuda13": 580, "cuda12": 525}  # required by the CUDA libraries of the extras, newest first
+_JAX_LIMIT = re.compile(r"jax(lib)?\b(\[\w+\])?[^;]*(<|==|~=)")  # a requirement with an upper bound
 
 
 class Finding(NamedTuple):
@@ -153,7 +155,23 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
         findings.append(Finding("accelerator", "none found: JAX runs on the CPU"))
     all_versions = run_directory.versions() | plugins
     texts = [f"{name} {text}" for name, text in all_versions.items() if name not in ("platform", "backend", "devices")]
-    return [*findings, Finding("versions", ", ".join(texts))]
+    limits = find_jax_limits(importlib.metadata.distributions())
+    return [*findings, Finding("versions", ", ".join(texts)), *(Finding("JAX limit", text, "hint") for text in limits)]
+
+
+def find_jax_limits(packages: Iterable[importlib.metadata.Distribution]) -> list[str]:
+    """Return a sentence for each package that forbids newer versions of JAX, by its name."""
+    limits = {}
+    for package in packages:
+        for requirement in package.requires or ():
+            asked, _, marker = requirement.partition(";")
+            if _JAX_LIMIT.match(asked) and "extra" not in marker and package.name not in ("jax", "jaxlib", *PLUGINS):
+                limits[package.name] = (
+                    f"{package.name} {package.version} asks for {asked.strip()}: installing it lowered JAX without a "
+                    f"word if a newer one was there (now {importlib.metadata.version('jax')}); for the newest JAX "
+                    "leave it out, or give it a virtual environment of its own"
+                )
+    return [limits[name] for name in sorted(limits)]
 
 
 def _counted(names: Sequence[str]) -> str:

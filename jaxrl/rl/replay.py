@@ -104,7 +104,7 @@ def create(observation: Any, action: Any, agents: int, shards: int, rows: int, e
     return Replay(
         observation=zeros(observation),
         action=zeros(action),
-        reward=jnp.zeros((shards, rows, envs, agents)),
+        reward=jnp.zeros((shards, rows, envs, agents), jnp.float32),
         end=jnp.zeros((shards, rows, envs), jnp.uint8),
         head=jnp.zeros(shards, jnp.int32),
         filled=jnp.zeros(shards, jnp.int32),
@@ -133,7 +133,7 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
     (shards, size, envs), steps = replay.end.shape, end.shape[0] - 1
     if steps >= size:
         raise ValueError(f"{steps} steps do not fit into a replay of {size} rows: enlarge it, or write more often")
-    slots = (replay.head[0] + jnp.arange(steps + 1)) % size  # all heads are equal
+    slots = (replay.head[0] + jnp.arange(steps + 1, dtype=jnp.int32)) % size  # all heads are equal
 
     def place(ring: Array, rows: Array) -> Array:
         rows = rows.reshape(rows.shape[0], shards, envs, *rows.shape[2:]).swapaxes(0, 1).astype(ring.dtype)
@@ -176,7 +176,7 @@ def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int
     """
     assert_rank([end, head, filled], [2, 0, 0])
     size, envs = end.shape
-    draw = jax.random.randint(key, (TRIES, number), 0, jnp.maximum(filled - n_step + 1, 1) * envs)
+    draw = jax.random.randint(key, (TRIES, number), 0, jnp.maximum(filled - n_step + 1, 1) * envs, jnp.int32)
     index = (head - n_step - draw // envs) % size * envs + draw % envs
     valid = (jnp.take(end.reshape(-1), index, mode="clip") == CONTINUES) & (filled >= n_step)
     chosen = index[-1]
@@ -190,7 +190,7 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     assert_rank([index, replay.end], [1, 2])
     size, envs = replay.end.shape
     row, env = index // envs, index % envs
-    later = (row[:, None] + jnp.arange(1, n_step + 1)[None]) % size * envs + env[:, None]
+    later = (row[:, None] + jnp.arange(1, n_step + 1, dtype=jnp.int32)[None]) % size * envs + env[:, None]
     end = rows_at(replay.end, later)
     last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
     ends_too = jnp.concatenate([index, last])  # one read of each leaf
@@ -208,7 +208,7 @@ def gather_window(rows: Array, index: Array, steps: int) -> Array:
     """Return [m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...], from index int32[m] inclusive."""
     assert_rank(index, 1)
     size, envs = rows.shape[:2]
-    places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
+    places = (index[:, None] // envs + jnp.arange(steps, dtype=jnp.int32)[None]) % size * envs + index[:, None] % envs
     return rows_at(rows, places)
 
 

@@ -45,4 +45,4 @@ def _wide(moment: Array, samples: Array) -> Array:
 
 def start(shape: tuple[int, ...]) -> RunningStatistics:
     """Return the statistics of no samples, which change nothing."""
-    return RunningStatistics(jnp.float32(0), jnp.zeros(shape), jnp.ones(shape))
+    return RunningStatistics(jnp.float32(0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))

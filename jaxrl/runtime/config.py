@@ -12,12 +12,12 @@ import os
 import re
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 import envs_jax
-from envs_jax.settings import check_bounds, check_settings, closest, exact_value, setting, short_repr
+from envs_jax.settings import check_bounds, check_settings, exact_value, kind_name, setting, short_repr
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
@@ -203,36 +203,38 @@ def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
 
 
 def check_value(field: Field, value: Any, where: str) -> Any:
-    """Convert a value from YAML to the field's type. Raises UsageError."""
-    kind, origin = field.kind, typing.get_origin(field.kind)
-    if origin is Literal:
-        options = typing.get_args(kind)
-        if any(value == option and type(value) is type(option) for option in options):
-            return value
-        near = closest(value if isinstance(value, str) else short_repr(value), [str(option) for option in options])
-        raise UsageError(f"{where}: {field.name} is {short_repr(value)}: {near}")
-    if origin is tuple and isinstance(value, list | tuple):
-        kinds = typing.get_args(kind)
-        kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
-        if len(kinds) == len(value):
-            parts = zip(kinds, value, strict=True)
-            return tuple(check_value(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
-    elif kind in (int, float):
-        number = _number(value) if isinstance(value, str) else value  # YAML 1.1 reads 1e-3 as a string
-        with contextlib.suppress(ValueError):  # the sentence is below
-            number = exact_value(field.name, number, kind)
-            if abs(number) < math.inf:
-                try:
-                    check_bounds(field.name, number, field.between)
-                except ValueError as error:
-                    raise UsageError(f"{where}: {error}") from None
-                return number
+    """Convert a value from YAML, the command line or Python to the field's type, see `exact_value`.
+
+    Numbers may be text, as YAML 1.1 reads 1e-3 as a word, and words may be paths. Raises UsageError.
+    """
+    kind, given = field.kind, value
+    if typing.get_origin(kind) is tuple:
+        parts = value.tolist() if getattr(value, "ndim", 0) == 1 else value
+        if isinstance(parts, list | tuple):
+            kinds = typing.get_args(kind)
+            kinds = kinds[:1] * len(parts) if kinds[1:] == (Ellipsis,) else kinds
+            if len(kinds) == len(parts):
+                fields = [dataclasses.replace(field, kind=inner) for inner in kinds]
+                return tuple(check_value(inner, part, where) for inner, part in zip(fields, parts, strict=True))
+    elif kind in (int, float) and isinstance(value, str) and (number := _number(value)) is not None:
+        given = number
     elif kind is str and isinstance(value, str | os.PathLike):
-        return expand_home(str(value))
-    elif isinstance(kind, type):
-        with contextlib.suppress(ValueError):
-            return exact_value(field.name, value, kind)
-    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {short_repr(value)}")
+        given = expand_home(os.fspath(value))
+    try:
+        exact = exact_value(field.name, given, kind)
+        finite = kind is not float or math.isfinite(exact)
+    except ValueError as error:
+        if kind not in (int, float):
+            raise UsageError(f"{where}: {error}") from None
+        finite = False
+    if not finite:
+        raise UsageError(f"{where}: {field.name} must be {kind_name(kind)}, not {short_repr(value)}")
+    if kind in (int, float):
+        try:
+            check_bounds(field.name, exact, field.between)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
+    return exact
 
 
 def _number(value: Any) -> int | float | None:
@@ -250,13 +252,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _kind_name(kind: Any) -> str:
-    if typing.get_origin(kind) is tuple:
-        kinds = typing.get_args(kind)
-        return "a list of numbers" if kinds[1:] == (Ellipsis,) else f"a list of {len(kinds)} numbers"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

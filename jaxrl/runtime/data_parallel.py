@@ -96,7 +96,7 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
     if chunks == 1:
         return function(batch)
     make_buffers, write = chunked(function, batch, chunks, out_axes, in_axis)
-    return jax.lax.fori_loop(0, chunks, write, make_buffers())
+    return jax.lax.fori_loop(np.int32(0), np.int32(chunks), write, make_buffers())
 
 
 def chunked(
@@ -191,6 +191,14 @@ class DataParallel:
         number = jax.tree.leaves(samples)[0].shape[0]
         every = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
         return every, jax.lax.axis_index(AXIS) * number
+
+    def device_mean(self, values: Any) -> Any:
+        """Mean over devices inside a loss of `gradient`, for the divisor of a ratio of sums over all samples.
+
+        `gradient` takes the mean of losses: where each divides by its own count, devices with few samples count too
+        much.
+        """
+        return values if self.devices == 1 else jax.lax.pmean(values, AXIS)
 
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
         """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.

@@ -14,6 +14,10 @@ from jaxrl.common.files import write_atomically
 ARRAYS, META, MANIFEST = "arrays", "meta.json", "manifest.json"
 
 
+_X64_PAIRS = ({"float32", "float64"}, {"int32", "int64"}, {"uint32", "uint64"}, {"complex64", "complex128"})
+_WIDE = ("float64", "int64", "uint64", "complex128")
+
+
 class Leaf(NamedTuple):
     """The description of one leaf; `kind` is the dtype, or key<...> for a typed PRNG key."""
 
@@ -61,10 +65,19 @@ def difference(wanted: list[Leaf], found: list[Leaf], whole: bool) -> str | None
         if leaf.name not in stored:
             return f"{leaf.name} is {leaf} here and absent there"
         if leaf != stored[leaf.name]:
-            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there"
+            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there{_x64_hint(leaf, stored[leaf.name])}"
     names = {leaf.name for leaf in wanted}
     surplus = [leaf for leaf in found if leaf.name not in names] if whole else []
     return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
+
+
+def _x64_hint(wanted: Leaf, found: Leaf) -> str:
+    """Return a remark on two leaves that differ as those of a program with and without x64, else ""."""
+    pair = {wanted.kind, found.kind}
+    if wanted.shape != found.shape or pair not in _X64_PAIRS:
+        return ""
+    there, here = ("set", "unset") if found.kind in _WIDE else ("unset", "set")
+    return f" (JAX_ENABLE_X64 was {there} there and is {here} here: have it {there} here too)"
 
 
 def _digest(content: Path | str) -> str:

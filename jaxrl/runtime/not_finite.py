@@ -45,7 +45,8 @@ def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
     for field in _FIELDS:
         after = _is_finite(getattr(last, field), 1)
         if not isinstance(after, bool):
-            rows = jnp.concatenate([_is_finite(getattr(trajectory.timestep, field), 2)[1:], after[None]])
+            before = jnp.asarray(_is_finite(getattr(trajectory.timestep, field), 2))
+            rows = jnp.concatenate([before[1:], after[None]])
             faults[_PREFIX + field] = jnp.sum(~rows & acted, dtype=jnp.float32)
     return faults
 

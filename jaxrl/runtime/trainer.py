@@ -117,7 +117,7 @@ class Trainer:
             return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
         def begin(keys: Key, inputs: Any) -> TrainState:
-            own = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys))
+            own = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
             settings = {name: jnp.repeat(jnp.float32(values), self.seeds)[own] for name, values in self.sweep.items()}
             return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
 
@@ -363,7 +363,7 @@ class Trainer:
             return self._one_after_another(state, iterations, phase)
         iterate = traced_once(self.each_trial(lambda s: self._iteration(s, phase)))
         _, *shapes = jax.eval_shape(iterate, state)
-        empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
+        empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tuple(shapes)))
 
         def pack(metrics: Any) -> Array:
             return ravel_pytree(jax.tree.map(lambda x: x.astype(jnp.float32), metrics))[0]
@@ -401,7 +401,7 @@ class Trainer:
         trials = len(state.key)
         shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
-        state, metrics = jax.lax.fori_loop(0, trials, block, (state, empty))
+        state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
         by_iteration = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)  # noqa: E731
         kept = {name: by_iteration(getattr(metrics, name)) for name in ("learning", "episodes", "faults")}
         return state, dataclasses.replace(metrics, **kept)

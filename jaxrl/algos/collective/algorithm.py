@@ -115,13 +115,13 @@ class Collective(MultiStage):
             raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
             raise ValueError(f"collective needs actions in [-1, 1], but those of '{spec.name}' are {action}")
+        super().__post_init__()
         _ = self._resolved
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
         if len(set(self.state_entries)) < len(self.state_entries):
             raise ValueError(f"state_entries {self.state_entries} list an entry twice: list each one once")
-        super().__post_init__()
         if self.embedding_size % self.num_heads:
             raise ValueError(f"num_heads {self.num_heads} do not divide embedding_size {self.embedding_size}")
         if not 2 <= self.context_length <= spec.horizon:
@@ -373,7 +373,7 @@ class Collective(MultiStage):
             step = functools.partial(self.step, network, progress=start())
             return Stage(name, network, loss, phases, updates, batch_size, step, check)
 
-        encoder_loss = EncoderLoss(self.model, self.layout.all_gather, self.contrast_weight, self.temperature)
+        encoder_loss = EncoderLoss(self.model, self.layout, self.contrast_weight, self.temperature)
         actor_loss = functools.partial(losses.actor_loss, self.model)
         critic_loss = functools.partial(losses.critic_loss, self.model)
         windows = self.transformer_batch

@@ -14,8 +14,9 @@ from envs_jax.base import Array
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.networks import Networks
 from jaxrl.algos.collective.transformer import CodeBatch, Window
-from jaxrl.common.shapes import Float32, Int32, assert_equal_shape, assert_rank, assert_shape
+from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank, assert_shape
 from jaxrl.common.types import Key, Params
+from jaxrl.runtime.data_parallel import DataParallel
 
 Means = dict[str, Array]
 
@@ -62,13 +63,13 @@ class EncoderLoss:
 
     Attributes:
         networks: with the encoder.
-        all_gather: gathers the views of all devices, with the offset of this one's, see `DataParallel.all_gather`.
+        layout: gathers the views of all devices, and makes means over the samples of all of them.
         contrast_weight: weight of InfoNCE relative to the reconstruction.
         temperature: of InfoNCE.
     """
 
     networks: Networks
-    all_gather: Callable[[CodeBatch], tuple[CodeBatch, Array | int]]
+    layout: DataParallel
     contrast_weight: float
     temperature: float
 
@@ -87,12 +88,13 @@ class EncoderLoss:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(sample["key"])
             code, predicted, masked = jax.vmap(view)(keys, sample["window"])
             masked = jax.tree.map(lambda hit: hit & (sample["weight"] > 0)[:, None], masked)
-            return code, transformer.reconstruction_loss(predicted, sample["window"], masked)
+            return code, transformer.reconstruction_loss(predicted, sample["window"], masked, self.layout.device_mean)
 
         codes, errors = jax.vmap(masked_view)(jnp.arange(2, dtype=jnp.int32))
         error = errors.sum()
         views = [CodeBatch(code, sample["task"], sample["weight"]) for code in codes]
-        contrast = transformer.contrastive_loss(views[0], *self.all_gather(views[1]), self.temperature)
+        others = self.layout.all_gather(views[1])
+        contrast = transformer.contrastive_loss(views[0], *others, self.temperature, self.layout.device_mean)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
     def check(self, encoder: Params, sample: dict[str, Any]) -> tuple[Array, Means]:
@@ -103,25 +105,23 @@ class EncoderLoss:
         loss, means = self(encoder, sample, training=False)
         windows = jax.tree.map(lambda *x: jnp.concatenate(x), sample["known"], sample["window"])
         known, asked = jnp.split(self.networks.codes(encoder, windows), 2)
-        accuracy = neighbour_accuracy(
-            known, sample["known_task"], asked, sample["task"], sample["known_weight"], sample["weight"]
-        )
+        known_codes, _ = self.layout.all_gather(CodeBatch(known, sample["known_task"], sample["known_weight"]))
+        asked_codes = CodeBatch(asked, sample["task"], sample["weight"])
+        accuracy = neighbour_accuracy(known_codes, asked_codes, self.layout.device_mean)
         return loss, means | {"code_accuracy": accuracy}
 
 
 def neighbour_accuracy(
-    known: Float32[Array, "M c"],
-    known_task: Int32[Array, "M"],
-    asked: Float32[Array, "N c"],
-    task: Int32[Array, "N"],
-    known_weight: Float32[Array, "M"],
-    weight: Float32[Array, "N"],
+    known: CodeBatch, asked: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
 ) -> Float32[Array, ""]:
-    """Share of asked codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored."""
-    assert_rank([known, asked], 2)
-    assert_shape([known_task, known_weight], known.shape[:1])
-    assert_shape([task, weight], asked.shape[:1])
-    known, asked = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known, asked))
-    nearest = jnp.argmax(jnp.where(known_weight > 0, asked @ known.T, -jnp.inf), axis=-1)
-    correct = (known_task[nearest] == task).astype(jnp.float32)
-    return jnp.sum(weight * correct) / jnp.maximum(weight.sum(), 1.0)
+    """Share of asked codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored.
+
+    device_mean: see `transformer.weighted_mean`.
+    """
+    assert_rank([known.code, asked.code], 2)
+    unit_known, unit_asked = (
+        code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known.code, asked.code)
+    )
+    nearest = jnp.argmax(jnp.where(known.weight > 0, unit_asked @ unit_known.T, -jnp.inf), axis=-1)
+    correct = (known.task[nearest] == asked.task).astype(jnp.float32)
+    return transformer.weighted_mean(correct, asked.weight, device_mean)

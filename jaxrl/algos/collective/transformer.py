@@ -8,6 +8,7 @@ Oord et al. 2018, arXiv 1807.03748). Sizes and training are those of the publish
 Layout letters: T steps of a window, s state dims, a action dims, c code dims, N windows.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +19,8 @@ from envs_jax.base import Array, pytree
 from jaxrl.common.types import Key
 from jaxrl.nn.networks import torch_uniform
 from jaxrl.rl.replay import rows_at
+
+MIN_WEIGHT = 1e-6  # of all samples together: below it there are none
 
 
 @pytree
@@ -38,16 +41,24 @@ class Window:
 # Losses
 
 
-def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Array:
+def weighted_mean(values: Array, weight: Array, device_mean: Callable[[Array], Array]) -> Array:
+    """Return the sum of weighted values over the sum of weights, float32[]; 0 where all weights are 0.
+
+    The mean of it over devices is that of all devices' samples, see `DataParallel.device_mean`.
+    """
+    return jnp.sum(weight * values) / jnp.maximum(device_mean(weight.sum()), MIN_WEIGHT)
+
+
+def reconstruction_loss(
+    predicted: Window, target: Window, masked: Window, device_mean: Callable[[Array], Array] = lambda x: x
+) -> Array:
     """Sum over states, actions and rewards of the mean squared error of all masked tokens, float32[].
 
-    predicted, target: leaves [N, tokens, numbers]; masked: leaves bool[N, tokens].
+    predicted, target: leaves [N, tokens, numbers]; masked: leaves bool[N, tokens]; device_mean: see `weighted_mean`.
     """
 
     def error(predicted: Array, target: Array, masked: Array) -> Array:
-        counts = masked.astype(jnp.float32)
-        squares = jnp.square(predicted - target).mean(-1)
-        return jnp.sum(counts * squares) / jnp.maximum(counts.sum(), 1.0)
+        return weighted_mean(jnp.square(predicted - target).mean(-1), masked.astype(jnp.float32), device_mean)
 
     return jnp.sum(jnp.stack(jax.tree.leaves(jax.tree.map(error, predicted, target, masked))))
 
@@ -61,7 +72,13 @@ class CodeBatch:
     weight: Array
 
 
-def contrastive_loss(first: CodeBatch, second: CodeBatch, begin: Array | int = 0, temperature: float = 0.15) -> Array:
+def contrastive_loss(
+    first: CodeBatch,
+    second: CodeBatch,
+    begin: Array | int = 0,
+    temperature: float = 0.15,
+    device_mean: Callable[[Array], Array] = lambda x: x,
+) -> Array:
     """Cross entropy of matching each first view with its second view, among windows of other tasks, float32[].
 
     Args:
@@ -69,6 +86,7 @@ def contrastive_loss(first: CodeBatch, second: CodeBatch, begin: Array | int = 0
         second: another view of N windows, those of `first` from `begin` on; windows of the same task are not negatives.
         begin: int32[].
         temperature: divisor of the cosines.
+        device_mean: see `weighted_mean`.
 
     References:
         van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the other view of the same window as the positive.
@@ -80,7 +98,7 @@ def contrastive_loss(first: CodeBatch, second: CodeBatch, begin: Array | int = 0
     no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
     positive = jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
     errors = jax.nn.logsumexp(jnp.where(no_negative & ~own, -jnp.inf, logits), axis=-1) - positive
-    return jnp.sum(first.weight * errors) / jnp.maximum(first.weight.sum(), 1.0)
+    return weighted_mean(errors, first.weight, device_mean)
 
 
 def mask_tokens(
