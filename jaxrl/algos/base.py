@@ -16,18 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from envs_jax.base import (
-    Array,
-    Discrete,
-    EnvSpec,
-    TimeStep,
-    check_settings,
-    pytree,
-    setting,
-    short_repr,
-    take_exactly,
-)
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
+from envs_jax.settings import check_settings, setting, short_repr, take_exactly
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.nn.packed import Packed

@@ -76,10 +76,10 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: a process forked after JAX ran; shapes that do not fit; no mask where one is needed, one of other
-                numbers or without an allowed action, one that the environment does not have, that the policy ignores or
-                that only a TimeStep can hold; masks or `first` together with a TimeStep, which has its own; or no JAX
-                key.
+            ValueError: a process forked after JAX ran; shapes that do not fit; no mask where one is needed, one of
+                other numbers or without an allowed action, one that the environment does not have, that the policy
+                ignores or that only a TimeStep can hold; masks or `first` together with a TimeStep, which has its own;
+                or no JAX key.
         """
         check_process("a policy", "multiprocessing.get_context('spawn').Pool(...)")
         timestep, single = self._timestep(observation, action_mask, first)
