@@ -106,7 +106,7 @@ class Writer:
         try:
             if self._events is not None:
                 self._events.flush()
-            return {"bytes": path.stat().st_size if path.exists() else 0, "first": _first_digest(path)}
+            return {"bytes": path.stat().st_size if path.exists() else 0, "first": _digest(_first_line(path))}
         except OSError as error:
             raise _error(self._directory, error) from error
 
@@ -250,14 +250,16 @@ def iterate_rows(directory: Path | str, size: float = math.inf) -> Iterator[dict
 def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> None:
     """Check that the lines in a directory are those that a checkpoint's `mark` was taken of.
 
-    Raises MetricsError: they begin with another row. Older checkpoints have no mark, and pass.
+    Raises MetricsError: they begin with another row, or a damaged one. Older checkpoints have no mark, and pass.
     """
     path = Path(directory) / METRICS
     try:
-        first = _first_digest(path)
+        first = _first_line(path)
     except OSError as error:
         raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
-    if mark and mark["first"] and first and first != mark["first"]:
+    if first and _row(first) is None:
+        raise _damaged(path, 1)
+    if mark and mark["first"] and first and _digest(first) != mark["first"]:
         raise MetricsError(
             f"{path} is not of this run: it begins with another row than the one that the run wrote; put the run's own "
             "file back, or move this one away to continue without the former rows"
@@ -298,13 +300,17 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if whole else None
 
 
-def _first_digest(path: Path) -> str:
-    """Return a digest of the first line of a file, "" if there is no complete one. Raises OSError."""
+def _first_line(path: Path) -> bytes:
+    """Return the first line of a file, b"" if there is no complete one. Raises OSError."""
     if not path.exists():
-        return ""
+        return b""
     with path.open("rb") as file:
         line = file.readline(_LONGEST)
-    return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
+    return line if line.endswith(b"\n") else b""
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest() if line else ""
 
 
 def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | None]:
