@@ -110,8 +110,9 @@ class Copies:
     def __init__(self, env: Environment, number: int, seed: int) -> None:
         check_process(
             "environments",
-            "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), or gymnasium.make_vec(..., vector_kwargs={'context': "
-            "'spawn'})), or step all copies in one process by envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
+            "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), gymnasium.make_vec(..., "
+            "vector_kwargs={'context': 'spawn'})), or step all copies in one process by "
+            "envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
         )
         self._reset, self._step = _programs(env)
         self._number = number

@@ -471,8 +471,8 @@ def _check_arguments(part: str, module: Any, number: int) -> None:
         inspect.signature(module.__call__).bind(*[None] * number)
     except TypeError as error:
         raise ValueError(
-            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} does "
-            f"not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
+            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} "
+            f"does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
         ) from None
 
 

@@ -23,7 +23,9 @@ def expand_home(path: str | Path) -> str:
     expanded = [os.path.expanduser(part) for part in parts]  # noqa: PTH111  Path's raises a RuntimeError
     for part in expanded:
         if part == "~" or (part.startswith("~") and "/" in part):
-            raise UsageError(f"{short_repr(part)} names a home directory that is not known here: name the folder itself")
+            raise UsageError(
+                f"{short_repr(part)} names a home directory that is not known here: name the folder itself"
+            )
     return ",".join(expanded)
 
 
