@@ -75,8 +75,9 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: a process forked after JAX ran, shapes that do not fit, masks that the environment does not have or that only a TimeStep can
-                hold, masks or `first` together with a TimeStep, which has its own, or no JAX key.
+            ValueError: a process forked after JAX ran, shapes that do not fit, masks that the environment does not have
+                or that only a TimeStep can hold, masks or `first` together with a TimeStep, which has its own, or no
+                JAX key.
         """
         check_process("a policy", "multiprocessing.get_context('spawn').Pool(...)")
         timestep, single = self._timestep(observation, action_mask, first)
@@ -104,7 +105,7 @@ class Policy:
         return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), jax.eval_shape(act, one))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: no compiled program, no optimizers, and arrays that a process without JAX can read."""
+        """Return what is pickled: no compiled program, no optimizers, and arrays that can be read without JAX."""
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         state |= {name: jax.tree.map(np.asarray, state[name]) for name in ("params", "weights")}
         if self.algo.custom.optimizers:

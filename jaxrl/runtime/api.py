@@ -119,8 +119,8 @@ def train(
     for cls in (algo, type(env) if isinstance(env, Environment) else env):
         if isinstance(cls, type) and cls.__module__ == "__main__":
             log.say(
-                f"warning: {cls.__name__} is defined in __main__, so no other script will find it to load this run: put "
-                f"the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
+                f"warning: {cls.__name__} is defined in __main__, so no other script will find it to load this run: "
+                f"put the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
             )
     ended = runs.start(config, log=log, custom=custom)
     chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
@@ -257,7 +257,7 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
     if library in ("gym", "gymnasium", "pettingzoo", "dm_env", "dm_control"):
         raise UsageError(
             f"env is an object of {library}, which steps in Python and cannot be compiled: write it as an "
-            "envs_jax.Environment, or name an environment here or of a library for JAX, such as env='gymnax:CartPole-v1'"
+            "envs_jax.Environment, or name an environment of a library for JAX, such as env='gymnax:CartPole-v1'"
         )
     if not isinstance(algo, str | type) or not isinstance(env, str | type | Environment | None):
         raise UsageError("name the algorithm and the environment, or give a class or an environment")
