@@ -191,9 +191,10 @@ def _as_word(value: Any) -> str:
 def closest(name: str, names: Any) -> str:
     """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
     word, known = name[:MOST_COMPARED], sorted(names)
+    same = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    if word.lower() in same or near:
+        return f"did you mean '{same.get(word.lower()) or near[0]}'?"
     if len(listed := ", ".join(known)) <= _MOST_LISTED:
         return f"choose from: {listed}"
     return f"the closest of {len(known)} are {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0.0))}"

@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import os
+import signal
 from pathlib import Path
 
 # Tests wait for the compiler, not for what it makes: three to four times less time for most programs. A nightly
@@ -20,6 +21,8 @@ _CACHE = Path(__file__).parents[1] / ".cache" / "jax"
 if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path in _CACHE.glob("*")) > 2**31:
     for path in _CACHE.glob("*"):  # it grows with every change of a program
         path.unlink(missing_ok=True)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it, and so would runs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

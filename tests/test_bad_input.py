@@ -43,6 +43,13 @@ USAGE = {
     "unknown preset": ("--config coma_qick", "there is no configuration 'coma_qick': did you mean 'coma_quick'?"),
     "unknown algorithm": ("--algo comma", "unknown algorithm 'comma': did you mean 'coma'?"),
     "unknown environment": ("--algo coma --env coverge", "unknown environment 'coverge': did you mean 'coverage'?"),
+    "an algorithm without its flag": ("coma", "unexpected word 'coma': did you mean --algo coma?"),
+    "a preset without its flag": ("coma_quick", "unexpected word 'coma_quick': did you mean --config coma_quick?"),
+    "an environment without its flag": ("--algo sac reach", "unexpected word 'reach': did you mean --env reach?"),
+    "capitals": ("--algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),
+    "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX takes the accelerator by itself"),
+    "a device alone": ("--gpu", "unknown flag '--gpu': JAX takes the accelerator by itself"),
+    "digits in odd groups": (f"{TINY} --num_envs 8_0", "--num_envs must be a whole number, not '8_0'"),
     "no algorithm": ("--seed 3", "say what to train: --algo NAME or --config FILE"),
     "no folder for runs": (f"{TINY} --runs=", "--runs is empty: name a folder"),
     "an empty command line": ("", "say what to train"),
@@ -140,6 +147,7 @@ USAGE = {
     "a bomb of aliases": ("--config {here}/bomb.yaml", "it holds an alias (*name): write the value itself"),
 }  # fmt: skip
 RUN_TIME = {
+    "the folder of checkpoints": ("--resume {run}/checkpoints", "no config.yaml); did you mean {run}?"),
     "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
     "not a run": ("--resume {here}", "{here} is not a run directory (it has no config.yaml)"),
     "no such run for weights": (f"{TINY} --init_from nowhere", "nowhere does not exist"),

@@ -989,7 +989,7 @@ def test_without_a_mask_every_action_is_open() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0.0"),
+        ({"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0"),
         ({"clip_ratio": -1.0}, "clip_ratio must lie between 0 and"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         ({"actor_epochs": 9}, "actor_epochs 9 exceeds num_epochs 2: lower it"),

@@ -79,6 +79,13 @@ def test_a_run_of_an_environment_with_other_observations(tmp_path: Path) -> None
         run_directory.check_environment(run, "mine", 1, spaces.describe(after))
 
 
+def test_a_root_that_is_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for root in (tmp_path / "link", tmp_path / "link" / "below"):
+        with pytest.raises(RunError, match=r"link is a link to nowhere, which is not there\); choose another"):
+            run_directory.check_root(root)
+
+
 def test_a_root_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(RunError, match=r"no run directory can be made under .*runs \(.*\); make it writable"):

@@ -374,7 +374,7 @@ def test_names() -> None:
         (dataclasses.replace(ARM, observation={"a": Box((2,))}), {}, "sac needs one array per agent as observation"),
         (ARM, {"actor_update_period": 0}, "actor_update_period must lie between 1 and 1e+09, not 0"),
         (ARM, {"initial_alpha": 0.0}, "initial_alpha must lie between 1e-30 and"),
-        (ARM, {"alpha_lr": -1.0}, "alpha_lr must lie between 0 and 10, not -1.0"),
+        (ARM, {"alpha_lr": -1.0}, "alpha_lr must lie between 0 and 10, not -1"),
         (ARM, {"critic_lr": math.nan}, "critic_lr must lie between 1e-12 and 10, not nan"),
         (ARM, {"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         (ARM, {"random_steps": 1 << 24}, "random_steps must lie between 0 and 16,777,215, not 16777216"),

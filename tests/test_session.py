@@ -37,6 +37,7 @@ from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import _cut_short, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.program import Program, StopRequestedError
+from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import Position
 
 ROOT = Path(__file__).parents[1]
@@ -334,6 +335,23 @@ def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and time.monotonic() - began < 15
     assert "took longer than 10 s and was given up; continue from iteration 0 with --resume" in said
+
+
+def test_a_signal_that_the_process_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `nohup` and a script's `&` ask; SIGTERM still ends the run, and a later SIGINT is not a second signal."""
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        signals = StopSignals()
+        with signals.collect():
+            signal.raise_signal(signal.SIGINT)
+            assert not signals
+            signal.raise_signal(signal.SIGTERM)
+            monkeypatch.setattr(signals, "_began", signals._began - 1.0)
+            signal.raise_signal(signal.SIGINT)
+            assert signals.names == ["SIGTERM"]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def test_a_signal_does_not_wait_for_the_compiler() -> None:

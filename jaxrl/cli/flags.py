@@ -22,7 +22,7 @@ from jaxrl.runtime.config import (
     suggestion,
 )
 from jaxrl.runtime.declared import Field, fields_named, has_opponents
-from jaxrl.runtime.presets import base
+from jaxrl.runtime.presets import base, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
 
@@ -71,7 +71,13 @@ class Parser(argparse.ArgumentParser):
             word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
             published_name = hint(word, self.algo) if self.algo else None
             if not word.startswith("-"):
-                raise UsageError(f"unexpected word {short_repr(word)}: {published_name or 'flags begin with --'}")
+                advice = published_name or _flag_of(word) or "flags begin with --"
+                raise UsageError(f"unexpected word {short_repr(word)}: {advice}")
+            if self.algo and word in ("--gpu", "--cuda", "--tpu", "--cpu"):
+                raise UsageError(
+                    f"unknown flag '{word}': JAX takes the accelerator by itself; JAX_PLATFORMS=cpu before the command "
+                    "makes it train on the CPU"
+                )
             if published_name:
                 raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")
             if self.algo and (owners := _owners(word.removeprefix("--"))):
@@ -79,6 +85,14 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
         raise UsageError(f"{missing[1]} needs a value" if missing else message)
+
+
+def _flag_of(word: str) -> str | None:
+    """Return the advice for a name without its flag, None for another word."""
+    for flag, names in (("--algo", algos.ALGORITHMS), ("--config", presets()), ("--env", registered())):
+        if word in names:
+            return f"did you mean {flag} {word}?"
+    return None
 
 
 def _owners(name: str) -> list[str]:
@@ -186,6 +200,8 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
     if known.algo is None and known.config is None:
         if not helping:
             for word in others:
+                if _flag_of(word) or word in ("--gpu", "--cuda", "--tpu", "--cpu"):
+                    Parser("coma", prog=prog).error(f"unrecognized arguments: {word}")
                 if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
                     parser.error(f"unrecognized arguments: {word}")
             raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")

@@ -11,7 +11,7 @@ from jaxrl.runtime.run_directory import choose_checkpoint
 def parse_int(text: str, flag: str, low: int, high: int) -> int:
     """Parse a whole number from the command line. Raises UsageError."""
     try:
-        number = int(text)
+        number = int(text.replace("_", "x"))  # Python takes 8_0 for 80
     except ValueError:
         raise UsageError(f"{flag} must be a whole number, not {short_repr(text)}") from None
     if not low <= number <= high:

@@ -50,12 +50,10 @@ def expand_home(path: str | Path) -> str:
     Raises UsageError: there is no such home directory.
     """
     parts = [part.strip() if part.strip().startswith("~") else part for part in str(path).split(",")]
-    expanded = [os.path.expanduser(part) for part in parts]
+    expanded = [os.path.expanduser(part) for part in parts]  # Path's raises a RuntimeError
     for part in expanded:
         if part == "~" or (part.startswith("~") and "/" in part):
-            raise UsageError(
-                f"{short_repr(part)} names a home directory that is not known here: name the folder itself"
-            )
+            raise UsageError(f"{short_repr(part)} names a home directory that is not known here: name the folder")
     return ",".join(expanded)
 
 

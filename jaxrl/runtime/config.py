@@ -240,6 +240,8 @@ def check_value(field: Field, value: Any, where: str) -> Any:
 def _number(value: Any) -> int | float | None:
     if isinstance(value, int | float):
         return value if abs(value) < math.inf else None
+    if isinstance(value, str) and "_" in value and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", value):
+        return None  # Python takes 8_0 for 80
     for convert in (int, float):
         with contextlib.suppress(ValueError, TypeError):
             number = convert(value)
@@ -390,8 +392,9 @@ def suggestion(word: str, known: dict[str, str]) -> str:
         akin += [name for name, text in known.items() if text.startswith(meaning) and name not in akin]
     if akin:
         return f"did you mean {' or '.join(akin[:4])}?"
-    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else "see --help for all of them"
+    bare = {name.strip("-"): name for name in known}  # dashes are alike in all flags
+    near = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.5)
+    return f"did you mean '{bare[near[0]]}'?" if near else "see --help for all of them"
 
 
 def env_of(values: dict[str, Any]) -> str | None:

@@ -24,8 +24,8 @@ _FIELDS = ("reward", "observation", "global_state")  # of TimeStep
 _PREFIX = "not finite: "
 
 
-def _is_finite(tree: Any, axes: int) -> Array | bool:
-    """Return bool[T, B] (`axes` 2) or bool[B]: whether all floats of a time step are finite."""
+def _is_finite(tree: Any, axes: int) -> Any:
+    """Return bool[T, B] (`axes` 2) or bool[B]: whether all floats of a time step are finite; True if it has none."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(axes, x.ndim))) for x in leaves]
     return functools.reduce(operator.and_, finite, True)

@@ -86,9 +86,12 @@ def check_root(root: Path | str) -> None:
         raise UsageError("--runs is empty: name a folder, such as runs")
     path, problem = Path(root).absolute(), ""
     try:
+        dangling = [folder for folder in (path, *path.parents) if folder.is_symlink() and not folder.exists()]
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
             problem = "File name too long"
+        elif dangling:
+            problem = f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which is not there"
         elif not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             problem = f"{existing} {'is not writable' if existing.is_dir() else 'is not a directory'}"
     except (OSError, ValueError) as error:
@@ -231,6 +234,8 @@ def open_run(path: Path | str) -> Path:
 
 def _near(path: Path) -> list[str]:
     """Return up to three runs: the newest below `path`, or else siblings or runs under runs/ with a similar name."""
+    if path.name == CHECKPOINTS and is_file(path.parent / CONFIG):
+        return [str(path.parent)]
     below = sorted([*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")], key=lambda file: -file.stat().st_mtime)
     if below:
         return [str(file.parent) for file in below[:3]]
