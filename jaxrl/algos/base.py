@@ -434,7 +434,13 @@ class Algorithm:
         raise NotImplementedError("an algorithm with stages needs end_learning(...)")
 
     def run_steps(
-        self, learning: Learning, stage: str, epoch: Array, start: Array | int, stop: Array | int, progress: Progress
+        self,
+        learning: Learning,
+        stage: str,
+        epoch: Array,
+        start: Array | np.int32,
+        stop: Array | np.int32,
+        progress: Progress,
     ) -> Learning:
         """Run the steps `start` to `stop` - 1 of a stage."""
 
