@@ -36,14 +36,13 @@ class StopSignals:
     def collect(self) -> Iterator[None]:
         """Collect signals instead of dying from them; a second one ends the process at once.
 
-        A signal that the process was started to ignore, as `nohup` and a script's `&` do with some, stays ignored.
+        That holds for an ignored one, too, as SIGINT is in a process that a script starts with `&`.
         Outside the main thread, where Python lets nobody handle signals, this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = [number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
-        former = {number: signal.signal(number, self._handle) for number in numbers}
+        former = {number: signal.signal(number, self._handle) for number in NUMBERS}
         try:
             yield
         finally:
