@@ -10,12 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench import train_throughput
 from bench.gpu import __main__ as command
 from bench.gpu import correct, job, results, score, watch
 from bench.gpu.units import PARTS, UNITS, Unit
@@ -257,19 +254,6 @@ def test_what_cannot_be_read_is_told() -> None:
 def test_without_readings_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(job, "_program", lambda *_: pytest.fail("compiles"))
     assert job.busy_16384(False, tmp_path) == {"rows": [["16,384 missions: GPU busy", watch.UNKNOWN, ""]]}
-
-
-def test_the_most_expensive_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a small program in place of training; the trace stays."""
-    ones = jnp.ones((64, 64))
-    program = jax.jit(lambda x: jnp.sin(x @ x)).lower(ones).compile()
-    monkeypatch.setattr(job, "_program", lambda *_: (None, program))
-    monkeypatch.setattr(train_throughput, "iterations", lambda setup, block: lambda: block(ones))
-    found = job.kernels_4096(True, tmp_path)
-    assert 1 <= len(found["rows"]) <= 10 and list((tmp_path / "trace_coma_4096").rglob("*.xplane.pb"))
-    assert sum(row[1] for row in found["rows"]) == pytest.approx(100.0)
-    (product,) = (row for row in found["rows"] if "dot" in row[0])
-    assert "% of the kernels' time, 1 calls" in product[2]
 
 
 @pytest.mark.parametrize("source", ["own", "recorded"])

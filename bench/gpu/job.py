@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from bench import train_throughput
 from bench.gpu import watch
 from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
-from jaxrl.common.errors import UserError
-from jaxrl.report import profile
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config, for_this_device
 
 SECONDS = 5.0  # of readings of utilisation and power
-MOST = 100  # kernels in the result
 
 SMALL = "--num_envs 8 --hidden_size 8 --buffer_size 512 --batch_size 8"
 QUICK = {  # the same tiny programs for all parts of a rehearsal, which is bound by the compiler
@@ -50,29 +45,6 @@ def busy_4096(quick: bool, folder: Path) -> dict[str, Any]:
 def busy_16384(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure utilisation and power at 16,384 missions."""
     return _busy(2 if quick else 16384, quick)
-
-
-def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
-    """List the most expensive kernels of a training step with 4,096 missions; the trace stays in the folder.
-
-    Without CUDA graphs, inside which a trace may not distinguish kernels.
-    """
-    missions = 2 if quick else 4096
-    setup, block = _program(missions, quick, graphs=False)
-    work = train_throughput.iterations(setup, block)
-    jax.block_until_ready(work())
-    _, found = profile.record(work, folder / "trace_coma_4096", block.as_text())
-    if found.problem:
-        raise UserError(f"no profile: {found.problem}")
-    rows = [
-        [
-            f"{missions:,} missions: {operation.name} ({operation.origin or 'origin not known'})",
-            100.0 * operation.share,
-            f"% of the kernels' time, {operation.calls:,} calls, {1e3 * operation.seconds:,.3f} ms",
-        ]
-        for operation in found.operations[: profile.MOST]
-    ]
-    return {"rows": rows, "seconds_traced": found.seconds, "kernels": [op._asdict() for op in found.operations[:MOST]]}
 
 
 def _busy(missions: int, quick: bool) -> dict[str, Any]:

@@ -51,7 +51,6 @@ UNITS = tuple(
         ("job", "job_coma_4096", 240, "bench.gpu.job:coma_4096"),
         ("job", "job_coma_16384", 240, "bench.gpu.job:coma_16384"),
         ("job", "job_coma_4096_busy", 120, "bench.gpu.job:busy_4096"),
-        ("job", "job_coma_4096_kernels", 120, "bench.gpu.job:kernels_4096"),
         ("job", "job_coma_16384_busy", 120, "bench.gpu.job:busy_16384"),
         ("score", "score_coma", 450, "bench.gpu.score:coma"),
         ("score", "score_ddpg", 360, "bench.gpu.score:ddpg"),

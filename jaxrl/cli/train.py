@@ -69,8 +69,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="keep a trace of one block in the run's profile/, for TensorBoard or ui.perfetto.dev, and print the most "
-        "expensive operations; changes nothing that is trained",
+        help="keep a trace of one block in the run's profile/, for TensorBoard or ui.perfetto.dev; changes "
+        "nothing that is trained",
     )
     parser.add_argument(
         "--resume_or_start",

@@ -18,7 +18,7 @@ from jaxrl.evaluation.rollouts import final_means, held_out_key
 from jaxrl.report.console import Console, Log, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
-from jaxrl.report.profile import record, table
+from jaxrl.report.profile import record
 from jaxrl.report.writer import Writer
 from jaxrl.runtime import hosts
 from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
@@ -319,15 +319,12 @@ class Session:
         if not hosts.writes():
             return block(state, np.int32(number))
         began, folder = time.monotonic(), self.directory / "profile"
-        ended, found = record(lambda: block(state, np.int32(number)), folder, block.as_text())
-        self.pace.leave_out(time.monotonic() - began - found.seconds)
-        if found.operations:
-            first, last = self.position.iterations + 1, self.position.iterations + number
-            span = f"iterations {first:,} to {last:,}" if number > 1 else f"iteration {first:,}"
-            self.console.say(f"profile of {span}, {1e3 * found.seconds:,.1f} ms, in {folder}:")
-            self.console.say(table(found.operations).rstrip())
-        if found.problem:
-            self.console.say(f"warning: no profile: {found.problem}")
+        ended, trace = record(lambda: block(state, np.int32(number)), folder)
+        self.pace.leave_out(time.monotonic() - began - trace.seconds)
+        first, last = self.position.iterations + 1, self.position.iterations + number
+        span = f"iterations {first:,} to {last:,}" if number > 1 else f"iteration {first:,}"
+        told = f"profile of {span}, {1e3 * trace.seconds:,.1f} ms: tensorboard --logdir {folder}"
+        self.console.say(f"warning: no profile: {trace.problem}" if trace.problem else told)
         return ended
 
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
