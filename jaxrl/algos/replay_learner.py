@@ -1,7 +1,6 @@
 """Learning from a replay buffer: store what is played, sample batches, run updates on them in one scan."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,20 +28,6 @@ class Entry(NamedTuple):
 
     shape: Any
     of: Callable[[Any], Any]
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
-@dataclasses.dataclass(frozen=True)
-class MetricRow:
-    """Metrics of one update in one array, so that a scan writes once per update.
-
-    Attributes:
-        values: float32[M], or float32[updates, M] after a scan.
-        names: of the M metrics.
-    """
-
-    values: Array
-    names: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,18 +95,16 @@ class ReplayLearner:
         # all batches are sampled at once: fewer, larger operations
         indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
 
-        def one(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, MetricRow]:
+        def run_update(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, dict[str, Array]]:
             (_, key_noise), (index, weight), number = row
             batch = self.gather(ring, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            params, metrics = update(params, batch, number)
-            names = tuple(sorted(metrics))
-            return params, MetricRow(jnp.stack([metrics[name] for name in names]), names)
+            return update(params, batch, number)
 
-        params, table = jax.lax.scan(one, params, (keys, indices, numbers))
-        return params, {name: table.values[:, k] for k, name in enumerate(table.names)}
+        params, metrics = jax.lax.scan(run_update, params, (keys, indices, numbers))
+        return params, metrics
 
     def sample(self, ring: Replay, key: Key) -> tuple[Array, Array]:
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
