@@ -130,7 +130,7 @@ def test_closed_actions_are_never_played(name: str) -> None:
     check(greedy)
     np.testing.assert_array_equal(greedy, np.where(MASK, LOGITS, -np.inf).argmax(-1))
     evaluator = Evaluator(batched(policy.env), learned(policy.algo, "sample"), 256, make_mesh(1))
-    assert float(evaluator.compiled(final=True)(policy.params, jax.random.key(3), ())["closed"].max()) == 0
+    assert float(evaluator.compiled()(policy.params, jax.random.key(3), ())["closed"].max()) == 0
 
 
 @pytest.mark.parametrize("name", ["ppo", "coma", "ddpg", "ddpg_expected", "bicnet"])
@@ -219,7 +219,7 @@ def test_masking_false_plays_closed_actions_and_says_so() -> None:
     with pytest.raises(ValueError, match="ignores action masks, as in its training"):
         policy(LOGITS, action_mask=MASK)
     evaluator = Evaluator(batched(policy.env), learned(policy.algo), 256, make_mesh(1))
-    assert float(evaluator.compiled(final=True)(policy.params, jax.random.key(3), ())["closed"].mean()) > 1
+    assert float(evaluator.compiled()(policy.params, jax.random.key(3), ())["closed"].mean()) > 1
 
 
 def test_an_algorithm_that_ignores_masks_is_found_out() -> None:

@@ -12,7 +12,7 @@ from bench.gpu import watch
 from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
 from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.config import Config, for_this_device
+from jaxrl.runtime.config import Config
 
 SECONDS = 5.0  # of readings of utilisation and power
 
@@ -79,7 +79,7 @@ def _program(missions: int, quick: bool, graphs: bool = True) -> tuple[Run, Any]
 
 def _config(missions: int, quick: bool) -> Config:
     request = command_line.parse((QUICK["coma"] if quick else "--algo coma").split(), "python -m bench.gpu")
-    return for_this_device(request.config)
+    return request.config
 
 
 def _coma(missions: int, quick: bool) -> dict[str, Any]:

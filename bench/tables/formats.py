@@ -52,6 +52,12 @@ def seed_minutes(stages: Mapping[str, Any]) -> float:
     return sum(float(stage["cpu_seconds"]) for stage in stages.values()) / 60
 
 
+def minutes_to(runs: Iterable[Mapping[str, Any]], entropy: float) -> str:
+    """Return the minutes after which selection evaluations of each run first reach an entropy: "5.8, 6.1"."""
+    firsts = [next((point for point in run["selection"] if point["entropy"] <= entropy), None) for run in runs]
+    return ", ".join("not reached" if first is None else f"{first['seconds'] / 60:.1f}" for first in firsts)
+
+
 def iteration_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of what an iteration of COMA costs."""
     parts = list(rows[0]["seconds"])
@@ -146,7 +152,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(form, percent, thousands, between, mean_range, interval, format_si),
-        *(seed_minutes, missions_to, seconds_to, first_above, scores, within, wrapped),
+        *(seed_minutes, missions_to, minutes_to, seconds_to, first_above, scores, within, wrapped),
     )
 }
 FILTERS |= {"mean": lambda values: statistics.fmean(values), "median": lambda values: statistics.median(values)}

@@ -87,7 +87,7 @@ class Settings(Environment):
     map_backend: str = setting(
         "auto",
         f"map backend: {', '.join(maps.BACKENDS)} (pallas: a kernel for GPUs); auto: by q on CPUs, "
-        "elsewhere the faster of dense and pallas",
+        "pallas on NVIDIA GPUs from compute capability 8.0, else dense",
         choices=maps.BACKENDS,
     )
 

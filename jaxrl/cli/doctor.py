@@ -14,7 +14,7 @@ from rich.text import Text
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.report import diagnosis
-from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import load as loading
 
@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             config = loading.resolve_config(request.config)
     enable_compilation_cache()
+    replace_damaged_programs()
     bad = []
     sections: Iterable[diagnosis.Section] = diagnosis.checks(config, resuming)
     if request is not None and request.resume is not None:

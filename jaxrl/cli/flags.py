@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("-"):
                 advice = published_name or _flag_of(word) or "flags begin with --"
                 raise UsageError(f"unexpected word {short_repr(word)}: {advice}")
-            if self.algo and word in ("--gpu", "--cuda", "--tpu", "--cpu"):
+            if self.algo and word in _DEVICE_FLAGS:
                 raise UsageError(
                     f"unknown flag '{word}': JAX takes the accelerator by itself; JAX_PLATFORMS=cpu before the command "
                     "makes it train on the CPU"
@@ -136,6 +136,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
 
 
 # Settings of a run listed first in the help, and those listed where an environment has this attribute.
+_DEVICE_FLAGS = ("--gpu", "--cuda", "--tpu", "--cpu")  # of other trainers
 _FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
 _SHOWN_WITH_OPPONENTS = ("self_play", "self_play_every")
 
@@ -200,7 +201,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
     if known.algo is None and known.config is None:
         if not helping:
             for word in others:
-                if _flag_of(word) or word in ("--gpu", "--cuda", "--tpu", "--cpu"):
+                if _flag_of(word) or word in _DEVICE_FLAGS:
                     Parser("coma", prog=prog).error(f"unrecognized arguments: {word}")
                 if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
                     parser.error(f"unrecognized arguments: {word}")

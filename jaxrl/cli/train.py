@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
 
     import jax
 
-    from jaxrl.report.cache import enable_compilation_cache
+    from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
     from jaxrl.runtime import hosts
     from jaxrl.runtime import run as runs
     from jaxrl.runtime.run_directory import versions
@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if place is None:
         _divide_cores(request.config.run.cpu_devices)
     enable_compilation_cache()
+    replace_damaged_programs()
     with hosts.joined(place):
         if place is not None:
             asked = {

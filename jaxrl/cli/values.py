@@ -1,6 +1,7 @@
 """Flags that are no settings, and their values."""
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from envs_jax.base import closest, short_repr
@@ -11,8 +12,8 @@ from jaxrl.runtime.run_directory import choose_checkpoint
 def parse_int(text: str, flag: str, low: int, high: int) -> int:
     """Parse a whole number from the command line. Raises UsageError."""
     try:
-        number = int(text.replace("_", "x"))  # Python takes 8_0 for 80
-    except ValueError:
+        number = int(text if re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+", text) else text.replace("_", "x"))
+    except ValueError:  # Python would take 8_0 for 80
         raise UsageError(f"{flag} must be a whole number, not {short_repr(text)}") from None
     if not low <= number <= high:
         bounds = f"lie between {low} and {high:,}" if low < high else f"be {low} here"

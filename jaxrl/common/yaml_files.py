@@ -36,7 +36,7 @@ class _Reader(yaml.SafeLoader):
 def _as_written(resolvers: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return YAML's rules without those by which 010 is 8 and 1:30 is 90: such words stay words."""
     plain = {
-        "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9_]*)$"),
+        "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9]*|[1-9][0-9]{0,2}(_[0-9]{3})+)$"),
         "tag:yaml.org,2002:float": re.compile(
             r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
         ),

@@ -15,7 +15,7 @@ from jaxrl.evaluation import learning_curves
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report.writer import METRICS, MetricsError, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_yaml
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, convert_old, read_yaml
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
 from jaxrl.runtime.trials import Trial, trials
@@ -167,7 +167,7 @@ def read(directory: Path) -> RunSummary:
 
 def _read(directory: Path) -> RunSummary:
     """Do what `read` does. Raises OSError, UserError."""
-    config = build(read_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
+    config = build(convert_old(read_yaml(directory / CONFIG)), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
     rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
     outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials

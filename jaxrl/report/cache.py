@@ -27,6 +27,10 @@ def enable_compilation_cache() -> None:
     # nobody has chosen another
     if getattr(jax.config, "jax_persistent_cache_min_compile_time_secs", None) == JAX_LEAST_SECONDS:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def replace_damaged_programs() -> None:
+    """Let this process, a command, delete entries of the cache that JAX cannot read, so that it writes them anew."""
     if not isinstance(warnings.showwarning, _DamagedEntries):
         warnings.filterwarnings("always", _DAMAGED)
         warnings.showwarning = _DamagedEntries(warnings.showwarning)
@@ -39,13 +43,13 @@ class _DamagedEntries:
     """
 
     def __init__(self, show: Callable[..., None]) -> None:
-        self._show, self._told = show, False
+        self._show, self._warned = show, False
 
-    def __call__(self, message: Warning | str, *where: Any, **how: Any) -> None:
+    def __call__(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if not (str(message).startswith(_DAMAGED) and _delete_entry(sys.exc_info()[1])):
-            self._show(message, *where, **how)
-        elif not self._told:
-            self._told = True
+            self._show(message, *args, **kwargs)
+        elif not self._warned:
+            self._warned = True
             print(f"warning: a damaged program in {cache_folder()} is compiled again and replaced", file=sys.stderr)
 
 

@@ -129,7 +129,7 @@ class Writer:
             size, last = _find_end(path, after_iteration)
             if path.exists():
                 os.truncate(path, size)
-            if last is None and not self.note:
+            if last is None and not self.note and not (mark and mark["bytes"]):
                 for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
                     file.unlink()
             self._open()

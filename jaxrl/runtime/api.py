@@ -221,9 +221,8 @@ def evaluate(
     episodes = _whole("episodes", episodes, 1, 1_000_000)
     seed = _whole("seed", seed, 0, 2**32 - 1)
     baselines = [baselines] if isinstance(baselines, str) else baselines
-    if baselines is not None and not (
-        isinstance(baselines, Iterable) and all(isinstance(name, str) for name in baselines)
-    ):
+    baselines = list(baselines) if isinstance(baselines, Iterable) else baselines
+    if baselines is not None and not (isinstance(baselines, list) and all(isinstance(x, str) for x in baselines)):
         raise UsageError(f"baselines must be a list of names of scripted policies, not {short_repr(baselines)}")
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
@@ -250,7 +249,7 @@ def evaluate(
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
     """Return the configuration of a run. Raises UserError."""
-    library = type(env).__module__.partition(".")[0]
+    library = "" if isinstance(env, Environment) else type(env).__module__.partition(".")[0]
     if library in (*ADAPTERS, "mujoco_playground"):
         name = {"mujoco_playground": "playground"}.get(library, library)
         raise UsageError(f"env is an object of {library}: pass its name instead, such as env='{name}:NAME'")

@@ -23,7 +23,7 @@ from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime import hosts, memory_plan
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed, for_this_device
 from jaxrl.runtime.data_parallel import (
     REPLICATED,
     SPLIT,
@@ -132,6 +132,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
             "without compilation call its reset and step yourself"
         )
     compile_random_bits_quickly()
+    config = config if resuming else for_this_device(config)
     run, env = config.run, batched(config.make_env())
     _check_environment(env.env)
     with usage_errors():

@@ -247,11 +247,13 @@ class Checkpoints:
         try:
             return self._restore(like, self.best_step() if best else step, prefix, intact)
         except Exception:
-            if step is not None or self.steps() == before:
+            if step is not None or (now := self.steps()) == before:
                 raise
         try:  # training has replaced it while it was read
             return self._restore(like, self.best_step() if best else None, prefix, intact)
         except Exception as error:
+            if self.steps() == now:
+                raise
             raise CheckpointError(
                 f"training replaces the checkpoints in {self.directory} while they are read ({one_line(str(error))}): "
                 "try again, or wait until it ends"
@@ -316,7 +318,7 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
     odd = manifest.difference(wanted, leaves, whole=prefix is None)
-    if odd is not None and odd.startswith(("env.", "timestep.")):
+    if odd is not None and odd.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in odd:
         raise CheckpointError(
             f"the environment has changed since checkpoint {folder} was written: {odd}; use its former code, or begin "
             "a new run with --init_from"

@@ -26,7 +26,8 @@ from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
 from jaxrl.runtime.declared import Field, fields_named, fields_of
 from jaxrl.runtime.published import hint
-from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
+from jaxrl.runtime.run_directory import CONFIG, check_version, open_run
+from jaxrl.runtime.spaces import check_spaces
 
 # Default environment of each algorithm.
 DEFAULT_ENV = {
@@ -256,9 +257,12 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
+_GONE = ("exact_sharding", "compiler_options")  # of older runs; what is trained is the same up to rounding
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the settings of a YAML file. Raises UsageError if it is unreadable or not a mapping."""
-    loaded = read_mapping(path, "configuration")
+    """Read the settings of a YAML file, without those that are gone. Raises UsageError where it cannot be read."""
+    loaded = {name: value for name, value in read_mapping(path, "configuration").items() if name not in _GONE}
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
             raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")
@@ -273,6 +277,7 @@ def read_run(run: str | Path) -> tuple[Path, Config]:
         UsageError: its config.yaml is damaged.
     """
     directory, config = read_training_run(run)
+    check_spaces(directory, config.env, config.make_env().spec)
     return directory, for_this_device(config)
 
 
@@ -286,22 +291,21 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
-    config = build(_convert_old(read_yaml(path)), str(path))
-    from jaxrl.runtime import spaces  # JAX, which a command line without a run does not need
-
-    env = config.make_env()
-    check_environment(directory, config.env, env.version, spaces.describe(env.spec))
+    config = build(convert_old(read_yaml(path)), str(path))
+    check_version(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
 
 
-def _convert_old(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the settings of an older run to counts of environment steps, without those that computed the same.
+def convert_old(values: dict[str, Any]) -> dict[str, Any]:
+    """Convert the settings of an older run to counts of environment steps, without the loggers that are gone.
 
     Algorithms with a replay had `updates_per_step`, counted `eps_decay` in steps of the batch, and evaluations and
     snapshots in iterations. Older runs of PPO look like new ones:
     resumed, they are evaluated after every iteration. Older runs of COMA have settings that are gone, and are refused.
     """
-    values = {name: value for name, value in values.items() if name not in ("exact_sharding", "compiler_options")}
+    if isinstance(written := values.get("logger"), str) and "mlflow" in written:
+        others = [name for name in written.replace(",", " ").split() if name != "mlflow"]
+        values = values | {"logger": ",".join(others) or loggers.NONE}
     algo = values.get("algo")
     envs, updates, interval, decay = (
         _number(values.get(name)) for name in ("num_envs", "updates_per_step", "update_interval", "eps_decay")

@@ -58,9 +58,14 @@ def split_faults(episodes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return sums, counts
 
 
-def faulty_fields(fetched: BlockMetrics) -> set[str]:
-    """Return the fields of time steps in which the environment gave a value that is not finite."""
-    return {field for field, counts in fetched.faults.items() if np.any(counts)}
+def faulty_fields(fetched: BlockMetrics, trial: int) -> set[str]:
+    """Return the fields of time steps in which a trial's environments gave values that are not finite.
+
+    With several trials, counts are [K, trials].
+    """
+    return {
+        field for field, counts in fetched.faults.items() if np.any(counts[:, trial] if counts.ndim > 1 else counts)
+    }
 
 
 def not_finite_error(

@@ -58,7 +58,7 @@ def start(
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     hosts.on_first(lambda: loggers.check(config.run.logger))
-    config = configuration.for_this_device(resolve_config(resolve_latest(config)))
+    config = resolve_config(resolve_latest(config))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
     with log or _console(setup) as console:
@@ -101,6 +101,7 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
     resumed = configuration.resumed(config, changes)
     hosts.on_first(lambda: loggers.check(resumed.run.logger))
     setup = build_run(resumed, resuming=True)
+    spaces.check_spaces(directory, config.env, setup.env.spec)
     with _held(lambda: directory), _console(setup) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None

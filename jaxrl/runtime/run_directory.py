@@ -149,20 +149,14 @@ def other_versions(run: Path) -> list[str]:
     ]
 
 
-def check_environment(run: Path, env: str, version: int, spaces: Mapping[str, str]) -> None:
-    """Raise RunError if the rules, observations or actions of a run's environment have changed since it began."""
+def check_version(run: Path, env: str, version: int) -> None:
+    """Raise RunError if the rules of a run's environment have changed since it began."""
     found = read_versions(run)
     former = found.get(_ENV, 1)
     if found and former != version:
         raise RunError(
             f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
-        )
-    began = {**spaces, **found.get(SPACES, {})}
-    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began[name] != now]:
-        raise RunError(
-            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code, "
-            "or train again"
         )
 
 

@@ -86,7 +86,8 @@ class Session:
         self._told = False  # what a signal leads to
         self._iteration_seconds: dict[int, float] = {}  # by phase
         self._last_number = self._blocks = 0  # of the last block; of the phase's blocks in this process
-        self._faulty: set[str] = set()  # fields in which the environment gave values that are not finite
+        # of each trial, fields in which its environments gave values that are not finite
+        self._faulty: list[set[str]] = [set() for _ in range(self.trials)]
         self._profile = profile
         self._given_up = ""  # what a signal ended early
         self.abandoned = False  # whether something still runs that nobody waits for
@@ -423,7 +424,9 @@ class Session:
             return
         (metrics, position, number), self._pending = self._pending, None
         fetched: BlockMetrics = self._wait_for(metrics)
-        self._faulty |= faulty_fields(fetched)
+        for trial, fields in enumerate(self._faulty):
+            fields |= faulty_fields(fetched, trial)
+        at = 0
         if self.trials > 1:  # the first value that is not finite, if there is one
             at = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.done, np.iinfo(np.int32).max)))
             fetched = dataclasses.replace(fetched, not_finite=fetched.not_finite[at], done=fetched.done[at])
@@ -441,7 +444,7 @@ class Session:
         if bad >= 0:
             self.checkpoints.wait()
             names, steps, several = self.setup.trainer.tensor_names(phase), self.checkpoints.steps(), self.trials > 1
-            raise not_finite_error(fetched, several, names, before, phase, steps, self.directory, self._faulty)
+            raise not_finite_error(fetched, several, names, before, phase, steps, self.directory, self._faulty[at])
         self._refresh(ended, phase)
 
     def _refresh(self, position: Position, phase: Phase) -> None:

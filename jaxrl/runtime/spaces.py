@@ -1,11 +1,13 @@
 """What networks depend on in an environment, in words: kept in versions.json, so that a change can be named."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from envs_jax.base import Box, Discrete, EnvSpec
+from jaxrl.runtime.run_directory import SPACES, RunError, read_versions
 
 
 def describe(spec: EnvSpec) -> dict[str, str]:
@@ -26,3 +28,14 @@ def describe(spec: EnvSpec) -> dict[str, str]:
         "action": describe_one(spec.action),
         "global_state": describe_all(spec.global_state),
     }
+
+
+def check_spaces(run: Path, env: str, spec: EnvSpec) -> None:
+    """Raise RunError if observations or actions of a run's environment have changed since it began."""
+    spaces = describe(spec)
+    began = {**spaces, **read_versions(run).get(SPACES, {})}
+    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began[name] != now]:
+        raise RunError(
+            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code, "
+            "or train again"
+        )

@@ -32,7 +32,8 @@ BACKENDS = ("auto", *_BACKENDS)
 def choose(name: str, q: int, batched: bool) -> ModuleType:
     """Return the map backend of a name in BACKENDS for maps of resolution q.
 
-    "auto" takes windows for large maps on CPUs, else dense. Single copies may be vmapped, where windows lose their
+    "auto" takes windows for large maps on CPUs, else dense; on GPUs it is replaced before, see
+    `Coverage.for_this_device`. Single copies may be vmapped, where windows lose their
     branches: they get dense maps, too.
     """
     if name == "auto":

@@ -152,13 +152,6 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
     return found | {"state": states(at(ring.observation["observation"], index))}
 
 
-def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
-    """Return all windows of `steps` steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
-    host = jax.tree.map(np.asarray, ring)
-    full = np.asarray(jax.jit(usable)(ring)) & (host.action["step"] >= steps - 1)
-    return {"task": host.observation["task"][full]} | {name: host.action[name][full] for name in ("code", "held_out")}
-
-
 def at(leaf: Array, index: Array) -> Array:
     """Return the rows [S, m, ...] of a leaf [S, R, E, ...] at index int32[S, m] into R E."""
     return jax.vmap(replay.rows_at)(leaf, index)

@@ -106,7 +106,7 @@ def fit_encoder(
     steps = networks.encoder.steps
     full, held_out = dataset.usable(ring) & (ring.action["step"] >= steps - 1), ring.action["held_out"]
     training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
-    # InfoNCE compares the windows of a batch: all of them (in exact mode those of a logical shard)
+    # InfoNCE compares the windows of a batch: all of them
     layout = dataclasses.replace(layout, learn_chunk=0)
 
     def batch(key: Key, counts: Array) -> dict[str, Any]:
