@@ -12,6 +12,7 @@ from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.flags import parse
+from jaxrl.common.errors import UsageError
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime import build, config
 from jaxrl.runtime.data_parallel import DataParallel
@@ -114,6 +115,21 @@ def test_older_runs_are_read(tmp_path: Path) -> None:
     assert build.iterations_for(settings.run.eval_every, algo) == 100
     assert build.iterations_for(settings.run.self_play_every, algo) == 50
     assert settings.algo_settings["eps_decay"] ** 8 == pytest.approx(0.9, rel=1e-12)
+
+
+def test_older_runs_are_read_without_what_is_gone(tmp_path: Path) -> None:
+    """Also as --config, where a logger that is gone is an error: it was asked for."""
+    old = {"algo": "sac", "env": "reach", "exact_sharding": True, "compiler_options": "xla_a=1", "seed": 7}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(old | {"logger": "mlflow, wandb"}))
+    settings = config.read_training_run(tmp_path)[1].run
+    assert (settings.seed, settings.logger) == (7, "wandb")
+    with pytest.raises(UsageError, match="unknown logger 'mlflow'"):
+        parse(["--config", str(path)])
+    path.write_text(yaml.safe_dump(old | {"logger": "mlflow"}))
+    assert config.read_training_run(tmp_path)[1].run.logger == "none"
+    path.write_text(yaml.safe_dump(old))
+    assert parse(["--config", str(path)]).config.run.seed == 7
 
 
 def test_a_run_that_sees_only_the_beginning_of_episodes_says_so() -> None:

@@ -61,22 +61,22 @@ def test_every_run_has_an_id_of_its_own(tmp_path: Path) -> None:
 
 def test_a_run_of_another_version_of_its_environment(tmp_path: Path) -> None:
     run = run_directory.create(tmp_path, "ddpg", "snakes_3v3", 2)
-    run_directory.check_environment(run, "snakes_3v3", 2, {})
+    run_directory.check_version(run, "snakes_3v3", 2)
     with pytest.raises(RunError, match="trained in version 2 of the environment 'snakes_3v3', this is version 3"):
-        run_directory.check_environment(run, "snakes_3v3", 3, {})
+        run_directory.check_version(run, "snakes_3v3", 3)
     (run / "versions.json").write_text(json.dumps({"jaxrl": "0.1.0"}))  # as runs were written at first
     with pytest.raises(RunError, match="version 1"):
-        run_directory.check_environment(run, "snakes_3v3", 2, {})
+        run_directory.check_version(run, "snakes_3v3", 2)
     (run / "versions.json").unlink()
-    run_directory.check_environment(run, "snakes_3v3", 2, {})
+    run_directory.check_version(run, "snakes_3v3", 2)
 
 
 def test_a_run_of_an_environment_with_other_observations(tmp_path: Path) -> None:
     before, after = (EnvSpec("mine", 2, Box((n,)), Discrete(3), 5) for n in (4, 6))
     run = run_directory.create(tmp_path, "ppo", "mine", 1, {run_directory.SPACES: spaces.describe(before)})
-    run_directory.check_environment(run, "mine", 1, spaces.describe(before))
+    spaces.check_spaces(run, "mine", before)
     with pytest.raises(RunError, match=r"'mine' has changed .*: observation was float32\[4\] and is float32\[6\]; use"):
-        run_directory.check_environment(run, "mine", 1, spaces.describe(after))
+        spaces.check_spaces(run, "mine", after)
 
 
 def test_a_root_that_is_a_link_to_nowhere(tmp_path: Path) -> None:
