@@ -244,7 +244,7 @@ def test_policies_take_masks_in_compiled_functions() -> None:
 def test_exploring_numbers_of_0_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A uniform number is 0 once in 2^23."""
     spec, only = Closing().spec, np.arange(ACTIONS) == 3
-    monkeypatch.setattr(jax.random, "uniform", lambda key, shape=(), **bounds: jnp.zeros(shape))
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape=(), *_, **__: jnp.zeros(shape))
     vector, mask = np.full((1, AGENTS, ACTIONS), 0.25, np.float32), np.broadcast_to(only, (1, AGENTS, ACTIONS))
     keys, always = jax.random.split(jax.random.key(0), 1), jnp.ones(1)
     assert np.all(Softmax(spec).sample(vector, mask, keys, always, None)[0] == 3)

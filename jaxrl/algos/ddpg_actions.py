@@ -131,10 +131,8 @@ class Softmax:
 
     def _one(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
         key_coin, key_vector, key_action = jax.random.split(key, 3)
-        uniform = jnp.maximum(
-            jax.random.uniform(key_vector, vector.shape, jnp.float32), 1e-30
-        )  # 0 is for closed actions
-        uniform = jnp.where(open_, uniform, 0.0)
+        uniform = jax.random.uniform(key_vector, vector.shape, jnp.float32)
+        uniform = jnp.where(open_, jnp.maximum(uniform, 1e-30), 0.0)  # 0 is for closed actions
         vector = jnp.where(jax.random.uniform(key_coin, dtype=jnp.float32) > epsilon, vector, uniform)
         return _draw(key_action, vector), vector
 
