@@ -78,7 +78,7 @@ def choose_spacing(iteration: int, total_iterations: int) -> int:
     """Return the iterations per row of metrics at this iteration of a run that plans so many.
 
     A whole run has some 10,000 rows. Up to iteration 500 each one has a row; from then on the spacing doubles whenever
-    the iteration does, up to that of the whole run: one that is stopped early has hundreds of rows, too.
+    the iteration does, up to that of the whole run, so that a run stopped early still has hundreds.
     """
     doublings = (iteration // _DENSE).bit_length() - 1
     return min(-(-total_iterations // ROWS), 1 << max(doublings, 0)) or 1

@@ -105,8 +105,8 @@ def not_finite_error(
     if faulty:
         return NotFiniteError(
             f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}, and "
-            f"{name} is not finite at {at}; {kept}: mend the environment; envs_jax.testing.check_env may find the "
-            "step"
+            f"{name} is not finite at {at}; {kept}: fix the environment; envs_jax.testing.check_env can "
+            "help find the step"
         )
     remedy = "lower the learning rate" + (f" in a new run with --init_from {directory}" if steps else "")
     return NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
