@@ -46,6 +46,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(INSTALLED)
 	$(BIN)/python -m bench.tables --check

@@ -26,10 +26,10 @@ from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, shardings
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, shardings
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"

@@ -32,6 +32,7 @@ from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
+from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, on_mesh
 from jaxrl.rl.replay import CONTINUES, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
@@ -39,7 +40,6 @@ from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
-from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, on_mesh
 from jaxrl.runtime.expert_dataset import ExpertDataset
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}

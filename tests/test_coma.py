@@ -22,8 +22,8 @@ from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import policy_gradient, returns
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import _layout, build_run
-from jaxrl.runtime.data_parallel import DataParallel
 
 TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
 

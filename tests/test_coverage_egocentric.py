@@ -15,7 +15,7 @@ import envs_jax
 import jaxrl
 from envs_jax.coverage import actions, egocentric, observation
 from jaxrl.algos.coma import Coma
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 X_DOWN, Y_DOWN, Y_UP, X_UP = 1, 2, 3, 4  # of six actions; 0 and 5 change the altitude
 

@@ -11,10 +11,10 @@ import pytest
 from jaxrl.cli import doctor
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.flags import parse
-from jaxrl.report import diagnosis
-from jaxrl.report.diagnosis import Finding, Nvidia
+from jaxrl.runtime import diagnosis
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.diagnosis import Finding, Nvidia
 
 TINY = [
     "--algo",

@@ -28,10 +28,10 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
 from jaxrl.integrations.jidi.export import AGENT, jidi_settings, write_jidi
 from jaxrl.integrations.standalone import source
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import run_directory
 from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.data_parallel import DataParallel
 
 PLAYED, BARED = 480, 20
 MODERN = {

@@ -13,10 +13,10 @@ from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
-from jaxrl.rl.self_play import SelfPlay
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import build, config
-from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.presets import presets
+from jaxrl.runtime.self_play import SelfPlay
 
 # preset: environments, steps of each and updates in an iteration, iterations between evaluations, as published
 PUBLISHED = {

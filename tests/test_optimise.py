@@ -17,7 +17,7 @@ from jaxrl.algos.base import Algorithm
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.coma import Coma
 from jaxrl.nn import optimizers
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 
 def test_adam_in_float32_is_adam() -> None:

@@ -19,7 +19,7 @@ from envs_jax.base import Array
 from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase
 from jaxrl.algos.coma import Coma
-from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, map_chunks, on_mesh
+from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, map_chunks, on_mesh
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 ENVS, SHARDS = 16, 8

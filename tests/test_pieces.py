@@ -15,8 +15,8 @@ from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
+from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime import pieces as in_pieces
-from jaxrl.runtime.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime.not_finite import not_finite_error
 from jaxrl.runtime.pieces import Done, Pieces
 from jaxrl.runtime.program import Program

@@ -15,9 +15,9 @@ from envs_jax.batch import batched
 from jaxrl.algos.base import MemoryNeeds, Phase
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, compile_run, unchecked_run
-from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.memory_plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
 from jaxrl.runtime.train_state import Position
 

@@ -21,7 +21,7 @@ from jaxrl.algos.base import Algorithm, AlgoState, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.sac import Sac
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 FILE = Path(__file__).parent / "data" / "torch_updates.npz"
 Recorded = tuple[dict[str, np.ndarray], list[dict[str, Any]]]

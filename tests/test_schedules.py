@@ -14,7 +14,7 @@ from envs_jax.base import Array, Box, Discrete, EnvSpec
 from envs_jax.progress import Progress, count, start
 from jaxrl.algos.base import AlgoState, Phase
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 BOARDS = EnvSpec("boards", 1, Box((3,)), Discrete(2), horizon=50)
 

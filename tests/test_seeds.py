@@ -25,8 +25,8 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
+from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime.build import build_run
-from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.trials import trials
 
 ROOT = Path(__file__).resolve().parents[1]

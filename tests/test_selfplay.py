@@ -17,9 +17,9 @@ from envs_jax.progress import count, start
 from jaxrl.algos.base import Algorithm
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
-from jaxrl.rl.self_play import SelfPlay
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import _layout, _with_self_play
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.runtime.self_play import SelfPlay
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
 SELF = (

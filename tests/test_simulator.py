@@ -26,8 +26,8 @@ from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import collection
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import expert_dataset
-from jaxrl.runtime.data_parallel import DataParallel
 
 HORIZON, LANES = 12, 3
 TOOL = np.array([0.0, 0.0, -0.045])

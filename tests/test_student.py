@@ -19,8 +19,8 @@ from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)

@@ -17,9 +17,9 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations import torch_weights
 from jaxrl.integrations.torch_weights import read, team_net
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import load as loading
 from jaxrl.runtime.build import unchecked_run
-from jaxrl.runtime.data_parallel import DataParallel
 
 RANDOM = np.random.default_rng(0)
 TOTAL = "--total_env_steps 1 --devices 1"

@@ -20,8 +20,8 @@ from envs_jax.batch import batched
 from envs_jax.progress import total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.algos.coma import Coma
+from jaxrl.rl.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.rl.opponent_pool import PoolEnvironment
-from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.not_finite import count_faults
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 

@@ -20,7 +20,7 @@ from envs_jax.progress import start
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.common.errors import UserError
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, DataParallel, on_mesh
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, DataParallel, on_mesh
 
 AGENTS, ACTIONS, SIDE = 4, 6, 11
 NETWORKS = ("critic", "actor")

@@ -17,8 +17,8 @@ from jaxrl.algos.box_actions import BoxActions
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks
 from jaxrl.nn.packed import Packed
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.running_statistics import RunningStatistics, start
-from jaxrl.runtime.data_parallel import DataParallel
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]

@@ -22,7 +22,7 @@ from envs_jax.settings import check_settings, setting, short_repr, take_exactly
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.nn.packed import Packed
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 __all__ = [
     "RATE",

@@ -16,7 +16,7 @@ from jaxrl.algos.base import MemoryNeeds, Trajectory
 from jaxrl.algos.team import TeamNetworks
 from jaxrl.common.types import Key
 from jaxrl.nn.networks import activation_bytes
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 
 @dataclasses.dataclass(frozen=True)

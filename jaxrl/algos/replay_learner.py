@@ -11,8 +11,8 @@ from envs_jax.base import Array, TimeStep
 from jaxrl.algos.base import Trajectory, appended
 from jaxrl.common.types import Key
 from jaxrl.rl import replay
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import Replay
-from jaxrl.runtime.data_parallel import DataParallel
 
 # (parameters, batch with leaves [S local, m, ...], update number uint32[]) -> parameters, metrics float32[] by name
 Update = Callable[[Any, dict[str, Any], Array], tuple[Any, dict[str, Array]]]

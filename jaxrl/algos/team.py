@@ -17,7 +17,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks
 from jaxrl.nn.packed import Packed
 from jaxrl.nn.precision import stored_dtype
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 
 def check_spec(spec: EnvSpec, egocentric: bool) -> EnvSpec:

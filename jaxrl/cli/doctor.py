@@ -13,9 +13,9 @@ from rich.text import Text
 
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.report import diagnosis
 from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
 from jaxrl.runtime import config as configuration
+from jaxrl.runtime import diagnosis
 from jaxrl.runtime import load as loading
 
 _MARKS = {"": " ", "good": "+", "hint": "i", "bad": "!"}

@@ -11,7 +11,7 @@ _LATER, _AGAIN = 0.02, 1.0  # seconds
 def install() -> None:
     """Let SIGINT raise KeyboardInterrupt until `answered`; handlers other than Python's own stay in place.
 
-    A SIGINT that the process was started to ignore, as a script's `&` asks, is answered, too, because it was sent on purpose.
+    A SIGINT that the process was started to ignore, as a script's `&` asks, is answered, too: it was sent on purpose.
     """
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):

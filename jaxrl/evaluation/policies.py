@@ -25,10 +25,10 @@ from jaxrl.evaluation.rollouts import (
     scripted_names,
     switch_policy,
 )
+from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
-from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.load import load_policies
 from jaxrl.runtime.run_directory import choose_checkpoint
 

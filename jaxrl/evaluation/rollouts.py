@@ -15,7 +15,7 @@ from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, st
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 1000  # of curves, that a device holds at a time

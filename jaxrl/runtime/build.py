@@ -21,10 +21,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
-from jaxrl.rl.self_play import SelfPlay
-from jaxrl.runtime import hosts, memory_plan
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed, for_this_device
-from jaxrl.runtime.data_parallel import (
+from jaxrl.rl.data_parallel import (
     REPLICATED,
     SPLIT,
     DataParallel,
@@ -33,9 +30,12 @@ from jaxrl.runtime.data_parallel import (
     make_mesh,
     shardings,
 )
+from jaxrl.runtime import hosts, memory_plan
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed, for_this_device
 from jaxrl.runtime.pieces import Pieces, make_programs
 from jaxrl.runtime.pieces import wanted as in_pieces
 from jaxrl.runtime.program import Program
+from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.threefry import compile_random_bits_quickly
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import Trainer

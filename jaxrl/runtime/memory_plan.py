@@ -19,7 +19,7 @@ from envs_jax.batch import BatchedEnvironment
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.console import gibibytes
-from jaxrl.runtime.data_parallel import largest_divisor
+from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.runtime.trainer import Trainer
 
 GIB = 2**30

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from envs_jax.base import Array
 from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
 from jaxrl.report.console import format_duration
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, chunked, graphs, on_mesh
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, chunked, graphs, on_mesh
 from jaxrl.runtime.not_finite import split_faults
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState

@@ -20,10 +20,10 @@ from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.profile import record
 from jaxrl.report.writer import Writer
+from jaxrl.rl.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime import hosts
 from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import faulty_fields, not_finite_error
 from jaxrl.runtime.pieces import Done, Pieces, announcement

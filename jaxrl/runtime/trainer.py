@@ -22,8 +22,7 @@ from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
 from jaxrl.rl import opponent_pool
-from jaxrl.runtime.checks import check_action, check_learned, check_results
-from jaxrl.runtime.data_parallel import (
+from jaxrl.rl.data_parallel import (
     AXIS,
     REPLICATED,
     SPLIT,
@@ -34,6 +33,7 @@ from jaxrl.runtime.data_parallel import (
     shardings,
     traced_once,
 )
+from jaxrl.runtime.checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, split_faults
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 

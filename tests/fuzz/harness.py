@@ -24,8 +24,7 @@ from bench.studies import learning
 from jaxrl.cli import collect, doctor, evaluate, export, render, train
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
-from jaxrl.report import diagnosis
-from jaxrl.runtime import memory_plan
+from jaxrl.runtime import diagnosis, memory_plan
 from jaxrl.runtime import run as runs
 
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"

@@ -23,7 +23,7 @@ from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.nn import optimizers
-from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
+from jaxrl.rl.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
 SMALL = {"hidden_size": 16, "batch_size": 16, "buffer_size": 400}

@@ -20,8 +20,8 @@ from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import Window
 from jaxrl.common.types import Key
 from jaxrl.rl import replay
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import Replay
-from jaxrl.runtime.data_parallel import DataParallel
 
 HELD_OUT = 5  # one in this many episodes is held out for validation
 

@@ -16,7 +16,7 @@ from jaxrl.algos.collective.networks import Networks
 from jaxrl.algos.collective.transformer import CodeBatch, Window
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank, assert_shape
 from jaxrl.common.types import Key, Params
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel
 
 Means = dict[str, Array]
 

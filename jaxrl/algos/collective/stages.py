@@ -14,8 +14,8 @@ from jaxrl.algos.collective.losses import Means
 from jaxrl.algos.collective.networks import Networks
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import optimizers
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import Replay
-from jaxrl.runtime.data_parallel import DataParallel
 
 
 @dataclasses.dataclass(frozen=True)
