@@ -67,8 +67,7 @@ def test_a_damaged_program_in_the_cache_is_replaced(
 
     with warnings.catch_warnings():
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-        cache.enable_compilation_cache()
-        cache.replace_damaged_programs()
+        cache.enable_in_command()
         try:
             assert compile_again(3) == compile_again(5) == ""
             entries = {path: path.read_bytes() for path in tmp_path.glob("*damaged_probe*-cache")}

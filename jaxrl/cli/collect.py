@@ -23,7 +23,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation.collection import EXPERTS, collect
 from jaxrl.integrations import metaworld
-from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
+from jaxrl.report.cache import enable_in_command
 from jaxrl.runtime import expert_dataset
 from jaxrl.runtime.load import load_policy
 
@@ -48,8 +48,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    enable_compilation_cache()
-    replace_damaged_programs()
+    enable_in_command()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:
         raise UsageError(

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
+from jaxrl.report.cache import enable_in_command
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import diagnosis
 from jaxrl.runtime import load as loading
@@ -42,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
             config = configuration.resumed(request.config, request.changes)
         else:
             config = loading.resolve_config(request.config)
-    enable_compilation_cache()
-    replace_damaged_programs()
+    enable_in_command()
     bad = []
     sections: Iterable[diagnosis.Section] = diagnosis.checks(config, resuming)
     if request is not None and request.resume is not None:

@@ -27,7 +27,7 @@ from jaxrl.evaluation import league, policies, reports, tables
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
 from jaxrl.integrations import metaworld
-from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
+from jaxrl.report.cache import enable_in_command
 
 _MOST_EPISODES = 1_000_000
 
@@ -54,8 +54,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    enable_compilation_cache()
-    replace_damaged_programs()
+    enable_in_command()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags, source_required=True)
     task = own_task(flags)
     subject = read() if task is None else read("task")

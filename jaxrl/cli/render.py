@@ -21,7 +21,7 @@ from jaxrl.common.files import is_file, output, write_output
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import display_name, policy_key
 from jaxrl.evaluation.reports import FILE
-from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
+from jaxrl.report.cache import enable_in_command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +46,7 @@ def _out(text: str | None) -> Path:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     began = time.monotonic()
-    enable_compilation_cache()
-    replace_damaged_programs()
+    enable_in_command()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
     path = _out(flags.out)
     subject = records.with_opponents(read())

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
 
     import jax
 
-    from jaxrl.report.cache import enable_compilation_cache, replace_damaged_programs
+    from jaxrl.report.cache import enable_in_command
     from jaxrl.runtime import hosts
     from jaxrl.runtime import run as runs
     from jaxrl.runtime.run_directory import versions
@@ -32,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is None:
         _divide_cores(request.config.run.cpu_devices)
-    enable_compilation_cache()
-    replace_damaged_programs()
+    enable_in_command()
     with hosts.joined(place):
         if place is not None:
             asked = {

@@ -29,8 +29,9 @@ def enable_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def replace_damaged_programs() -> None:
-    """Let this process, a command, delete entries of the cache that JAX cannot read, so that it writes them anew."""
+def enable_in_command() -> None:
+    """Do the same in a process of our own, and delete entries that JAX cannot read, so that it writes them anew."""
+    enable_compilation_cache()
     if not isinstance(warnings.showwarning, _DamagedEntries):
         warnings.filterwarnings("always", _DAMAGED)
         warnings.showwarning = _DamagedEntries(warnings.showwarning)
