@@ -151,7 +151,7 @@ def test_links_and_names_of_modules_exist(page: Path) -> None:
         assert (page.parent / link).exists(), link
     for path in re.findall(r"`((?:envs_jax|jaxrl|scripts|configs)/[\w/]+\.(?:py|sh|yaml))`", text):
         assert (ROOT / path).is_file(), path
-    text = re.sub(r"commit [0-9a-f]{7},\s+`[^`]+`", "", text, flags=re.IGNORECASE)  # of commands that are gone
+    text = re.sub(r"commit\s+[0-9a-f]{7},\s+`[^`]+`", "", text, flags=re.IGNORECASE)  # of commands that are gone
     for package, verb in re.findall(r"python -m (jaxrl|bench)\.([\w.]+)", text):
         path = ROOT / package / verb.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), verb
