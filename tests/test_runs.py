@@ -407,7 +407,8 @@ def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: py
         config = parse(shlex.split(line)[3:]).config
         scoring = {"score": "success", "labels": {"success": "success"}}
         run = make_run(tmp_path / f"runs/sac_reach/{number:04d}", [], 1e9 + number, scoring, **config.plain())
-        rows = [row | {"eval/success": 0.25, "rollout/success": 0.5} for row in rows_of([1.0, 2.0])]
+        scores = {"eval/distance": {"eval/success": 0.25}, "rollout/distance": {"rollout/success": 0.5}}
+        rows = [row | scores[next(name for name in scores if name in row)] for row in rows_of([1.0, 2.0])]
         for k in range(config.run.num_seeds) if config.run.num_seeds > 1 else [None]:
             write_rows(run if k is None else run / f"seed_{config.run.seed + k}", rows)
     for line in watching:
