@@ -419,4 +419,3 @@ def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: py
     (code,) = blocks("python")
     exec(compile(code, str(WATCHING), "exec"), {})
     assert capsys.readouterr().out.splitlines()[0] == "sac_reach/0003 stopped 200 0.25"
-    assert len(WATCHING.read_text().splitlines()) <= 60
