@@ -15,7 +15,7 @@ from jaxrl.algos.collective import losses
 from jaxrl.nn import distributions
 from jaxrl.rl import policy_gradient, replay, returns
 
-N, M, A, C, K = 5, 7, 2, 3, 4  # samples, known samples, agents, critics, actions or their dims
+N, A, C, K = 5, 2, 3, 4  # samples, agents, critics, actions or their dims
 floats, booleans = jnp.ones, functools.partial(jnp.ones, dtype=bool)
 integers, ends = functools.partial(jnp.zeros, dtype=jnp.int32), functools.partial(jnp.zeros, dtype=jnp.uint8)
 key, one, row, rows = jax.random.key(0), floats(()), floats(N), floats((N, K))
@@ -40,7 +40,6 @@ ANNOTATED: Cases = [
     (student.agreement, (rows, rows, rows)),
     (student.teacher_weight_schedule, (one, 1.0, 2.0)),
     (losses.distillation_loss, (rows, rows, rows, rows, row)),
-    (losses.neighbour_accuracy, (floats((M, K)), integers(M), rows, integers(N), floats(M), row)),
 ]
 # Functions of an array with any leading axes.
 FREE: Cases = [
