@@ -73,7 +73,9 @@ def test_programs_of_algorithms_name_their_dtypes(name: str) -> None:
                 assert equation.primitive.name != "random_bits" or equation.params["bit_width"] <= 32, equation
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    "name", [name if name == "reach" else pytest.param(name, marks=pytest.mark.long) for name in ENVIRONMENTS]
+)
 def test_environments_can_be_stepped_without_compilation(name: str) -> None:
     """The same games as with it, for a debugger that looks into them."""
     env = envs_jax.make(name, **ENVIRONMENTS[name])

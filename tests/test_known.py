@@ -122,6 +122,7 @@ def test_bad_input(capsys):
     assert "name a task (pendulum" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learner", ["sac", pytest.param("td3", marks=pytest.mark.long)])
 def test_our_replay_learners(learner):
     """They make one update for each environment step, and take what differs for a task."""

@@ -140,6 +140,7 @@ def test_each_scripted_player_is_the_level_of_its_name():
     assert list(wanted.with_env_settings({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == ["random", "level3"]
 
 
+@pytest.mark.long
 def test_a_scripted_player_plays_as_it_does_alone():
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, side="both")))
     among = alone.with_env_settings({"opponent": "0,3"})

@@ -73,7 +73,7 @@ def on_one_device(algo: type[Algorithm]) -> TrainState:
 @pytest.mark.parametrize(
     "devices", [pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long), 8]
 )
-@pytest.mark.parametrize("algo", [TinyQ, Coma])
+@pytest.mark.parametrize("algo", [pytest.param(TinyQ, marks=pytest.mark.long), Coma])
 def test_training_computes_the_same_on_any_number_of_devices(algo: type[Algorithm], devices: int) -> None:
     """Up to the order of sums over devices; actions, counters and keys are equal."""
     state = train(make_trainer(algo, devices, COMA if algo is Coma else {}), (2, 3))

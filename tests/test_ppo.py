@@ -504,6 +504,7 @@ def test_training_computes_the_same_on_one_and_eight_devices(case: str) -> None:
     assert_close(one.algo.replicated, eight.algo.replicated, 2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_every_seed_learns_what_it_does_alone(case: str) -> None:
     env, settings = CASES[case]

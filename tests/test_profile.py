@@ -42,6 +42,7 @@ def test_a_resumed_run_can_be_traced(tmp_path: Path) -> None:
     assert list((half / "profile").rglob("*.xplane.pb"))
 
 
+@pytest.mark.long
 def test_training_goes_on_where_no_trace_can_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with jax.profiler.trace(str(tmp_path / "other")):  # there can be only one at a time
         directory = run(f"{FLAGS} --profile", tmp_path)

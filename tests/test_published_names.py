@@ -312,6 +312,7 @@ def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
             jaxrl.load(run, checkpoint=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
     """With a learning rate of almost nothing the new run still has the weights that it began with."""
     words = TINY.replace("48", "8") + f" --actor_lr 1e-12 --runs {tmp_path} --init_from {run} --checkpoint 2"
@@ -380,6 +381,7 @@ def test_one_command_starts_a_run_and_resumes_it(tmp_path: Path, capsys: Any) ->
 # Exports
 
 
+@pytest.mark.long
 def test_an_exported_egocentric_policy_plays_real_missions_as_the_policy_does(tmp_path: Path) -> None:
     """In a Python without JAX; observations, places and masks are those of missions as the policy flies them."""
     words = f"{TINY} --runs {tmp_path} --egocentric --stride 2 --num_agents 4 --budget 6 --actor_lr 1e-2".split()

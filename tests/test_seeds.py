@@ -90,6 +90,7 @@ def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
             assert row["episodes"] == sum(found["episodes"] for found in each)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
     flags = "--num_seeds 4 --total_env_steps 640"
@@ -253,6 +254,7 @@ def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "is a sweep" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
     flags = "--sweep lr=0.1,0.3 --devices 1 --total_env_steps"
     whole, part = trained(f"{flags} 1280", tmp_path), trained(f"{flags} 960", tmp_path)

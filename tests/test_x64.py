@@ -176,6 +176,7 @@ print(json.dumps({"x64": jax.config.jax_enable_x64, **{k: np.asarray(v).tolist()
 """
 
 
+@pytest.mark.long
 def test_boards_are_the_same_and_the_contract_holds() -> None:
     """In processes of their own, as users start them: every snake and every bean has a cell of its own."""
 
