@@ -90,8 +90,8 @@ def configured(content: dict[str, Any], folder: Path, *words: str) -> Any:
 def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: Any) -> None:
     found = configured(IPP_MARL, tmp_path).flat()
     expected = yaml.safe_load((ROOT / "configs" / "coma_published.yaml").read_text())
-    odd = {name for name, value in expected.items() if found[name] != pytest.approx(value) and name != "start"}
-    assert (odd, found["seed"], found["start"]) == (set(), 3, "uniform")  # 75,000 missions, 50 per training step, ...
+    odd = {name for name, value in expected.items() if found[name] != pytest.approx(value)}
+    assert (odd, found["seed"]) == (set(), 3)  # 75,000 missions from the corners, 50 per training step, ...
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "patience 100" in line]
     assert not [line for line in lines[1:-1] if "altitude" in line or "x_dim" in line]  # the same here
@@ -110,9 +110,9 @@ def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> Non
 
 
 def test_the_overrides_of_a_reproduction(tmp_path: Path, capsys: Any) -> None:
-    found = configured(REPRODUCTION, tmp_path, "--start", "corners", "--q", "7").flat()
+    found = configured(REPRODUCTION, tmp_path, "--start", "uniform", "--q", "7").flat()
     assert (found["num_envs"], found["minibatch_size"], found["total_episodes"]) == (50, 600, 75_000)
-    assert (found["start"], found["q"]) == ("corners", 7)  # flags come last
+    assert (found["start"], found["q"]) == ("uniform", 7)  # flags come last
     assert "task_id 'S1': there is nothing like it here" in capsys.readouterr().err
 
 

@@ -132,7 +132,7 @@ def test_errors_of_the_check_and_of_the_trace_reach_the_caller() -> None:
 )
 def test_cores_of_a_cpu_are_divided_into_devices(devices: int, variable: str | None, expected: int) -> None:
     """The last case: what the user set for JAX itself counts more."""
-    code = f"from jaxrl.cli.train import _divide_cores as f; f({devices}); import jax; print(jax.local_device_count())"
+    code = f"from jaxrl.cli.cores import divide_cores as f; f({devices}); import jax; print(jax.local_device_count())"
     environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     environment |= {"JAX_PLATFORMS": "cpu"} | ({"JAX_NUM_CPU_DEVICES": variable} if variable else {})
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxrl.cli import flags as command_line
+from jaxrl.cli.cores import divide_cores
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.report.cache import enable_in_command
 from jaxrl.runtime import config as configuration
@@ -42,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
             config = configuration.resumed(request.config, request.changes)
         else:
             config = loading.resolve_config(request.config)
+    if config is not None:
+        divide_cores(config.run.cpu_devices)
     enable_in_command()
     bad = []
     sections: Iterable[diagnosis.Section] = diagnosis.checks(config, resuming)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -43,13 +44,14 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         except BrokenPipeError:  # the reader closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             interrupt.answered()
-            print("stopped by the keyboard", file=sys.stderr)
+            number = next(iter(stop.args), signal.SIGINT)
+            print(f"stopped by {signal.Signals(number).name}, nothing was saved since", file=sys.stderr)
             if argv is None:  # compilation threads crash when Python exits
                 sys.stdout.flush()
-                os._exit(130)
-            return 130
+                os._exit(128 + number)
+            return 128 + number
         except (RuntimeError, AssertionError):
             platforms = os.environ.get("JAX_PLATFORMS")
             if not platforms or _backend_works():

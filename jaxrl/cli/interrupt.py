@@ -1,5 +1,6 @@
 """Ctrl-C that is not lost: what is raised while JAX traces and compiles may be ignored, so it is raised again."""
 
+import functools
 import gc
 import signal
 import threading
@@ -9,14 +10,16 @@ _LATER, _AGAIN = 0.02, 1.0  # seconds
 
 
 def install() -> None:
-    """Let SIGINT raise KeyboardInterrupt until `answered`; handlers other than Python's own stay in place.
+    """Let signals that end a command raise KeyboardInterrupt with their number until `answered`.
 
-    A SIGINT that the process was started to ignore, as a script's `&` asks, is answered, too: it was sent on purpose.
+    Handlers other than Python's own stay in place. A SIGINT that the process was started to ignore, as a script's `&`
+    asks, is answered, too: it was sent on purpose.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):
-        signal.signal(signal.SIGINT, _interrupt)
-        signal.signal(signal.SIGALRM, _interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(number, functools.partial(_interrupt, number))
 
 
 def answered() -> None:
@@ -24,7 +27,9 @@ def answered() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _interrupt(number: int, frame: types.FrameType | None) -> None:
+def _interrupt(first: int, number: int, frame: types.FrameType | None) -> None:
+    """Raise KeyboardInterrupt for signal `first`, now and, as it may be lost, again by the alarm clock."""
+    signal.signal(signal.SIGALRM, functools.partial(_interrupt, first))
     # Python prints and ignores exceptions in callbacks of its garbage collector, and JAX has such a callback.
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
@@ -33,4 +38,4 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
             return
         frame = frame.f_back
     signal.setitimer(signal.ITIMER_REAL, _AGAIN)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(first)

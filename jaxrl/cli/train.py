@@ -4,14 +4,19 @@ Jobs that may be stopped and queued again begin and continue with one command: -
 """
 
 import argparse
-import contextlib
-import math
-import os
 from collections.abc import Sequence
+
+import jax
 
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
+from jaxrl.cli.cores import divide_cores
 from jaxrl.common.errors import UsageError
+from jaxrl.report.cache import enable_in_command
+from jaxrl.report.console import fold
+from jaxrl.runtime import hosts
+from jaxrl.runtime import run as runs
+from jaxrl.runtime.run_directory import versions
 
 
 @entry.exit_on_error
@@ -22,16 +27,9 @@ def main(argv: Sequence[str]) -> int:
     if flags.resume_or_start is not None and request.resume is not None:
         raise UsageError("--resume and --resume_or_start both name a run: leave one of them out")
 
-    import jax
-
-    from jaxrl.report.cache import enable_in_command
-    from jaxrl.runtime import hosts
-    from jaxrl.runtime import run as runs
-    from jaxrl.runtime.run_directory import versions
-
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is None:
-        _divide_cores(request.config.run.cpu_devices)
+        divide_cores(request.config.run.cpu_devices)
     enable_in_command()
     with hosts.joined(place):
         if place is not None:
@@ -48,21 +46,11 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
-        print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n", flush=True)
+        told = filter(None, (ended.sentence, ended.memory))
+        print(*map(fold, told), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:
             raise entry.AbandonedError
     return 0
-
-
-def _divide_cores(devices: int) -> None:
-    """Let JAX divide the cores of a CPU into devices, 0 = one for each, unless the user has or it is too late."""
-    import jax
-
-    cores = len(os.sched_getaffinity(0))
-    number = devices or 2 ** int(math.log2(min(cores, 8)))
-    if "JAX_NUM_CPU_DEVICES" not in os.environ and number > 1:
-        with contextlib.suppress(RuntimeError):  # JAX has its devices already
-            jax.config.update("jax_num_cpu_devices", number)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -92,6 +92,8 @@ class Policy:
             keys, mode = jax.random.split(jax.random.key(0), size), "greedy"
         else:
             check_key(key)
+            if key.shape not in ((), (size,)):
+                raise ValueError(f"key must be one key, or {size} for as many observations, not of shape {key.shape}")
             keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
         action, carry = self._act(self.params, carry, timestep, keys, mode)
         if action_mask is not None:

@@ -188,10 +188,7 @@ class _Lines:
 
     def _fold(self, line: str) -> list[str]:
         """Return a line in pieces if a single fact is too long for it."""
-        line = line.rstrip()
-        if len(line) <= self._width:
-            return [line]
-        return textwrap.wrap(line, self._width, subsequent_indent="    ", break_on_hyphens=False)
+        return [line.rstrip()] if len(line.rstrip()) <= self._width else fold(line, self._width, 4).splitlines()
 
 
 class Console:
@@ -253,10 +250,8 @@ class Console:
             self._print(sentence)
 
     def _print(self, line: str) -> None:
-        """Print a plain line; a terminal without panels gets it wrapped between words."""
-        if self._stream.isatty():
-            line = textwrap.fill(line, self._rich.width, subsequent_indent="  ", break_on_hyphens=False)
-        print(line, file=self._stream, flush=True)
+        """Print a plain line, wrapped between words."""
+        print(fold(line, self._rich.width if self._stream.isatty() else _LOG_WIDTH), file=self._stream, flush=True)
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Show that a long operation such as "compiling" is running, and for how long."""
@@ -338,6 +333,11 @@ class Console:
         order = ("run", "device", "environment", "speed", "losses")
         tables = [panel.table(name, texts.get(name, {}), evaluated.get(name)) for name in order]
         return panel.draw(self._title, info.get("fraction"), tables, self._rich)
+
+
+def fold(line: str, width: int = _LOG_WIDTH, indent: int = 2) -> str:
+    """Return a sentence in lines of at most `width` characters, broken between words only."""
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _plain_words(name: str) -> str:

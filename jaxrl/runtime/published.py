@@ -91,7 +91,7 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     """
     sizes = {"networks.batch_size": 600, "networks.batch_number": 5, "missions.n_agents": 4, "constraints.budget": 14}
     size, number, agents, budget = (_whole(name, values.get(name, usual)) for name, usual in sizes.items())
-    settings: Values = {"start": "original" if algo == "coma_original" else "uniform"}
+    settings: Values = {}
     transitions, of_mission = size * number, agents * (budget + 1)
     if sizes.keys() & values.keys():
         settings |= {"minibatch_size": size, "num_envs": math.ceil(transitions / of_mission)}
