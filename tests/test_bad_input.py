@@ -268,7 +268,8 @@ def test_the_real_command(module: str, argv: str, code: int, wanted: str, platfo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_keyboard_while_programs_are_compiled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_a_signal_while_programs_are_compiled(number: signal.Signals, tmp_path: Path) -> None:
     """Threads that compile must not see the end of Python, which some of them answer with a segmentation fault."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     program = """if True:
@@ -284,9 +285,9 @@ def test_the_keyboard_while_programs_are_compiled(tmp_path: Path) -> None:
         while "compiling" not in process.stdout.readline():
             assert process.poll() is None
         time.sleep(2)  # on the way from tracing to compiling
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=120)
-    assert (process.returncode, said) == (130, "stopped by the keyboard\n")
+    assert (process.returncode, said) == (128 + number, f"stopped by {number.name}, before anything was saved\n")
     assert not (tmp_path / "runs").exists()
 
 

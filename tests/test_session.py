@@ -610,7 +610,7 @@ def test_rows_that_were_lost_are_told_in_one_line(
     left, whole = (f"{sum(map(len, lines)):,}" for lines in (rows[:8], rows))
     for _ in range(2):  # nothing was saved in between, so it is told again
         resume(tmp_path / "run")
-        out = capsys.readouterr().out
+        out = " ".join(capsys.readouterr().out.split())
         assert f"metrics.jsonl holds {left} of the {whole} bytes that were written up to iteration 45: the other" in out
     resume(alone)
     assert "metrics.jsonl" not in capsys.readouterr().out

@@ -47,7 +47,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         except KeyboardInterrupt as stop:
             interrupt.answered()
             number = next(iter(stop.args), signal.SIGINT)
-            print(f"stopped by {signal.Signals(number).name}, nothing was saved since", file=sys.stderr)
+            print(f"stopped by {signal.Signals(number).name}, before anything was saved", file=sys.stderr)
             if argv is None:  # compilation threads crash when Python exits
                 sys.stdout.flush()
                 os._exit(128 + number)
