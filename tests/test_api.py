@@ -187,6 +187,7 @@ def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None
     np.testing.assert_allclose(found["bias"], -0.1, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_with_an_optimizer_that_stands_still_nothing_moves() -> None:
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "random_steps": 64, "num_envs": 8}
     still = {"actor": optax.set_to_zero()}
@@ -385,6 +386,7 @@ def test_coverage_needs_the_whole_time_step() -> None:
         policy(jnp.zeros((2, *policy.env.spec.observation.shape)))
 
 
+@pytest.mark.long
 def test_masks_of_ones_own() -> None:
     """A mask decides the action, or is refused: never ignored."""
     sizes = {"num_envs": 4, "rollout_steps": 4, "num_minibatches": 1, "total_env_steps": 16, "hidden_size": 4}

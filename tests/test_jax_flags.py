@@ -47,6 +47,7 @@ def test_everything_works_with_the_flag(flag: str) -> None:
     assert play(flag) == [*SETTINGS, *trained]
 
 
+@pytest.mark.long
 def test_training_makes_no_nan_on_the_way() -> None:
     assert play("JAX_DEBUG_NANS", "ppo") == ["ppo"]
 

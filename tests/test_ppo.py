@@ -410,6 +410,7 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     assert trainer.algo.phases[0].restart == (rollout_steps == 0) == (not trainer.keeps_envs)
 
 
+@pytest.mark.long
 def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
     env = batched(envs_jax.make("coverage", q=2, num_agents=2, budget=2))
     spec, keys = env.spec, jax.random.split(jax.random.key(0), 3)

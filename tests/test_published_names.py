@@ -181,6 +181,7 @@ def test_files_that_are_refused(content: dict[str, Any], sentence: str, tmp_path
     assert sentence in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_file_trains(tmp_path: Path) -> None:
     words = ["--q", "5", "--hidden_size", "4", "--total_episodes", "16", "--eval_every", "0"]
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(FORK))
@@ -359,6 +360,7 @@ def test_checkpoints_that_are_refused(
 # Jobs that are queued again
 
 
+@pytest.mark.long
 def test_one_command_starts_a_run_and_resumes_it(tmp_path: Path, capsys: Any) -> None:
     words = f"{TINY} --runs {tmp_path} --compute_dtype auto --resume_or_start job".split()
     assert train.main(words) == 0

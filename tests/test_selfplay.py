@@ -108,6 +108,7 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
     assert len({int(x) for x in drawn}) == 12
 
 
+@pytest.mark.long
 def test_scripted_games_of_a_mixture_ignore_the_opponents() -> None:
     mixed, plain = (batched(envs_jax.make("snakes", opponent=o, **BOARD)) for o in ("self,1", "1"))
     keys, random = jax.random.split(jax.random.key(3), 40), np.random.default_rng(0)
