@@ -1,11 +1,12 @@
 # make train | test | test-long | test-extras | nightly | lint | docs | bench, on a fresh machine too: the virtual environment is made on the first call.
 #   PYTHON=python3.11   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
-#   JOBS=8   pytest processes; by default as many as there are cores
+#   JOBS=8   pytest processes; by default one more than there are cores
 
 SHELL := /bin/bash
 VENV ?= .venv
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# One more than there are cores: tests also wait for files and for other processes.
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)))
 PYTHON ?=
 PYTEST_ARGS ?=
 

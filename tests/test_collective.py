@@ -752,6 +752,7 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
     assert train.main([*argv, "--teacher", run]) == 0
 
 
+@pytest.mark.long
 def test_a_student_of_a_run(
     workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from helpers.off_policy import assert_close, digest, run, trainer_of
 from jaxrl.runtime.checkpoint import Checkpoints
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "counts"),
     [

@@ -96,6 +96,7 @@ EXCEPT = {
     ("docs/peers.md", "python -m bench.peers"): "network, minutes: tests/test_peers.py",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
     ("README.md", "python -m jaxrl.train --config sac"): "long",
+    ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "long",
     ("README.md", "python -m jaxrl.evaluate runs/ddpg"): "long",
     ("README.md", "python -m jaxrl.train --config coma_quick --init_from"): "long",
     ("README.md", "python -m jaxrl.export"): "long",

@@ -74,6 +74,7 @@ def test_programs_of_algorithms_name_their_dtypes(name: str) -> None:
                 assert equation.primitive.name != "random_bits" or equation.params["bit_width"] <= 32, equation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [name if name == "reach" else pytest.param(name, marks=pytest.mark.long) for name in ENVIRONMENTS]
 )

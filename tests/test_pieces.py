@@ -46,7 +46,7 @@ def make_pieces(trainer: Trainer) -> Pieces:
     return Pieces(programs, trainer.algo, phase, trainer.chunks(), ENVS // trainer.chunks())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param("coma", marks=pytest.mark.long), "coma on two devices", "ppo"])
 def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
     trainer = make_trainer(case)

@@ -475,6 +475,7 @@ def greedy_score(trainer: Any, state: Any, name: str) -> float:
     return float(np.mean(evaluator.compiled()(trainer.policies(state), jax.random.key(9), ())[name]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("critic", ["local", "central"])
 def test_two_agents_learn_to_walk_a_corridor(critic: str) -> None:
     trainer = make_trainer(Ppo, Corridor(num_agents=2), 16, critic=critic, **QUICK)

@@ -324,6 +324,7 @@ def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> None:
     folder = run / "checkpoints" / f"{2:010d}"
     assert export.main([str(folder), "--format", "numpy", "--out", str(tmp_path)]) == 0

@@ -107,6 +107,7 @@ def test_devices_that_do_not_divide_the_seeds() -> None:
     assert build_run(parse(f"{FLAGS} --total_env_steps 640 --num_seeds 5 --devices 4".split()).config).mesh.size == 1
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
     whole = trained("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
     part = trained("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
