@@ -50,7 +50,9 @@ def test_every_variant_trains_in_one_trace(case: str) -> None:
     assert int(total(state.progress.updates)) == burst + 12
 
 
-@pytest.mark.parametrize("case", ["ddpg expected", pytest.param("ddpg continuous", marks=pytest.mark.long), "sac"])
+@pytest.mark.parametrize(
+    "case", ["ddpg expected", *(pytest.param(case, marks=pytest.mark.long) for case in ("ddpg continuous", "sac"))]
+)
 def test_the_replay_holds_what_was_played(case: str) -> None:
     """Rows of the ring are consistent: what is seen next follows from the stored action, unless an episode ended.
 

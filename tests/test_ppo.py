@@ -387,7 +387,14 @@ class Clock(Environment):
         return Counted(state.t + 1), transition(1.0, observation, global_state=shared, **over)
 
 
-@pytest.mark.parametrize(("kind", "rollout_steps"), [("cut", 0), ("cut", 7), ("ends", 7), ("shared", 0), ("scaled", 7)])
+@pytest.mark.parametrize(
+    ("kind", "rollout_steps"),
+    [
+        ("cut", 7),
+        ("shared", 0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
+    ],
+)
 def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     """1 / (1 - gamma) where episodes are only cut; where they end the value falls with the time left."""
     ends = kind in ("ends", "shared")

@@ -81,9 +81,8 @@ def test_the_oldest_snapshot_is_replaced() -> None:
     assert found[5] == [0, 2, 4] and found[6] == [6, 2, 4] and found[8] == [6, 8, 4]
 
 
-@pytest.mark.parametrize(
-    ("side", "observation"), [pytest.param("first", "obs_full", marks=pytest.mark.long), ("second", "obs26")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("side", "observation"), [("first", "obs_full"), ("second", "obs26")])
 def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: str) -> None:
     """A game whose other team is "self", beside the same game with both teams outside."""
     settings = BOARD | {"observation": observation}
