@@ -7,6 +7,8 @@ import pytest
 from bench.studies import ablation
 from jaxrl.common.errors import UserError
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 PLAN = """
 preset: ddpg
 train: --max_seconds 1

@@ -23,6 +23,8 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import networks
 from jaxrl.runtime import memory_plan
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"
 RATES = rates.Rates(1e9, 1e8, {"float32": 2e9, "bfloat16": 1e9}, {"conv": 1e9}, 4, "float32")
 

@@ -23,6 +23,8 @@ from jaxrl.cli import train
 from jaxrl.common.errors import UserError
 from jaxrl.report import gpu
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 ROOT = Path(__file__).parents[1]
 
 

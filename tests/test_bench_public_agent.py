@@ -10,6 +10,8 @@ from envs_jax.base import make
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import load
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 GREEDY = '''
 def my_controller(seen, space, continuous):
     """Level 1 of the environment: the direction that comes closest to the nearest bean, whatever is in the way."""

@@ -1,9 +1,12 @@
 """Measured rates of a machine, and the stopwatch."""
 
 import jax
+import pytest
 
 from bench.harness import rates
 from bench.harness.timing import Timing, measure_interleaved, seconds_of, stopwatch
+
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
 
 def test_rates_are_work_over_time(monkeypatch):

@@ -16,6 +16,8 @@ from envs_jax.reach import goals
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 REAL = importlib.util.find_spec("metaworld") is not None
 real = pytest.mark.skipif(not REAL, reason="Meta-World is not installed (extra 'real')")
 quiet = pytest.mark.filterwarnings("ignore")  # of the simulator's packages

@@ -13,6 +13,8 @@ from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 
 def settings(env="snakes_3v3", **changes):
     return dataclasses.asdict(make(env, **(PUBLISHED | changes)))

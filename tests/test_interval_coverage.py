@@ -8,6 +8,8 @@ import pytest
 from bench.harness import measure
 from bench.studies import interval_coverage as study
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 
 def check(rows: dict, times: int) -> None:
     """Shares that hold the truth, within four standard errors of the bounds."""

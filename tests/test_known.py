@@ -14,6 +14,8 @@ from bench.studies.known_task import EPISODES, Task, returns, to_box
 from envs_jax.adapters.common import quiet
 from jaxrl.common.errors import UserError
 
+pytestmark = pytest.mark.long  # of benchmarks, not of the product
+
 CORRIDOR, POINT = "tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"
 
 
