@@ -13,6 +13,8 @@ from envs_jax.reach import viewer
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def record() -> viewing.Record:

@@ -29,6 +29,8 @@ from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.trials import trials
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
     "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --checkpoint_every 8 --log_every 3 "

@@ -24,6 +24,8 @@ from envs_jax.viewing import pictures
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
+pytestmark = pytest.mark.long
+
 GAMES = {  # name: (settings, policy, episode)
     "second side": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "side": "second", "opponent": "0:1,1:1",
                      "stale_observation_bug": True}, "level1", 1),

@@ -23,6 +23,8 @@ from envs_jax.viewing import charts, pictures
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
+pytestmark = pytest.mark.long
+
 Q, AGENTS = 4, 3
 
 
