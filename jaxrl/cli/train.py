@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
-        told = filter(None, (ended.sentence, ended.memory))
-        print(*map(fold, told), f"run directory: {ended.directory}", sep="\n", flush=True)
+        sentences = filter(None, (ended.sentence, ended.memory))
+        print(*map(fold, sentences), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:
             raise entry.AbandonedError
     return 0

@@ -30,7 +30,7 @@ def enable_compilation_cache() -> None:
 
 
 def enable_in_command() -> None:
-    """Do the same in a process of our own, and delete entries that JAX cannot read, so that it writes them anew."""
+    """Enable the cache in a command; entries that JAX cannot read are deleted, so that it writes them anew."""
     enable_compilation_cache()
     if not isinstance(warnings.showwarning, _DamagedEntries):
         warnings.filterwarnings("always", _DAMAGED)

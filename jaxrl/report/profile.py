@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Trace(NamedTuple):
-    """What came of a trace.
+    """Result of a trace.
 
     Attributes:
         seconds: of the call that was traced.

@@ -1,4 +1,4 @@
-"""What is said when a loss or a parameter is no longer finite, and whether the environment is to blame."""
+"""Errors of losses and parameters that are no longer finite, and whether the environment is to blame."""
 
 import functools
 import operator

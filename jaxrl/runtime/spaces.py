@@ -1,4 +1,4 @@
-"""What networks depend on in an environment, in words: kept in versions.json, so that a change can be named."""
+"""Spaces of an environment in words, kept in versions.json, so that a change can be named."""
 
 from pathlib import Path
 from typing import Any
