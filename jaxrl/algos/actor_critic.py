@@ -16,7 +16,6 @@ from jaxrl.algos import team
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks
-from jaxrl.nn.packed import Packed
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.running_statistics import RunningStatistics, start
 
@@ -59,14 +58,14 @@ class ActorCritic:
     """
 
     spec: EnvSpec
-    actor: Packed
-    critic: Packed
+    actor: networks.Network
+    critic: networks.Network
     view: str
     standard: Callable[[int, tuple[int, ...]], Any]
 
     @classmethod
     def make(
-        cls, spec: EnvSpec, make_network: Callable[..., Packed], critic: str, initial_std: float, *sizes: Any
+        cls, spec: EnvSpec, make_network: Callable[..., networks.Network], critic: str, initial_std: float, *sizes: Any
     ) -> "ActorCritic":
         """Return networks made by `Algorithm.make_network`.
 

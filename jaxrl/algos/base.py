@@ -21,7 +21,7 @@ from envs_jax.progress import Progress
 from envs_jax.settings import check_settings, setting, short_repr, take_exactly
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
-from jaxrl.nn.packed import Packed
+from jaxrl.nn.networks import Network
 from jaxrl.rl.data_parallel import DataParallel
 
 __all__ = [
@@ -118,7 +118,7 @@ class Learner:
     """Learned parameters and the state of their optimizer; see `Algorithm.step`.
 
     Attributes:
-        params: float32[P], such as those of a `Packed` network, or any pytree.
+        params: of a network, as flax has them, or any pytree.
         opt_state: of the optax chain.
     """
 
@@ -228,7 +228,7 @@ class Algorithm:
 
     def make_network(
         self, part: str, outputs: int, standard: Callable[[int], Any], *inputs: tuple[int, ...], leading: int = 1
-    ) -> Packed:
+    ) -> Network:
         """Return the network of a part: the user's flax module, or `standard(outputs)`.
 
         Args:
@@ -245,7 +245,7 @@ class Algorithm:
         module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
         if part in self.custom.networks:
             _check_arguments(part, module, len(inputs))
-        network = Packed(module, inputs)
+        network = Network(module, inputs)
         if part in self.custom.networks:
             _check_network(part, network, (*inputs[0][:leading], outputs))
         return network
@@ -256,14 +256,14 @@ class Algorithm:
         return isinstance(self.spec.action, Discrete)
 
     @property
-    def networks(self) -> dict[str, Packed]:
-        """Return the networks by part, whose user-defined optimizers see parameters as flax has them."""
+    def networks(self) -> dict[str, Network]:
+        """Return the networks by part."""
         return {}
 
-    def fresh_networks(self, key: Key, inputs: Any) -> dict[str, Array]:
-        """Return the networks' parameters float32[P], those of the trees in `inputs` if there are any."""
+    def fresh_networks(self, key: Key, inputs: Any) -> dict[str, Params]:
+        """Return the networks' parameters by part, those in `inputs` if there are any."""
         if inputs is not None:
-            return {name: network.vector(inputs[name]) for name, network in self.networks.items()}
+            return {name: inputs[name] for name in self.networks}
         keys = jax.random.split(key, len(self.networks))
         return {name: network.init(k) for (name, network), k in zip(self.networks.items(), keys, strict=True)}
 
@@ -299,7 +299,9 @@ class Algorithm:
     ) -> tuple[Learner, Array]:
         """Take an optimizer step, none where `active` bool[] is False. Return the gradient's norm float32[] too."""
         rate = 1.0 if part in self.custom.optimizers else self.learning_rate(part, progress)
-        new = Learner(*optimizers.apply_gradients(self.chain(part), gradient, learner.params, learner.opt_state, rate))
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
+            change, opt_state = self.chain(part).update(gradient, learner.opt_state, learner.params)
+        new = Learner(jax.tree.map(lambda p, d: p + rate * d, learner.params, change), opt_state)
         if active is not None:
             new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
         return new, optimizers.norm(gradient)
@@ -309,11 +311,8 @@ class Algorithm:
         return optax.incremental_update(params, target, tau)
 
     def chain(self, part: str) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, which sees networks' parameters as flax has them, or `optimizer`'s."""
-        given = self.custom.optimizers.get(part)
-        if given is None:
-            return self.optimizer(part)
-        return self.networks[part].of_tree(given) if part in self.networks else given
+        """Return the user's optimizer of a part, or that of `optimizer`."""
+        return self.custom.optimizers.get(part) or self.optimizer(part)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -336,8 +335,7 @@ class Algorithm:
 
     def weights(self, state: AlgoState) -> Params:
         """Return what `--init_from` transfers, the `inputs` of `init`: by default the networks, else the policy."""
-        named = self.networks.items()
-        return {name: net.tree(getattr(state.replicated, name).params) for name, net in named} or self.policy(state)
+        return {name: getattr(state.replicated, name).params for name in self.networks} or self.policy(state)
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return a fresh state; `inputs` are pytrees from other runs, read by the command, None by default."""
@@ -347,7 +345,7 @@ class Algorithm:
         """Return the pytree that acting, evaluation and export need, by default the network "actor"."""
         if "actor" not in self.networks:
             raise NotImplementedError("an algorithm needs policy(state)")
-        return self.networks["actor"].tree(state.replicated.actor.params)
+        return state.replicated.actor.params
 
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the policy's carry per environment (leaves [B, ...]), () by default; `act` resets it where `first`.
@@ -480,7 +478,7 @@ def _check_arguments(part: str, module: Any, number: int) -> None:
         ) from None
 
 
-def _check_network(part: str, network: Packed, wanted: tuple[int, ...]) -> None:
+def _check_network(part: str, network: Network, wanted: tuple[int, ...]) -> None:
     """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
     found = jax.eval_shape(
         lambda key: network.apply(network.init(key), *(jnp.zeros(shape, jnp.float32) for shape in network.inputs)),

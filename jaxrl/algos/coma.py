@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
@@ -37,9 +38,9 @@ from jaxrl.algos.base import (
 )
 from jaxrl.algos.episodes import Minibatches, pick
 from jaxrl.algos.team import TeamNetworks, check_spec
-from jaxrl.common.types import Key, PolicyParams
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
-from jaxrl.nn.packed import Packed
+from jaxrl.nn.networks import Network
 from jaxrl.rl import returns
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
@@ -54,12 +55,12 @@ class ComaParameters:
 
     Attributes:
         actor, critic: Learners.
-        target: float32[P], the target critic.
+        target: parameters of the target critic.
     """
 
     actor: Learner
     critic: Learner
-    target: Array
+    target: Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +147,10 @@ class Coma(Algorithm):
         params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
         data = self.data(params, trajectory, last_timestep, key_last, progress)
         if self.tau == 0:  # a copy, of the critic before this step's epochs, takes effect in the next targets
-            copy = progress.learn_calls[1] % self.target_update_period == 0
-            params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
+            target = optax.periodic_update(
+                params.critic.params, params.target, progress.learn_calls[1], self.target_update_period
+            )
+            params = dataclasses.replace(params, target=target)
         target_mean = self.layout.sample_mean(data["weight"] * data["target"])
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
             key_shuffle, jnp.arange(self.num_epochs, dtype=jnp.uint32)
@@ -176,8 +179,8 @@ class Coma(Algorithm):
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
             learner, update_metrics = self.critic_update(params.critic, batch, progress)
-            values_of = lambda sample: self.nets.values(learner.params, sample["critic_input"])  # noqa: E731
-            values = values.at[:, index].set(self.layout.apply(values_of, batch))
+            now = self.layout.apply(lambda sample: self.nets.values(learner.params, sample["critic_input"]), batch)
+            values = values.at[:, index].set(now)
             row = epoch * self.batches.number + index
         else:
             learner, update_metrics = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
@@ -196,9 +199,15 @@ class Coma(Algorithm):
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
         taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
-        of_taken = lambda sample: self.nets.values(params.target, sample["critic_input"])  # noqa: E731
-        value = layout.apply(lambda sample: select_action_value(of_taken(sample), sample["action"]), taken)
-        act = lambda step, keys: self.act(params.actor.params, (), step, keys, progress, "explore")[0]  # noqa: E731
+
+        def value_of(sample: Arrays) -> Array:
+            return select_action_value(self.nets.values(params.target, sample["critic_input"]), sample["action"])
+
+        def act(step: TimeStep, keys: Key) -> Array:
+            action: Array = self.act(params.actor.params, (), step, keys, progress, "explore")[0]
+            return action
+
+        value = layout.apply(value_of, taken)
         last_value = self.nets.last_value(act, params.target, last, key, layout)
         target = self.targets(trajectory, last, batches.unflatten(value), last_value)
         observation, weight = trajectory.timestep.observation, batches.weights(trajectory)
@@ -222,7 +231,7 @@ class Coma(Algorithm):
     def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2; weights w are 0 after an end."""
 
-        def loss(critic: Array, sample: Arrays) -> tuple[Array, Any]:
+        def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
             value = select_action_value(self.nets.values(critic, sample["critic_input"]), sample["action"])
             return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
 
@@ -233,15 +242,16 @@ class Coma(Algorithm):
     def actor_update(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step (equation 5) on the policy loss minus the entropy bonus, unless the actor is frozen."""
         epsilon = self.epsilon(progress)
-        logits_of = lambda actor, sample: self.nets.logits(actor, sample["observation"])  # noqa: E731
-        if self.scale_advantage:
-            mixed = lambda sample: epsilon_mix(logits_of(actor.params, sample), epsilon)  # noqa: E731
-            probs = lambda sample: apply_action_mask(mixed(sample), sample["mask"])  # noqa: E731
-            of_batch = lambda sample: self.advantages(sample, probs(sample))  # noqa: E731
-            batch = batch | {"scale": self.batches.deviation(self.layout.apply(of_batch, batch), batch["weight"])}
 
-        def loss(actor: Array, sample: Arrays) -> tuple[Array, Arrays]:
-            logits = logits_of(actor, sample)
+        def advantages(sample: Arrays) -> Array:
+            mixed = epsilon_mix(self.nets.logits(actor.params, sample["observation"]), epsilon)
+            return self.advantages(sample, apply_action_mask(mixed, sample["mask"]))
+
+        if self.scale_advantage:
+            batch = batch | {"scale": self.batches.deviation(self.layout.apply(advantages, batch), batch["weight"])}
+
+        def loss(actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
+            logits = self.nets.logits(actor, sample["observation"])
             value, means = self.policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(mask_logits(logits, sample["mask"]))
             mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
@@ -303,13 +313,13 @@ class Coma(Algorithm):
         return TeamNetworks.make(self.spec, self.make_network, self.dueling, self.egocentric, *sizes)
 
     @property
-    def networks(self) -> dict[str, Packed]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.nets.actor, "critic": self.nets.critic}
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
         actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
-        return AlgoState(ComaParameters(actor, critic, target=jnp.copy(critic.params)), sharded=())
+        return AlgoState(ComaParameters(actor, critic, target=jax.tree.map(jnp.copy, critic.params)), ())
 
     @property
     def batches(self) -> Minibatches:

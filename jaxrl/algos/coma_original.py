@@ -20,7 +20,7 @@ from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Trajectory, next_timesteps
 from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape, assert_rank
-from jaxrl.common.types import Key
+from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions
 from jaxrl.rl.policy_gradient import Samples, policy_metrics
 
@@ -99,7 +99,7 @@ def ipp_marl_targets(
 class OriginalParameters(ComaParameters):
     """COMA's parameters, and the target critic, which is never updated."""
 
-    first_target: Array
+    first_target: Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,8 @@ class ComaOriginal(Coma):
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return COMA's state, with a further copy of the critic."""
         params = super().init(key, inputs).replicated
-        return AlgoState(OriginalParameters(**vars(params), first_target=jnp.copy(params.critic.params)), ())
+        first_target = jax.tree.map(jnp.copy, params.critic.params)
+        return AlgoState(OriginalParameters(**vars(params), first_target=first_target), ())
 
     def data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress

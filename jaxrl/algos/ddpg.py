@@ -18,14 +18,12 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, is_used, setting
-from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax, check_action_settings
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, Trajectory, is_used, setting
+from jaxrl.algos.ddpg_actions import Continuous, Expected, Softmax, check_action_settings
 from jaxrl.algos.off_policy import OffPolicy, means, when_due
-from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
-from jaxrl.nn.networks import TeamNet
-from jaxrl.nn.packed import Packed
+from jaxrl.nn.networks import Network, TeamNet
 from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector, m samples of a shard.
@@ -38,14 +36,14 @@ class DdpgParameters:
     Attributes:
         actor: Learner.
         critic: Learner of all critics.
-        target_actor, target_critic: float32[P], their slowly updated copies.
+        target_actor, target_critic: their slowly updated copies.
         shown: {name: float32[]}, metrics of the actor's last step.
     """
 
     actor: Learner
     critic: Learner
-    target_actor: Array
-    target_critic: Array
+    target_actor: Params
+    target_critic: Params
     shown: Any
 
 
@@ -68,11 +66,6 @@ class Ddpg(OffPolicy):
         0.99998, "factor on the exploration rate per environment step, all environments together", between=UNIT
     )
     eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT)
-    eps_spread: float = setting(
-        0.0,
-        "spread the exploration rates of environments from eps to eps^(1 + eps_spread) (arXiv 1803.00933)",
-        between=(0, 1e3),
-    )
     exploration_noise: float = setting(
         0.1, "standard deviation of exploration (continuous actions, scaled to [-1, 1])", between=(0, 10)
     )
@@ -80,10 +73,10 @@ class Ddpg(OffPolicy):
         0.0, "standard deviation of the noise on target actions (continuous actions; TD3: 0.2)", between=(0, 10)
     )
     target_noise_clip: float = setting(0.5, "largest size of that noise", between=(0, 2))
-    action_gradient: Literal["softmax", "gumbel", "expected"] = setting(
+    action_gradient: Literal["softmax", "expected"] = setting(
         "softmax",
-        "discrete actions. softmax: critics see the softmax vector (published); gumbel: one-hot actions, relaxed for "
-        "the actor (arXiv 1611.01144); expected: a value per action, the actor maximizes their mean (arXiv 1709.00503)",
+        "discrete actions. softmax: critics see the softmax vector (published); expected: a value per action, the "
+        "actor maximizes their mean (arXiv 1709.00503)",
     )
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents (arXiv 1703.10069)")
     first_layer: Literal["linear", "relu"] = setting("linear", "linear: no ReLU after the first layer (published)")
@@ -125,24 +118,23 @@ class Ddpg(OffPolicy):
 
     def target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
         """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
-        observation, mask, noise = sample["next_observation"], sample.get("next_mask"), sample.get("noise")
+        observation = sample["next_observation"]
         outputs = self.outputs("actor", params.target_actor, observation)
-        action = self.actions.target(outputs, mask, None if noise is None else noise[:, 0])
+        action = self.actions.target(outputs, sample.get("next_mask"), sample.get("noise"))
         value = self.value(params.target_critic, observation, action, lambda values: values.min(0))
-        of_window = lambda reward, end: n_step_return(reward, end, self.gamma)  # noqa: E731
-        rewards, discount = jax.vmap(of_window)(sample["reward"], sample["end"])
+        window_return = functools.partial(n_step_return, gamma=self.gamma)
+        rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
         return rewards + discount[:, None] * value
 
-    def actor_loss(self, actor: Params, critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def actor_loss(self, actor: Params, sample: dict[str, Array], critic: Params) -> tuple[Array, dict[str, Array]]:
         """- mean over samples, agents and critics of Q(o, x), x the actor's action, plus regularisers."""
-        observation, mask, noise = sample["observation"], sample.get("mask"), sample.get("noise")
-        outputs = self.outputs("actor", actor, observation)
-        vector = self.actions.differentiable(outputs, mask, None if noise is None else noise[:, -1])
-        value = self.value(critic, observation, vector, lambda values: values.mean(0))
+        outputs = self.outputs("actor", actor, sample["observation"])
+        vector = self.actions.policy(outputs, sample.get("mask"))
+        value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
         loss, shown = -used * value, {}
         if self._discrete:
-            shown["policy_entropy"] = used * distributions.entropy(self.actions.policy(outputs, mask))
+            shown["policy_entropy"] = used * distributions.entropy(vector)
         if is_used(self.entropy_weight):
             loss = loss - self.entropy_weight * shown["policy_entropy"]
         if is_used(self.logit_weight):
@@ -154,7 +146,7 @@ class Ddpg(OffPolicy):
     ) -> tuple[DdpgParameters, dict[str, Array]]:
         """Update the critics, then the actor where `number` is due, then the targets likewise."""
 
-        def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.target(params, sample)
             taken = self.actions.taken(sample["action"])
             values = self.value(critic, sample["observation"], taken, lambda values: values)
@@ -165,7 +157,7 @@ class Ddpg(OffPolicy):
         critic, norm = self.step("critic", params.critic, gradient, progress)
 
         def actor_update() -> tuple[Learner, dict[str, Array]]:
-            loss = lambda actor, sample: self.actor_loss(actor, critic.params, sample)  # noqa: E731
+            loss = functools.partial(self.actor_loss, critic=critic.params)
             gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
             actor, norm = self.step("actor", params.actor, gradient, progress)
             return actor, found | {"actor_grad_norm": norm}
@@ -198,7 +190,7 @@ class Ddpg(OffPolicy):
         """Return how outputs become actions."""
         if not self._discrete:
             return Continuous(self.spec, self.target_noise, self.target_noise_clip)
-        return {"softmax": Softmax, "gumbel": Gumbel, "expected": Expected}[self.action_gradient](self.spec)
+        return {"softmax": Softmax, "expected": Expected}[self.action_gradient](self.spec)
 
     def epsilon(self, progress: Progress) -> Array:
         """Return the exploration rate now: eps_start x eps_decay^steps, at least eps_min; or exploration_noise."""
@@ -211,12 +203,6 @@ class Ddpg(OffPolicy):
     def schedules(self, progress: Progress) -> dict[str, Array]:
         return {"epsilon": self.epsilon(progress)}
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
-        """Return the exploration exponent of each environment, float32[B], or () where all share one epsilon."""
-        if not self.eps_spread:
-            return ()
-        return 1 + self.eps_spread * indices.astype(jnp.float32) / max(self.layout.num_envs - 1, 1)
-
     def act(
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
@@ -225,10 +211,8 @@ class Ddpg(OffPolicy):
         vector = self.actions.policy(self.outputs("actor", policy, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
-        epsilon, random = jnp.zeros(len(keys), jnp.float32), None
-        if mode == "explore":
-            epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys), jnp.float32))
-            random = self.acts_randomly(progress)
+        explores = mode == "explore"
+        epsilon, random = (self.epsilon(progress), self.acts_randomly(progress)) if explores else (jnp.float32(0), None)
         action, stored = self.actions.sample(vector, mask, keys, epsilon, random)
         return action, carry, {"stored": stored}
 
@@ -251,18 +235,18 @@ class Ddpg(OffPolicy):
         params = DdpgParameters(
             actor=self.learner("actor", fresh["actor"]),
             critic=self.learner("critic", fresh["critic"]),
-            target_actor=jnp.copy(fresh["actor"]),
-            target_critic=jnp.copy(fresh["critic"]),
+            target_actor=jax.tree.map(jnp.copy, fresh["actor"]),
+            target_critic=jax.tree.map(jnp.copy, fresh["critic"]),
             shown={name: jnp.float32(0) for name in names},
         )
-        return AlgoState(params, self.replay.init())
+        return AlgoState(params, self.init_replay())
 
     @property
     def action_size(self) -> int:
         return self.actions.size
 
     @functools.cached_property
-    def networks(self) -> dict[str, Packed]:
+    def networks(self) -> dict[str, Network]:
         """Return the actor and the critics, see `actor_and_critics`."""
 
         def standard(part: str, outputs: int) -> TeamNet:
@@ -279,11 +263,24 @@ class Ddpg(OffPolicy):
         return self.actor_and_critics(standard, self.action_size, *self.actions.critic_sizes)
 
     @property
-    def replay(self) -> ReplayLearner:
-        """Return the replay, of what `actions` stores and of masks."""
-        mask = Entry(jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_), self._mask)
-        action = Entry(self.actions.rows, lambda trajectory: trajectory.extras["stored"])
-        return self.make_replay(action, self.actions.noise, **({"mask": mask} if self.heeds_masks else {}))
+    def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of observations, and of masks where they are in use."""
+        mask = jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_)
+        return super().observation_shapes | ({"mask": mask} if self.heeds_masks else {})
+
+    def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
+        return super().stored_observation(timestep) | ({"mask": self._mask(timestep)} if self.heeds_masks else {})
+
+    @property
+    def action_shapes(self) -> Any:
+        """Return the shape of what `actions` stores."""
+        return self.actions.rows
+
+    def stored_action(self, trajectory: Trajectory) -> Any:
+        return trajectory.extras["stored"]
+
+    def noise(self, key: Key, number: int) -> Array | None:
+        return self.actions.noise(key, number)
 
     @property
     def memory(self) -> MemoryNeeds:

@@ -1,7 +1,7 @@
 """How DDPG's actor outputs become actions: what critics see, what is stored, how training explores.
 
-Inside DDPG an action is a vector x of n numbers per agent. `Softmax`, `Gumbel` and `Expected` make one of the n
-discrete actions of it, `Continuous` a point of the environment's box.
+Inside DDPG an action is a vector x of n numbers per agent. `Softmax` and `Expected` make one of the n discrete actions
+of it, `Continuous` a point of the environment's box.
 """
 
 import dataclasses
@@ -17,9 +17,7 @@ from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
 # Settings that one kind of action has no use for.
-DISCRETE: tuple[str, ...] = (
-    "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread"
-)  # fmt: skip
+DISCRETE: tuple[str, ...] = ("entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min")
 CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
 
 
@@ -84,7 +82,7 @@ class Softmax:
         return jax.ShapeDtypeStruct((self.spec.num_agents, self.size), jnp.float32)
 
     def noise(self, key: Key, number: int) -> Array | None:
-        """Return random numbers for the target's actions and for the actor's, [number, 2, A, n], or None."""
+        """Return random numbers for the targets' actions, [number, A, n], or None."""
         del key, number
         return None
 
@@ -94,11 +92,6 @@ class Softmax:
 
     def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
         """Return the vector x for the critics' targets; noise [N, A, n]."""
-        del noise
-        return self.policy(outputs, mask)
-
-    def differentiable(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
-        """Return the vector x for the actor's loss; noise [N, A, n]."""
         del noise
         return self.policy(outputs, mask)
 
@@ -119,7 +112,7 @@ class Softmax:
             vector: the actor's, float32[B, A, n].
             mask: bool[B, A, n], or None if all actions are open.
             keys: key[B].
-            epsilon: float32[B], exploration rate of each environment.
+            epsilon: float32[], exploration rate.
             random: bool[], all actions are uniform; None if they never are.
 
         Returns:
@@ -127,7 +120,7 @@ class Softmax:
         """
         open_ = jnp.ones(vector.shape, bool) if mask is None else mask
         epsilon = epsilon if random is None else jnp.where(random, 1.0, epsilon)
-        return jax.vmap(self._one)(vector, open_, keys, epsilon)
+        return jax.vmap(self._one, in_axes=(0, 0, 0, None))(vector, open_, keys, epsilon)
 
     def _one(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
         key_coin, key_vector, key_action = jax.random.split(key, 3)
@@ -163,30 +156,6 @@ class Expected(Softmax):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gumbel(Expected):
-    """Discrete actions; critics see one-hot actions, the actor's loss relaxed ones, softmax(logits + Gumbel noise).
-
-    References:
-        Jang et al. 2017, arXiv 1611.01144, equation 2 (temperature 1); Maddison et al. 2017, arXiv 1611.00712.
-    """
-
-    @property
-    def critic_sizes(self) -> tuple[int, int]:
-        return self.size, 1
-
-    def noise(self, key: Key, number: int) -> Array:
-        return jax.random.gumbel(key, (number, 2, self.spec.num_agents, self.size), jnp.float32)
-
-    def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
-        assert noise is not None
-        return jax.nn.one_hot(jnp.argmax(_open(outputs, mask) + noise, axis=-1), self.size, dtype=jnp.float32)
-
-    def differentiable(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
-        assert noise is not None
-        return jax.nn.softmax(_open(outputs, mask) + noise)
-
-
-@dataclasses.dataclass(frozen=True)
 class Continuous(Softmax):
     """Continuous actions: x = tanh of the outputs; epsilon is the standard deviation of Gaussian exploration.
 
@@ -207,7 +176,7 @@ class Continuous(Softmax):
         return self._actions.size
 
     def noise(self, key: Key, number: int) -> Array | None:
-        shape = (number, 1, self.spec.num_agents, self.size)
+        shape = (number, self.spec.num_agents, self.size)
         return jax.random.normal(key, shape, jnp.float32) if self.target_deviation else None
 
     def policy(self, outputs: Array, mask: Array | None) -> Array:
@@ -228,12 +197,12 @@ class Continuous(Softmax):
     ) -> tuple[Array, Array]:
         del mask
 
-        def one(vector: Array, key: Key, epsilon: Array) -> Array:
+        def one(vector: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
             action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape, jnp.float32), -1, 1)
             if random is None:
                 return action
             return jnp.where(random, jax.random.uniform(key_random, vector.shape, jnp.float32, -1.0, 1.0), action)
 
-        vector = jax.vmap(one)(vector, keys, epsilon)
+        vector = jax.vmap(one)(vector, keys)
         return self._actions.denormalize(vector), vector

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Discrete, TimeStep
 from envs_jax.progress import Progress, add, total
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, MemoryNeeds, Phase, Trajectory, setting
-from jaxrl.algos.replay_learner import Entry, ReplayLearner
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, MemoryNeeds, Phase, Trajectory, appended, setting
 from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
-from jaxrl.nn.packed import Packed
+from jaxrl.nn.networks import Network
 from jaxrl.rl import replay
+from jaxrl.rl.replay import Replay
 
 MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
 RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where their ratio is not whole
@@ -47,7 +47,7 @@ def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -
 class OffPolicy(Algorithm):
     """Base of algorithms with a replay buffer, an actor and critics.
 
-    An algorithm defines `networks`, `replay` (what is stored), `init`, `act` and `update`.
+    An algorithm defines `networks`, what is stored (`action_shapes`, `stored_action`), `init`, `act` and `update`.
     """
 
     env_steps_per_update: float = setting(
@@ -122,7 +122,7 @@ class OffPolicy(Algorithm):
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
                 "them, or fewer --logical_shards"
             )
-        rows, envs, fill = self.replay.rows, self.layout.num_envs, self.learning_starts or self.batch_size
+        rows, envs, fill = self.replay_rows, self.layout.num_envs, self.learning_starts or self.batch_size
         if rows < self.steps_per_call + self.n_step:
             raise ValueError(
                 f"the replay holds {rows - self.n_step} steps of each environment, fewer than the "
@@ -177,17 +177,11 @@ class OffPolicy(Algorithm):
             return (random, Phase("burst", 0, self.updates, iterations=calls), train)
         return (Phase("fill", self.steps_per_call, 0, iterations=calls - 1), train) if calls > 1 else (train,)
 
-    @property
-    def steps_before(self) -> int:
-        """Return the environment steps of phases before these."""
-        return 0
-
     def acts_randomly(self, progress: Progress) -> Array | None:
         """Return whether actions are random at this step, bool[]; None if they never are."""
         if not self.random_steps:
             return None
-        steps = self.first_calls * self.steps_per_call * self.layout.num_envs
-        return total(progress.env_steps) < self.steps_before + steps
+        return total(progress.env_steps) < self.first_calls * self.steps_per_call * self.layout.num_envs
 
     def update_numbers(self, progress: Progress, phase: Phase) -> Array:
         """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
@@ -212,13 +206,27 @@ class OffPolicy(Algorithm):
         """Store the trajectory, then run the updates of the phase."""
         params, ring = state.replicated, state.sharded
         if trajectory is not None and last_timestep is not None:
-            ring = self.replay.store(ring, trajectory, last_timestep)
+            ring = self.store(ring, trajectory, last_timestep)
         if phase.updates == 0:
             return AlgoState(params, ring), {}
         # counters include the steps just stored
         progress = dataclasses.replace(progress, env_steps=add(progress.env_steps, phase.steps * self.layout.num_envs))
-        update = functools.partial(self.update, progress=progress)
-        params, metrics = self.replay.run(update, params, ring, key, self.update_numbers(progress, phase))
+        numbers = self.update_numbers(progress, phase)
+        keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
+            jnp.arange(len(numbers), dtype=jnp.uint32)
+        )
+        # all batches are sampled at once: fewer, larger operations
+        indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
+
+        def run_update(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, dict[str, Array]]:
+            (_, key_noise), (index, weight), number = row
+            batch = self.gather(ring, index) | {"weight": weight}
+            noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
+            if noise is not None:
+                batch["noise"] = noise
+            return self.update(params, batch, number, progress)
+
+        params, metrics = jax.lax.scan(run_update, params, (keys, indices, numbers))
         return AlgoState(params, ring), metrics
 
     def update(
@@ -235,26 +243,82 @@ class OffPolicy(Algorithm):
     # What is stored
 
     @property
-    def replay(self) -> ReplayLearner:
-        """Return the replay buffer and its use, from `make_replay`."""
-        raise NotImplementedError("an off-policy algorithm needs `replay`")
+    def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of what is stored of a time step of one environment, agents first."""
+        dtype = replay.storage_dtype(self.box)
+        return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self.box.shape), dtype)}
 
-    def make_replay(
-        self, action: Entry, noise: Callable[[Key, int], Array | None] = lambda key, m: None, **more: Entry
-    ) -> ReplayLearner:
-        """Return a replay of observations, actions and rewards.
+    def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
+        """Return what is stored of time steps with any leading axes."""
+        return {"observation": timestep.observation}
+
+    @property
+    def action_shapes(self) -> Any:
+        """Return the shapes of what is stored of an action of one environment, a pytree."""
+        raise NotImplementedError("an off-policy algorithm needs `action_shapes`")
+
+    def stored_action(self, trajectory: Trajectory) -> Any:
+        """Return what is stored of a trajectory's actions, leaves [T, B, ...]."""
+        raise NotImplementedError("an off-policy algorithm needs stored_action(trajectory)")
+
+    def noise(self, key: Key, number: int) -> Array | None:
+        """Return the random numbers [number, ...] of an update, its batch's "noise"; None if it needs none."""
+        del key, number
+        return None
+
+    @property
+    def windows(self) -> tuple[str, ...]:
+        """Return the entries of the stored action that batches hold for all n steps, [S, m, n, ...]."""
+        return ()
+
+    @property
+    def replay_rows(self) -> int:
+        """Return R, the rows of each environment."""
+        return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of one row of one environment."""
+        return replay.row_bytes(self.observation_shapes, self.action_shapes, self.spec.num_agents)
+
+    def init_replay(self) -> Replay:
+        """Return this device's part of an empty replay."""
+        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
+        shapes = self.observation_shapes, self.action_shapes
+        return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
+
+    def store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
+        """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet.
 
         Args:
-            action: what is stored of trajectories besides observations and rewards.
-            noise: (key, m) -> the random numbers [m, ...] of an update, or None if it needs none.
-            more: what is stored of time steps besides the observation.
+            ring: donated by the caller.
+            trajectory, last: of an iteration.
         """
-        shape = jax.ShapeDtypeStruct((self.spec.num_agents, *self.box.shape), replay.storage_dtype(self.box))
-        entries = {"observation": Entry(shape, lambda timestep: timestep.observation)} | more
-        rows = replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
-        return ReplayLearner(
-            self.layout, self.spec.num_agents, entries, action, rows, self.batch_size, self.n_step, noise
-        )
+        step = trajectory.timestep
+        rows, last_row = self.stored_observation(step), self.stored_observation(last)
+        observations = {
+            name: appended(rows[name].astype(shape.dtype), last_row[name])
+            for name, shape in self.observation_shapes.items()
+        }
+        end = replay.ends(appended(step.terminated, last.terminated), appended(step.truncated, last.truncated))
+        return replay.write(ring, observations, self.stored_action(trajectory), appended(step.reward, last.reward), end)
+
+    def sample(self, ring: Replay, key: Key) -> tuple[Array, Array]:
+        """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
+        number = self.batch_size // self.layout.shards
+
+        def sample_shard(key: Key, end: Array, head: Array, filled: Array) -> tuple[Array, Array]:
+            return replay.sample_uniform(key, end, head, filled, number, self.n_step)
+
+        return jax.vmap(sample_shard)(self.layout.shard_keys(key), ring.end, ring.head, ring.filled)
+
+    def gather(self, ring: Replay, index: Array) -> dict[str, Any]:
+        """Return the batch that starts at int32[S, m], leaves [S, m, ...], without weights and noise."""
+        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
+        batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
+        batch |= {f"next_{name}": value for name, value in sample.next_observation.items()}
+        window = jax.vmap(lambda rows, index: replay.gather_window(rows, index, self.n_step))
+        return batch | {name: window(ring.action[name], index) for name in self.windows}
 
     # Networks
 
@@ -271,7 +335,7 @@ class OffPolicy(Algorithm):
 
     def actor_and_critics(
         self, module: Callable[[str, int], Any], actor_outputs: int, critic_inputs: int, critic_outputs: int = 1
-    ) -> dict[str, Packed]:
+    ) -> dict[str, Network]:
         """Return the actor, [N, A, D] -> float32[N, A, outputs], and the critics, -> float32[C, N, A, outputs].
 
         Args:
@@ -280,9 +344,10 @@ class OffPolicy(Algorithm):
             critic_inputs: of an agent, besides the observation.
         """
         agents, size = self.spec.num_agents, math.prod(self.box.shape) - self._ordered
-        of = lambda part: functools.partial(module, part)  # noqa: E731
-        actor = self.make_network("actor", actor_outputs, of("actor"), (1, agents, size), leading=2)
-        critic = self.make_network("critic", critic_outputs, of("critic"), (1, agents, size + critic_inputs), leading=2)
+        standard = {part: functools.partial(module, part) for part in self.parts}
+        actor = self.make_network("actor", actor_outputs, standard["actor"], (1, agents, size), leading=2)
+        shape = (1, agents, size + critic_inputs)
+        critic = self.make_network("critic", critic_outputs, standard["critic"], shape, leading=2)
         return {"actor": actor, "critic": dataclasses.replace(critic, members=self.num_critics)}
 
     def outputs(self, part: str, params: Params, observation: Array, action: Array | None = None) -> Array:
@@ -330,8 +395,8 @@ class OffPolicy(Algorithm):
         )
 
     def summary(self) -> list[str]:
-        envs, rows, horizon = self.layout.num_envs, self.replay.rows, self.spec.horizon
-        megabytes = rows * envs * self.replay.row_bytes / 1e6
+        envs, rows, horizon = self.layout.num_envs, self.replay_rows, self.spec.horizon
+        megabytes = rows * envs * self.row_bytes / 1e6
         ratio = self.updates * self.batch_size / (self.steps_per_call * envs)
         return [
             f"The replay holds {(rows - self.n_step) * envs:,} environment steps in {megabytes:,.3g} MB; every "

@@ -33,12 +33,12 @@ from jaxrl.algos.base import (
     setting,
 )
 from jaxrl.algos.episodes import Minibatches, pick
-from jaxrl.common.shapes import Float32, assert_equal_shape
+from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
-from jaxrl.nn.packed import Packed
+from jaxrl.nn.networks import Network
 from jaxrl.rl import returns
-from jaxrl.rl.policy_gradient import Samples, clipped_losses, divergence
+from jaxrl.rl.policy_gradient import clipped_losses, divergence
 
 
 def generalised_advantages(
@@ -54,19 +54,6 @@ def generalised_advantages(
     ended or was cut.
     """
     return returns.lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
-
-
-def value_losses(value: Samples, old_value: Samples, target: Samples, value_clip: float) -> Samples:
-    """(V - y)^2 / 2; with `value_clip`, the larger one of V and of V within +/- `value_clip` of its old value.
-
-    The latter as in ppo2/model.py of the repository openai/baselines.
-    """
-    assert_equal_shape([value, old_value, target])
-    errors = jnp.square(value - target)
-    if value_clip:
-        held = old_value + jnp.clip(value - old_value, -value_clip, value_clip)
-        errors = jnp.maximum(errors, jnp.square(held - target))
-    return 0.5 * errors
 
 
 @pytree
@@ -102,9 +89,6 @@ class Ppo(Algorithm):
     gamma: float = setting(0.99, "discount", between=UNIT)
     gae_lambda: float = setting(0.95, "lambda of the advantages (arXiv 1506.02438)", between=UNIT)
     clip_ratio: float = setting(0.2, "clip range of the probability ratio around 1", between=(1e-6, 1e6))
-    value_clip: float = setting(
-        0.0, "clip the critic's change to this, in units of its outputs; 0 = never", between=(0, 1e9)
-    )
     entropy_weight: float = setting(0.0, "entropy bonus", between=(0, 1e6))
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-3, "learning rate of the critic (Adam)", between=RATE)
@@ -115,10 +99,6 @@ class Ppo(Algorithm):
         "auto", "by running mean and deviation of each number; auto = vectors whose bounds are missing or exceed 10"
     )
     normalize_value: bool = setting(True, "the critic learns targets scaled by their running mean and deviation")
-    target_kl: float = setting(
-        0.0, "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this "
-        "(nats); 0 = never", between=(0, 1e6),
-    )  # fmt: skip
     critic: Literal["auto", "local", "central"] = setting(
         "auto", "local: an agent's critic sees its own observation (IPPO); central: all that the environment shows "
         "critics (MAPPO); auto = central where there is such a view, and a team or a global state"
@@ -197,12 +177,10 @@ class Ppo(Algorithm):
         after = batches.flat(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
         last_value = layout.apply(value_of, after).reshape(-1, self.spec.num_agents)
         advantage = batches.flatten(self.advantages(trajectory, last, value, last_value))
-        value = batches.flatten(value)
-        target = advantage + value
+        target = advantage + batches.flatten(value)
         error, spread = (batches.deviation(x, weight)[0, 0] for x in (advantage, target))  # the advantage is y - V
         metrics = {"target_mean": layout.sample_mean(weight * target), "explained_variance": 1 - (error / spread) ** 2}
         if self.normalize_value:
-            value = params.statistics["value"].normalize(value)  # the critic's own outputs
             statistics = extended(params.statistics, {"value": target}, weight, layout)
             target = statistics["value"].normalize(target)
             params = dataclasses.replace(params, statistics=statistics)
@@ -210,7 +188,7 @@ class Ppo(Algorithm):
             mean = layout.sample_mean(weight * advantage)
             advantage = (advantage - mean) / batches.deviation(advantage, weight)
         acted = batches.flat(**({"action": trajectory.action} | trajectory.extras))
-        rows |= acted | {"advantage": advantage, "value": value, "target": target, "weight": weight}
+        rows |= acted | {"advantage": advantage, "target": target, "weight": weight}
         return params, rows, metrics
 
     def advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
@@ -238,7 +216,7 @@ class Ppo(Algorithm):
             value = self.nets.value(critic, params.statistics, sample)
             old, weight = sample["log_prob"], sample["weight"]
             of_actor = jnp.mean(weight * clipped_losses(log_prob, old, sample["advantage"], self.clip_ratio))
-            of_critic = jnp.mean(weight * value_losses(value, sample["value"], sample["target"], self.value_clip))
+            of_critic = jnp.mean(weight * 0.5 * jnp.square(value - sample["target"]))
             outside = (jnp.abs(jnp.exp(log_prob - old) - 1) > self.clip_ratio).astype(jnp.float32)
             means = {"actor_loss": of_actor, "critic_loss": of_critic, "policy_entropy": jnp.mean(weight * entropy)}
             means |= {"kl": divergence(log_prob, old, weight), "clip_fraction": jnp.mean(weight * outside)}
@@ -246,11 +224,9 @@ class Ppo(Algorithm):
 
         learned = params.actor.params, params.critic.params
         (of_actor, of_critic), (_, metrics) = self.layout.gradient(losses, learned, batch)
-        active = metrics["kl"] <= 1.5 * self.target_kl if self.target_kl else None
-        actor, actor_norm = self.step("actor", params.actor, of_actor, progress, active)
+        actor, actor_norm = self.step("actor", params.actor, of_actor, progress)
         critic, critic_norm = self.step("critic", params.critic, of_critic, progress)
         metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
-        metrics |= {} if active is None else {"actor_moved": active.astype(jnp.float32)}
         return dataclasses.replace(params, actor=actor, critic=critic), metrics
 
     # Acting
@@ -283,7 +259,7 @@ class Ppo(Algorithm):
         return ActorCritic.make(self.spec, self.make_network, self.critic, self.initial_std, *sizes)
 
     @property
-    def networks(self) -> dict[str, Packed]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.nets.actor, "critic": self.nets.critic}
 
     def optimizer(self, part: str) -> optax.GradientTransformation:

@@ -22,15 +22,13 @@ import optax
 
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
-from jaxrl.algos.base import AlgoState, Learner, Mode, setting
+from jaxrl.algos.base import AlgoState, Learner, Mode, Trajectory, setting
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.off_policy import OffPolicy, means, when_due
-from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
-from jaxrl.nn.networks import TeamNet
-from jaxrl.nn.packed import Packed
+from jaxrl.nn.networks import Network, TeamNet
 from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
@@ -62,14 +60,14 @@ class SacParameters:
     Attributes:
         actor: Learner.
         critic: Learner of all critics.
-        target_critic: float32[P], its slowly updated copy.
+        target_critic: their slowly updated copy.
         alpha: Learner of float32[K], the logarithm of each task's temperature.
         shown: {name: float32[]}, metrics of the actor's last step.
     """
 
     actor: Learner
     critic: Learner
-    target_critic: Array
+    target_critic: Params
     alpha: Learner
     shown: Any
 
@@ -111,8 +109,8 @@ class Sac(OffPolicy):
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
         values = self.outputs("critic", params.target_critic, sample["next_observation"], action)
         value = soft_value(values, log_prob, jnp.exp(self.of_task(params.alpha.params, sample)))
-        of_window = lambda reward, end: n_step_return(reward, end, self.gamma)  # noqa: E731
-        rewards, discount = jax.vmap(of_window)(sample["reward"], sample["end"])
+        window_return = functools.partial(n_step_return, gamma=self.gamma)
+        rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
         return rewards + discount[:, None] * value
 
     def update(
@@ -120,7 +118,7 @@ class Sac(OffPolicy):
     ) -> tuple[SacParameters, dict[str, Array]]:
         """Update the critics, then the target network and then actor and temperatures where update `number` is due."""
 
-        def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
             values = self.outputs("critic", critic, sample["observation"], sample["action"])
             weight = sample["weight"][None, :, None]
@@ -131,8 +129,8 @@ class Sac(OffPolicy):
         critic, norm = self.step("critic", params.critic, gradient, progress)
         target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
-        actor_update = lambda: self.actor_update(params, batch, progress)  # noqa: E731
-        params = when_due(self.actor_update_period, number, actor_update, params)  # sees the new critics
+        actor_update = functools.partial(self.actor_update, params, batch, progress)  # sees the new critics
+        params = when_due(self.actor_update_period, number, actor_update, params)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
@@ -141,7 +139,7 @@ class Sac(OffPolicy):
     def actor_update(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
         """Take one step on the actor and on the temperatures, whose losses share no parameters."""
 
-        def losses(learned: tuple[Array, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        def losses(learned: tuple[Params, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
             values = self.outputs("critic", params.critic.params, sample["observation"], action)
@@ -212,11 +210,11 @@ class Sac(OffPolicy):
         params = SacParameters(
             actor=self.learner("actor", fresh["actor"]),
             critic=self.learner("critic", fresh["critic"]),
-            target_critic=jnp.copy(fresh["critic"]),
+            target_critic=jax.tree.map(jnp.copy, fresh["critic"]),
             alpha=self.learner("alpha", log_alpha if inputs is None else inputs["log_alpha"]),
             shown={name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm", "policy_entropy")},
         )
-        return AlgoState(params, self.replay.init())
+        return AlgoState(params, self.init_replay())
 
     def weights(self, state: AlgoState) -> Params:
         """Return the networks and temperatures for `init(inputs=...)`."""
@@ -234,7 +232,7 @@ class Sac(OffPolicy):
         return math.prod(self.spec.action.shape)
 
     @functools.cached_property
-    def networks(self) -> dict[str, Packed]:
+    def networks(self) -> dict[str, Network]:
         """Return the actor, with means and raw deviations, and the critics, see `actor_and_critics`."""
 
         def standard(part: str, outputs: int) -> TeamNet:
@@ -249,12 +247,24 @@ class Sac(OffPolicy):
         return optimizers.adam(max_grad_norm=0.0 if part == "alpha" else self.max_grad_norm)
 
     @property
-    def replay(self) -> ReplayLearner:
-        """Return the replay, of actions in [-1, 1] and tasks; noise [m, 2, A, n] for targets and for the actor."""
-        shape, tasks = (self.spec.num_agents, self.action_size), self.spec.num_tasks
-        action = Entry(
-            jax.ShapeDtypeStruct(shape, jnp.float32), lambda trajectory: self.actions.normalize(trajectory.action)
-        )
-        task = Entry(jax.ShapeDtypeStruct((), jnp.uint8 if tasks <= 256 else jnp.int32), lambda timestep: timestep.task)
-        noise = lambda key, m: jax.random.normal(key, (m, 2, *shape), jnp.float32)  # noqa: E731
-        return self.make_replay(action, noise, **({"task": task} if tasks > 1 else {}))
+    def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of observations, and of tasks if there are several."""
+        tasks, shapes = self.spec.num_tasks, super().observation_shapes
+        task = jax.ShapeDtypeStruct((), jnp.uint8 if tasks <= 256 else jnp.int32)
+        return shapes | {"task": task} if tasks > 1 else shapes
+
+    def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
+        rows = super().stored_observation(timestep)
+        return rows | {"task": timestep.task} if self.spec.num_tasks > 1 else rows
+
+    @property
+    def action_shapes(self) -> Any:
+        """Return the shape of actions in [-1, 1]."""
+        return jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.float32)
+
+    def stored_action(self, trajectory: Trajectory) -> Any:
+        return self.actions.normalize(trajectory.action)
+
+    def noise(self, key: Key, number: int) -> Array | None:
+        """Return noise [number, 2, A, n], for targets and for the actor."""
+        return jax.random.normal(key, (number, 2, self.spec.num_agents, self.action_size), jnp.float32)

@@ -3,9 +3,8 @@
 The bonus of a step is w rho, where rho in (0, 1] is the teacher's density of the action taken, relative to its
 peak, and w decays to 0 over training. rho is computed during acting and stored; w is that of the update. The
 teacher is a collective network with its window of the last steps (the published collective-learning pipeline,
-argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Before
-training it may act for a few episodes, to which the student's policy is then fitted. Without a teacher a student is
-bit-identical to SAC. Losses first, then the algorithm.
+argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Without a
+teacher a student is bit-identical to SAC. Losses first, then the algorithm.
 """
 
 import dataclasses
@@ -17,13 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from envs_jax.progress import Progress, start, total
-from jaxrl.algos.base import AlgoState, Learner, Mode, Phase, Trajectory, setting
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import AlgoState, Mode, Trajectory, setting
 from jaxrl.algos.collective.algorithm import Collective
-from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.collective.networks import Carry
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
-from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -31,7 +28,6 @@ from jaxrl.common.types import Key, Params, PolicyParams
 # Layout letters besides T, B, A, S: N samples, n action dims.
 
 GOLDEN = 2654435769  # 2^32 divided by the golden ratio
-IMITATIONS = 50  # updates per iteration of the imitation phase
 # Settings that determine the teacher's networks.
 TEACHES = (
     "resolved_inputs", "state_entries", "context_length", "code_size", "embedding_size", "feedforward_size",
@@ -81,24 +77,16 @@ class Student(Sac, MultiStage):
         "episode, at most this number, which falls to 0 as the bonus does; 0 = none",
         between=(0, 2**24),
     )  # fmt: skip
-    imitation_episodes: int = setting(
-        0, "episodes that the teacher plays first (at least one in each environment) and the policy imitates; their "
-        "steps count towards the total, not towards teacher_constant_steps and teacher_until_step, and stay in the "
-        "replay buffer; 0 = none",
-        between=(0, 2**24),
-    )  # fmt: skip
-    imitation_updates: int = setting(200_000, "imitation updates on these episodes", between=(1, 1e12))
-    imitation_batch: int = setting(32, "transitions per imitation update", between=(1, 2**24))
 
     sources: ClassVar[tuple[str, ...]] = ("teacher",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.teacher_algo is None:
-            if self.teacher_weight or self.guide_steps or self.imitation_episodes:
+            if self.teacher_weight or self.guide_steps:
                 raise ValueError(
                     "a student needs a teacher: name a run of collective with --teacher RUN, or train without one "
-                    "with --teacher_weight 0 and neither guide_steps nor imitation_episodes"
+                    "with --teacher_weight 0 --guide_steps 0"
                 )
             return
         if not self.random_steps + self.teacher_constant_steps < self.teacher_until_step < 2**24:
@@ -106,11 +94,6 @@ class Student(Sac, MultiStage):
                 f"teacher_until_step must lie above random_steps + teacher_constant_steps "
                 f"({self.random_steps + self.teacher_constant_steps:,}) and "
                 f"below {2**24:,}, not be {self.teacher_until_step:,}"
-            )
-        if self.imitation_episodes and self.imitation_batch % self.layout.shards:
-            raise ValueError(
-                f"{self.layout.shards} logical shards do not divide imitation_batch {self.imitation_batch}: choose a "
-                "multiple of them, or fewer --logical_shards"
             )
 
     @classmethod
@@ -145,43 +128,23 @@ class Student(Sac, MultiStage):
         settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
         return Collective(self.spec, self.layout, **settings)
 
-    # Phases
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the phases: the teacher's episodes and imitation updates, if any; then SAC's."""
-        if not self.imitation_episodes:
-            return super().phases
-        shown = Phase("demonstration", self.steps_per_call, 0, iterations=self._shown_calls)
-        imitation = Phase("imitation", 0, IMITATIONS, iterations=-(-self.imitation_updates // IMITATIONS))
-        return (shown, imitation, *super().phases)
-
-    @property
-    def _shown_calls(self) -> int:
-        """Return the calls of `learn` while the teacher acts."""
-        each = -(-self.imitation_episodes // self.layout.num_envs) * (self.spec.horizon + 1)
-        return -(-each // self.steps_per_call) if self.imitation_episodes else 0
-
-    @property
-    def steps_before(self) -> int:
-        return self._shown_calls * self.steps_per_call * self.layout.num_envs
-
     # Replay contents
 
     @property
-    def replay(self) -> ReplayLearner:
-        """Return SAC's replay; with a teacher it also holds its agreement "rho", and its action, to be imitated.
+    def action_shapes(self) -> Any:
+        """Return SAC's shape; with a teacher also that of its agreement "rho"."""
+        shape = super().action_shapes
+        rho = jax.ShapeDtypeStruct(shape.shape[:1], jnp.float32)
+        return shape if self.teacher_algo is None else {"action": shape, "rho": rho}
 
-        Batches have "rho" [S, m, n_step, A] of every action in the window.
-        """
-        plain = super().replay
-        if self.teacher_algo is None:
-            return plain
-        action = plain.action.shape
-        shapes = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
-        shapes |= {"mu": action, "log_std": action} if self.imitation_episodes else {}
-        stored = lambda trajectory: {"action": plain.action.of(trajectory), **trajectory.extras}  # noqa: E731
-        return dataclasses.replace(plain, action=Entry(shapes, stored), windows=("rho",))
+    def stored_action(self, trajectory: Trajectory) -> Any:
+        action = super().stored_action(trajectory)
+        return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
+
+    @property
+    def windows(self) -> tuple[str, ...]:
+        """Return "rho": batches have that of every action in the window, [S, m, n_step, A]."""
+        return () if self.teacher_algo is None else ("rho",)
 
     def update(
         self, params: Any, batch: dict[str, Any], number: Array, progress: Progress
@@ -201,9 +164,8 @@ class Student(Sac, MultiStage):
 
     def help_left(self, progress: Progress) -> Array:
         """Return the share of the bonus and of `guide_steps` that is left, float32[]."""
-        begin = self.steps_before + self.random_steps + self.teacher_constant_steps
-        end = self.steps_before + self.teacher_until_step
-        return teacher_weight_schedule(total(progress.env_steps), begin, end)
+        constant_until = self.random_steps + self.teacher_constant_steps
+        return teacher_weight_schedule(total(progress.env_steps), constant_until, self.teacher_until_step)
 
     def guided(self, memory: Carry, progress: Progress) -> Array:
         """Return whether the teacher acts, bool[B].
@@ -248,9 +210,8 @@ class Student(Sac, MultiStage):
         if teacher is None or mode != "explore":
             return action, carry, extras
         memory, own = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
-        steps = total(progress.env_steps)
         helps = self.teacher_weight or self.guide_steps
-        asked = steps < self.steps_before + (self.teacher_until_step if helps else 0)
+        asked = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
         mean, log_std = jax.lax.cond(
             asked,
             lambda: teacher.model.action_distribution(policy["teacher"], memory.window),
@@ -259,44 +220,6 @@ class Student(Sac, MultiStage):
         mean = jnp.tanh(mean)
         if self.guide_steps:
             own = jnp.where(self.guided(memory, progress)[:, None], mean, own)
-        if self.imitation_episodes:
-            own = jnp.where(steps < self.steps_before, mean, own)
-        if self.guide_steps or self.imitation_episodes:
             action = self.actions.denormalize(own[:, None])
         rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
-        extras = {"rho": jnp.where(asked, rho, 0.0)[:, None]}
-        if self.imitation_episodes:
-            extras |= {"mu": mean[:, None], "log_std": log_std[:, None]}
-        return action, dataclasses.replace(memory, action=own), extras
-
-    def learn(
-        self,
-        state: AlgoState,
-        trajectory: Trajectory | None,
-        last_timestep: TimeStep | None,
-        key: Key,
-        progress: Progress,
-        phase: Phase,
-    ) -> tuple[AlgoState, dict[str, Array]]:
-        """Learn as SAC; in the imitation phase fit the actor to the teacher's actions."""
-        if phase.name != "imitation":
-            return super().learn(state, trajectory, last_timestep, key, progress, phase)
-        params, ring = state.replicated, state.sharded
-        replay = dataclasses.replace(self.replay, batch_size=self.imitation_batch)
-
-        def loss(actor: Array, sample: dict[str, Array]) -> tuple[Array, Any]:
-            mean, log_std = self.gaussian(actor, sample["observation"])
-            wanted = sample["mu"][:, 0], sample["log_std"][:, 0]
-            return distillation_loss(mean[:, 0], log_std[:, 0], *wanted, sample["weight"]), {}
-
-        def update(actor: Learner, key: Key) -> tuple[Learner, dict[str, Array]]:
-            index, weight = replay.sample(ring, key)
-            batch = replay.gather(ring, index)
-            sample = {"observation": batch["observation"], "weight": weight}
-            sample |= {name: batch["action"][name] for name in ("mu", "log_std")}
-            gradient, (value, _) = self.layout.gradient(loss, actor.params, sample)
-            actor, norm = self.step("actor", actor, gradient, start())  # at the initial learning rate
-            return actor, {"imitation_loss": value, "actor_grad_norm": norm}
-
-        actor, metrics = jax.lax.scan(update, params.actor, jax.random.split(key, phase.updates))
-        return AlgoState(dataclasses.replace(params, actor=actor), ring), metrics
+        return action, dataclasses.replace(memory, action=own), {"rho": jnp.where(asked, rho, 0.0)[:, None]}

@@ -15,7 +15,6 @@ from envs_jax.critic_input import with_critic_input
 from jaxrl.algos.base import Trajectory
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks
-from jaxrl.nn.packed import Packed
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl.data_parallel import DataParallel
 
@@ -74,21 +73,21 @@ class TeamNetworks:
     """
 
     spec: EnvSpec
-    actor: Packed
-    critic: Packed
+    actor: networks.Network
+    critic: networks.Network
     dueling: bool
     egocentric: bool
     standard: Callable[[int, tuple[int, ...]], Any]
 
     @classmethod
     def make(
-        cls, spec: EnvSpec, make_network: Callable[..., Packed], dueling: bool, egocentric: bool, *sizes: Any
+        cls, spec: EnvSpec, make_network: Callable[..., networks.Network], dueling: bool, egocentric: bool, *sizes: Any
     ) -> "TeamNetworks":
         """Return networks made by `Algorithm.make_network`; `sizes` are the rest of the arguments of `network`."""
         actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
         assert isinstance(actions, Discrete)
 
-        def made(part: str, outputs: int, box: Any) -> Packed:
+        def made(part: str, outputs: int, box: Any) -> networks.Network:
             shape = box.shape
             if egocentric:
                 assert spec.egocentric is not None
@@ -104,7 +103,7 @@ class TeamNetworks:
         inputs = jax.vmap(jax.vmap(self.spec.critic_input))(trajectory.timestep, trajectory.action)
         return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
 
-    def _outputs(self, net: Packed, params: Params, views: Array) -> Array:
+    def _outputs(self, net: networks.Network, params: Params, views: Array) -> Array:
         """Return outputs float32[N, k + n] of views [N, ...]; the last n belong to the n actions."""
         if not self.egocentric:
             return net.apply(params, views)

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import jax
 
 Key: TypeAlias = jax.Array  # of `jax.random`: key[], or key[N] for a batch
-Params: TypeAlias = Any  # of networks: a pytree of arrays, as flax makes it or packed into one vector
+Params: TypeAlias = Any  # of networks: a pytree of arrays, as flax makes it
 PolicyParams: TypeAlias = Any  # what `Algorithm.policy` returns and `act` takes: a pytree of arrays
 
 

@@ -1,5 +1,6 @@
 """Networks. Parameters are float32; matmuls and convolutions run in the compute dtype."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,9 +11,47 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from jaxrl.common.types import Key
+from jaxrl.common.types import Key, Params
 
 Initialiser = Callable[..., Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """A flax module and what it is called with, or an ensemble of such modules.
+
+    Attributes:
+        module: the flax module.
+        inputs: shapes of a call's arguments, with a batch axis.
+        members: C modules with parameters of their own, leaves [C, ...], outputs [C, ...]; 0 = one without that axis.
+    """
+
+    module: Any
+    inputs: tuple[tuple[int, ...], ...]
+    members: int = 0
+
+    def init(self, key: Key) -> Params:
+        """Return fresh parameters, as flax has them."""
+        inputs = [jnp.zeros(shape, jnp.float32) for shape in self.inputs]
+        if self.members:
+            return jax.vmap(lambda k: self.module.init(k, *inputs))(jax.random.split(key, self.members))
+        return self.module.init(key, *inputs)
+
+    def apply(self, params: Params, *inputs: Array) -> Array:
+        """Return the outputs."""
+        out: Array
+        if self.members > 1:
+            out = jax.vmap(lambda member: self.module.apply(member, *inputs))(params)
+        elif self.members == 1:
+            out = self.module.apply(jax.tree.map(lambda leaf: leaf[0], params), *inputs)[None]
+        else:
+            out = self.module.apply(params, *inputs)
+        return out
+
+    @functools.cached_property
+    def shapes(self) -> Params:
+        """Return ShapeDtypeStructs of the parameters."""
+        return jax.eval_shape(self.init, jax.random.key(0))
 
 
 def torch_uniform(fan_in: int) -> Initialiser:
@@ -25,11 +64,11 @@ def torch_uniform(fan_in: int) -> Initialiser:
     return init
 
 
-def he_normal(fan_in: int) -> Initialiser:
-    """Normal with variance 2 / fan-in (He et al. 2015, equation 10)."""
+def he_normal(fan_in: int, scale: float = 1.0) -> Initialiser:
+    """`scale` times a normal with variance 2 / fan-in (He et al. 2015, equation 10)."""
 
     def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-        return jax.random.normal(key, shape, dtype) * (2.0 / fan_in) ** 0.5
+        return scale * (jax.random.normal(key, shape, dtype) * (2.0 / fan_in) ** 0.5)
 
     return init
 
@@ -256,9 +295,7 @@ def _parameters(
     elif initializer == "orthogonal":
         kernel_init, bias_init = nn.initializers.orthogonal(0.01 if last else 2**0.5), nn.initializers.zeros
     else:
-        scale = 0.01 if last else 1.0
-        kernel_init = lambda *args: scale * he_normal(fan_in)(*args)  # noqa: E731
-        bias_init = nn.initializers.zeros
+        kernel_init, bias_init = he_normal(fan_in, 0.01 if last else 1.0), nn.initializers.zeros
     kernel = module.param(f"{name}_kernel", kernel_init, shape, jnp.float32)
     bias = module.param(f"{name}_bias", bias_init, shape[-1:], jnp.float32)
     return kernel.astype(module.dtype), bias

@@ -7,6 +7,7 @@ devices, so that a run computes the same on any number of devices, up to the ord
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from envs_jax.base import Array
@@ -235,14 +237,12 @@ class DataParallel:
             gradients, (loss, dict), equal on every device.
         """
         _, chunks = self._pieces(data)
-        value_and_grad = jax.value_and_grad(loss, has_aux=True)
-
-        def evaluate(params: Any, samples: Any) -> Any:
-            value, gradient = value_and_grad(params, samples)
-            return gradient, value
-
-        result = _mean_over(lambda chunk: evaluate(params, chunk), chunks)
-        return jax.lax.pmean(result, AXIS) if self.devices > 1 else result
+        value_and_grad = functools.partial(jax.value_and_grad(loss, has_aux=True), params)
+        value, gradient = _mean_over(value_and_grad, chunks)
+        if self.devices > 1:
+            flat, unravel = ravel_pytree((value, gradient))  # one reduction, not one for each leaf
+            value, gradient = unravel(jax.lax.pmean(flat, AXIS))
+        return gradient, value
 
 
 def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:

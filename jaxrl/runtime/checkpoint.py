@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import write_atomically
@@ -312,11 +314,12 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     """Read the state, or the part of it at `prefix`, of an intact checkpoint."""
     import orbax.checkpoint as ocp
 
-    wanted = manifest.leaves_of(like, prefix)
     try:
         leaves = manifest.read_manifest(folder).leaves
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+    trees, like = like, _with_vectors(like, {leaf.name: leaf for leaf in leaves}, prefix)
+    wanted = manifest.leaves_of(like, prefix)
     odd = manifest.difference(wanted, leaves, whole=prefix is None)
     if odd is not None and odd.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in odd:
         raise CheckpointError(
@@ -354,7 +357,42 @@ def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
         impl = jax.random.key_impl(jnp.empty((), value.dtype))
         return jax.device_put(jax.random.wrap_key_data(array, impl=impl), sharding)
 
-    return jax.tree.unflatten(structure, map(finish, wanted, values, shardings))
+    return _without_vectors(jax.tree.unflatten(structure, map(finish, wanted, values, shardings)), trees)
+
+
+# Until commit abbf87e the parameters of a network, its targets and its moments were one vector [..., P] each.
+
+
+def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any:
+    """Return `like` with the shape of a vector in the place of each tree that was stored as one."""
+
+    def find(path: Any) -> Leaf | None:
+        own = jax.tree_util.keystr(path, simple=True, separator=".")
+        return stored.get(".".join(part for part in (prefix, own) if part))
+
+    def shape(path: Any, part: Any) -> Any:
+        leaf, parts = find(path), jax.tree.leaves(part)
+        if leaf is None or jax.tree.structure(part) == jax.tree.structure(0):
+            return part
+        size = sum(math.prod(x.shape) for x in parts) // math.prod(leaf.shape[:-1])
+        sharding = getattr(parts[0], "sharding", None)
+        return jax.ShapeDtypeStruct((*leaf.shape[:-1], size), parts[0].dtype, sharding=sharding)
+
+    return jax.tree.map_with_path(shape, like, is_leaf=lambda path, _: bool(find(path)), is_leaf_takes_path=True)
+
+
+def _without_vectors(state: Any, like: Any) -> Any:
+    """Return `state` with the trees of `like` again."""
+
+    def unflatten(value: Any, part: Any) -> Any:
+        leaves, structure = jax.tree.flatten(part)
+        if structure == jax.tree.structure(0):
+            return value
+        ends = np.cumsum([math.prod(x.shape) for x in leaves]) // math.prod(value.shape[:-1])
+        parts = jnp.split(value, ends[:-1], axis=-1)
+        return jax.tree.unflatten(structure, [x.reshape(leaf.shape) for x, leaf in zip(parts, leaves, strict=True)])
+
+    return jax.tree.map(unflatten, state, like)
 
 
 def committed_steps(directory: Path) -> list[int]:

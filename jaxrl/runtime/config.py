@@ -257,12 +257,20 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
-_GONE = ("exact_sharding", "compiler_options")  # of older runs; what is trained is the same up to rounding
+# Settings of older runs that are gone, each with the only value with which a run is the same without it; None: any
+_GONE = {
+    "exact_sharding": None, "compiler_options": None, "imitation_updates": None, "imitation_batch": None,
+    "imitation_episodes": 0, "eps_spread": 0, "value_clip": 0, "target_kl": 0,
+}  # fmt: skip
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the settings of a YAML file, without those that are gone. Raises UsageError where it cannot be read."""
-    loaded = {name: value for name, value in read_mapping(path, "configuration").items() if name not in _GONE}
+    loaded = {
+        name: value
+        for name, value in read_mapping(path, "configuration").items()
+        if name not in _GONE or _GONE[name] not in (None, value)
+    }
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
             raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")

@@ -338,7 +338,7 @@ class Trainer:
         floats = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
-                floats[jax.tree_util.keystr(path).removeprefix(".")] = leaf
+                floats[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
         return {**learning, **floats}
 
     def tensor_names(self, phase: Phase) -> list[str]:

@@ -39,7 +39,7 @@ from jaxrl.algos.collective.workers import RESOLVED, Experts, resolve_workers
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
 from jaxrl.algos.sac import LOG_STD_MAX, LOG_STD_MIN, Sac
 from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.nn import distributions, optimizers
+from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP
 from jaxrl.rl import replay
 
@@ -261,10 +261,7 @@ class Collective(MultiStage):
             worker = self.experts.worker
             fresh = lambda key: worker.weights(worker.init(key, None))  # noqa: E731
             stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self.timing.workers, 1)))
-        learners = {
-            name: dataclasses.replace(self.learner(name, optimizers.ravel(tree)), params=tree)
-            for name, tree in self.model.init(key).items()
-        }
+        learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
         params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(*self._rows, 1, shards, self.timing.rows, envs)

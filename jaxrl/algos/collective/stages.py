@@ -13,7 +13,6 @@ from jaxrl.algos.collective import dataset
 from jaxrl.algos.collective.losses import Means
 from jaxrl.algos.collective.networks import Networks
 from jaxrl.common.types import Key, Params
-from jaxrl.nn import optimizers
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import Replay
 
@@ -45,22 +44,17 @@ class Stage:
     def train(
         self, layout: DataParallel, learner: Learner, batch: Callable[[Array], Any], keys: Key
     ) -> tuple[Learner, Means]:
-        """Take one optimizer step per key, on the network as a vector; return the learner and metrics float32[updates].
+        """Take one optimizer step per key; return the learner and metrics float32[updates].
 
         batch: key -> samples [S local, m, ...].
         """
-        tree = learner.params
-
-        def of_vector(vector: Array, sample: Any) -> tuple[Array, Means]:
-            return self.loss(optimizers.unravel(vector, tree), sample)
 
         def update(learner: Learner, key: Key) -> tuple[Learner, Means]:
-            gradient, (value, means) = layout.gradient(of_vector, learner.params, batch(key))
+            gradient, (value, means) = layout.gradient(self.loss, learner.params, batch(key))
             learner, norm = self.step(learner, gradient)
             return learner, {f"{self.network}_loss": value, f"{self.network}_grad_norm": norm, **means}
 
-        packed, metrics = jax.lax.scan(update, dataclasses.replace(learner, params=optimizers.ravel(tree)), keys)
-        return dataclasses.replace(packed, params=optimizers.unravel(packed.params, tree)), metrics
+        return jax.lax.scan(update, learner, keys)
 
 
 def fit(
