@@ -106,14 +106,16 @@ def mission(settings: coverage_oracle.Settings, policy: str, number: int, start:
     flown, n = flight.mission, flight.mission.n
     cells = np.union1d(rng.choice(n * n, PROBES, replace=False), [0, n - 1, n * (n - 1), n * n - 1])
     metrics = [flown.metrics(np.full((n, n), settings.prior))]
-    probed = lambda maps: maps.reshape(*maps.shape[:-2], -1)[..., cells].astype(np.float32)  # noqa: E731
     actions: Any = ()
     while True:
         metrics.append(flown.metrics())
         maps = {"measured": flown.measured_beliefs, "global": flown.global_belief}
         if not flown.done:
             maps["fused"] = flown.local_beliefs
-        seen = {f"belief_{kind}_probe": probed(belief) for kind, belief in maps.items()}
+        seen = {
+            f"belief_{kind}_probe": belief.reshape(*belief.shape[:-2], -1)[..., cells].astype(np.float32)
+            for kind, belief in maps.items()
+        }
         seen |= {f"belief_{kind}_stats": statistics(belief) for kind, belief in maps.items() if belief is not None}
         if flown.done:
             flight.note(**seen)
@@ -334,7 +336,10 @@ def transition(
     outcome = snakes_oracle.advance(before, resolved, settings)
     after = snakes_oracle.refill(outcome.state, settings, rng)
     code, number = int(rng.integers(5)), settings.num_snakes
-    by_snake = lambda values: np.int16([*map(int, values), *[0] * (6 - number)])  # noqa: E731
+
+    def by_snake(values: Any) -> Any:
+        return np.int16([*map(int, values), *[0] * (6 - number)])
+
     row: dict[str, Any] = {
         "board_h": settings.height, "board_w": settings.width, "n_snakes": number, "n_beans": settings.num_beans,
         "max_step": settings.max_step, "source": source,
@@ -410,10 +415,13 @@ def reach() -> Arrays:
     goal = np.array([0.0, 0.65, 0.2]) + rng.uniform(-NEAR, NEAR, (EPISODES, 3))
     arms = reach_oracle.Arms(puck, goal)
     acts = [metaworld.actor(name, place, rng) for name, place in zip(policy, goal, strict=True)]
-    state = lambda: {  # noqa: E731
-        "obs": arms.observe(), "tcp": reach_oracle.tool_centre(arms.q), "mocap_pos": arms.target,
-        "qpos": arms.q.copy(), "qvel": arms.v.copy(),
-    }  # fmt: skip
+
+    def state() -> Any:
+        return {
+            "obs": arms.observe(), "tcp": reach_oracle.tool_centre(arms.q), "mocap_pos": arms.target,
+            "qpos": arms.q.copy(), "qvel": arms.v.copy(),
+        }  # fmt: skip
+
     states, steps = [state()], []
     for _ in range(PERIODS):
         action = np.array([act(hand) for act, hand in zip(acts, states[-1]["obs"][:, :3], strict=True)])

@@ -369,8 +369,7 @@ def test_resume_with_too_little_memory(run: Path, capsys: pytest.CaptureFixture[
 def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "locked").mkdir(mode=0o555)
     if os.getuid() == 0:  # to whom everything is allowed
-        allowed = lambda path, mode: bool(Path(path).stat().st_mode & 0o222)  # noqa: E731
-        monkeypatch.setattr(os, "access", allowed)
+        monkeypatch.setattr(os, "access", lambda path, mode: bool(Path(path).stat().st_mode & 0o222))
     assert train.main([*TINY.split(), "--runs", "locked/runs"]) == 1
     one_sentence(capsys.readouterr().err, "locked is not writable); choose another with --runs")
     assert list((here / "locked").iterdir()) == []

@@ -261,6 +261,34 @@ def test_part_of_a_state(tmp_path: Path) -> None:
 # Damage
 
 
+@pytest.mark.parametrize("trials", [(), (2,)])
+def test_networks_that_were_stored_as_one_vector_are_read(tmp_path: Path, trials: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=(*trials, *shape)), jnp.float32)
+
+    layers = {"params": {"log_std": draw(), "fc2": {"kernel": draw(3, 2), "bias": draw(2)}, "fc10_bias": draw(4)}}
+    vector = jnp.concatenate([leaf.reshape(*trials, -1) for leaf in jax.tree.leaves(layers)], axis=-1)
+    state = {
+        "actor": {"params": layers, "mu": layers},
+        "alpha": draw(5),
+        "count": jnp.int32(3),
+        "key": jax.random.key(1),
+    }
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state | {"actor": {"params": vector, "mu": 2 * vector}}, {})
+        _, found, _ = checkpoints.restore(jax.eval_shape(lambda: state))
+        _, part, _ = checkpoints.restore(jax.eval_shape(lambda: layers), prefix="actor.params")
+        wider = layers | {"params": layers["params"] | {"log_std": draw(7)}}
+        with pytest.raises(CheckpointError, match="is from another configuration: actor.params is float32"):
+            checkpoints.restore(jax.eval_shape(lambda: wider), prefix="actor.params")
+    wanted = state | {"actor": {"params": layers, "mu": jax.tree.map(lambda x: 2 * x, layers)}}
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(*map(jax.tree.leaves, ((found, part), (wanted, layers))), strict=True):
+        assert one.dtype == other.dtype and bool(jnp.all(one == other))
+
+
 def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2)
     file = flip_a_byte(tmp_path / "0000000002")
@@ -302,7 +330,10 @@ def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> Non
     sentences: list[str] = []
     with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
         assert checkpoints.newest() == (1, {"step": 1})
-        told = lambda: [sentence.partition("is damaged: ")[2].partition(";")[0] for sentence in sentences]  # noqa: E731
+
+        def told() -> Any:
+            return [sentence.partition("is damaged: ")[2].partition(";")[0] for sentence in sentences]
+
         assert told()[:3] == ["holds step 1", "it is no folder", "it is no folder"]
         assert sentences[3:] == ["2 more are damaged and skipped"]
         for name in ("0000000007", "0000000008"):

@@ -198,7 +198,10 @@ def test_masks_hide_as_often_as_they_should() -> None:
 
 def test_contrast_by_hand() -> None:
     first, second = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]]), np.array([[1.0, 1.0], [0.0, 5.0], [-1.0, 0.0]])
-    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+
+    def unit(x: Any) -> Any:
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
     cosines = np.exp(unit(first) @ unit(second).T / 0.15)
     rows = [
         -math.log(cosines[0, 0] / (cosines[0, 0] + cosines[0, 2])),  # windows 0 and 1 are of one task
@@ -319,7 +322,10 @@ def test_windows_of_a_recording_are_those_of_acting() -> None:
     first[0] = True
     state, action = rng.normal(size=(rows, envs, 2)), rng.normal(size=(rows, envs, 1))
     reward, step = rng.normal(size=(rows, envs)), np.zeros((rows, envs), np.int32)
-    to32 = lambda x: np.asarray(x, np.float32)  # noqa: E731
+
+    def to32(x: Any) -> Any:
+        return np.asarray(x, np.float32)
+
     window, seen = jax.jit(lambda state: transformer.first_window(state, 1, steps))(to32(state[0])), []
     for t in range(rows):
         if t:
@@ -436,7 +442,10 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     key = jax.random.key(3)
     memory = algo.init_carry(policy, first, jnp.arange(4))
     keys = jax.random.split(key, 4)
-    at = lambda steps: dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))  # noqa: E731
+
+    def at(steps: Any) -> Any:
+        return dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))
+
     random, learner, worker = (algo.act(policy, memory, first, keys, at(n), "explore") for n in (8, 9, 18))
     noise = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (2,)))(keys)
     mean, log_std = algo.experts.worker.gaussian(
@@ -593,11 +602,17 @@ def test_value_labels_are_of_the_step_itself() -> None:
     env = Corners()
     reset = jax.jit(lambda key: jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(key, 2))[1])
     first = jax.tree.map(np.asarray, reset(jax.random.key(1)))
-    row = lambda reward, ended: dataclasses.replace(  # noqa: E731
-        first, reward=np.full((2, 1), reward, np.float32), terminated=np.array([False, ended])
-    )
+
+    def row(reward: Any, ended: Any) -> Any:
+        return dataclasses.replace(
+            first, reward=np.full((2, 1), reward, np.float32), terminated=np.array([False, ended])
+        )
+
     steps = jax.tree.map(lambda *x: np.stack(x), row(0.0, False), row(1.0, False))
-    zeros = lambda *shape: np.zeros((2, 2, *shape), np.float32)  # noqa: E731
+
+    def zeros(*shape: Any) -> Any:
+        return np.zeros((2, 2, *shape), np.float32)
+
     extras = {"action": zeros(2), "code": zeros(6), "step": np.zeros((2, 2), np.int32)}
     trajectory = Trajectory(steps, zeros(1, 2), extras | {"held_out": np.zeros((2, 2), bool)})
     ring = jax.jit(algo.experts.store)(workers, state.sharded, trajectory, row(7.0, True), jax.random.key(2))

@@ -20,7 +20,6 @@ from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
-from jaxrl.nn.packed import Packed
 from jaxrl.rl import policy_gradient, returns
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import _layout, build_run
@@ -70,10 +69,15 @@ def same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def gradient_of(new: Learner, old: Learner) -> np.ndarray:
-    """The gradient of one Adam step, from its first moments (beta 0.9) before and after."""
+def flat(tree: Any) -> np.ndarray:
+    """All leaves one after another, float64."""
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+
+
+def gradient_of(new: Learner, old: Learner) -> Any:
+    """The gradient of one Adam step, float64, from its first moments (beta 0.9) before and after."""
     after, before = (next(s.mu for s in learner.opt_state if hasattr(s, "mu")) for learner in (new, old))
-    return (np.float64(after) - 0.9 * np.float64(before)) / 0.1
+    return jax.tree.map(lambda a, b: (np.float64(a) - 0.9 * np.float64(b)) / 0.1, after, before)
 
 
 # ---------------------------------------------------------------- recorded training step
@@ -118,10 +122,8 @@ def from_torch(arrays: dict[str, np.ndarray]) -> Any:
     return {"params": params}
 
 
-def to_torch(network: Packed, vector: Any) -> dict[int, np.ndarray]:
+def to_torch(tree: Any) -> dict[int, np.ndarray]:
     """{row of the records: tensor in PyTorch's layout}, float64."""
-    with jax.enable_x64(True):
-        tree = network.tree(jnp.float64(vector))
     layers = {**tree["params"], **tree["params"]["head"]}
     arrays = {row: np.asarray(layers[name], np.float64) for name, row in TENSORS.items()}
     return {row: x.transpose(3, 2, 0, 1) if x.ndim == 4 else x.T for row, x in arrays.items()}
@@ -157,18 +159,18 @@ class Recorded:
         """The recorded five minibatches, critic first, through the algorithm's two update functions."""
         critic_update, actor_update = jax.jit(self.algo.critic_update), jax.jit(self.algo.actor_update)
         rows: dict[str, Any] = {"critic": [], "critic_gradient": [], "q_after": [], "actor": [], "actor_gradient": []}
-        nets, actor, critic = self.algo.networks, self.params.actor, self.params.critic
+        actor, critic = self.params.actor, self.params.critic
         for number in range(MISSIONS):
             batch, before = self.minibatch(number), critic
             critic, metrics = critic_update(critic, batch, self.progress)
             rows["critic"].append(metrics)
-            rows["critic_gradient"].append(to_torch(nets["critic"], gradient_of(critic, before)))
+            rows["critic_gradient"].append(to_torch(gradient_of(critic, before)))
             rows["q_after"].append(np.asarray(self.values(critic.params, batch["critic_input"][0])))
         for number in range(MISSIONS):
             batch, before = self.minibatch(number) | {"values": rows["q_after"][number][None]}, actor
             actor, metrics = actor_update(actor, batch, self.progress)
             rows["actor"].append(metrics)
-            rows["actor_gradient"].append(to_torch(nets["actor"], gradient_of(actor, before)))
+            rows["actor_gradient"].append(to_torch(gradient_of(actor, before)))
         return rows | {"params": dataclasses.replace(self.params, actor=actor, critic=critic)}
 
 
@@ -200,7 +202,6 @@ def recorded() -> Recorded:
     algo = ComaOriginal(recorded_spec(), DataParallel(MISSIONS))
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
     begin = jax.jit(lambda given: algo.init(jax.random.key(0), given).replicated)
-    target = algo.networks["critic"].vector(target)
     params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
     trajectory = Trajectory(timestep, by_mission(arrays["action"]).astype(np.int32), extras)
     return Recorded(arrays, algo, params, trajectory, last, progress(episodes=2 * MISSIONS))
@@ -223,17 +224,16 @@ def logits_of(actor: Any, observation: np.ndarray) -> jax.Array:
 
 
 def test_weights_of_the_records_are_loaded(recorded: Recorded) -> None:
-    params, nets = recorded.params, recorded.algo.networks
-    for label, network, vector in (
-        ("actor", nets["actor"], params.actor.params),
-        ("critic", nets["critic"], params.critic.params),
-        ("target", nets["critic"], params.first_target),
+    params = recorded.params
+    for label, tree in (
+        ("actor", params.actor.params),
+        ("critic", params.critic.params),
+        ("target", params.first_target),
     ):
-        for row, tensor in to_torch(network, vector).items():
+        for row, tensor in to_torch(tree).items():
             close([tensor.sum(), (tensor**2).sum()], recorded.arrays[f"{label}_param_summary_init"][row], 1e-9)
     given = from_torch(golden.coverage_network(100, 7))
-    assert jax.tree.map(jnp.shape, nets["actor"].shapes) == jax.tree.map(jnp.shape, given)
-    same(nets["actor"].tree(params.actor.params), given)
+    same(params.actor.params, given)
 
 
 def test_epsilon_is_that_of_the_last_mission(recorded: Recorded) -> None:
@@ -327,16 +327,16 @@ def test_recorded_actor_updates(recorded: Recorded) -> None:
         close(metrics["actor_grad_norm"][b], np.sqrt((expected**2).sum()), 0, rtol=NORM)
 
 
-def check_parameters_after(algo: Coma, params: ComaParameters, arrays: dict[str, np.ndarray]) -> None:
+def check_parameters_after(params: ComaParameters, arrays: dict[str, np.ndarray]) -> None:
     for name in ("actor", "critic"):
-        for row, tensor in to_torch(algo.networks[name], getattr(params, name).params).items():
+        for row, tensor in to_torch(getattr(params, name).params).items():
             close(tensor.ravel()[:6], arrays[f"{name}_param_heads_after"][row], VALUE)
             close([tensor.sum(), (tensor**2).sum()], arrays[f"{name}_param_summary_after"][row],
                   VALUE + 1e-9 * tensor.size)  # fmt: skip
 
 
 def test_recorded_parameters_after_five_adam_steps(recorded: Recorded) -> None:
-    check_parameters_after(recorded.algo, recorded.training["params"], recorded.arrays)
+    check_parameters_after(recorded.training["params"], recorded.arrays)
 
 
 @pytest.mark.long
@@ -349,7 +349,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
     state, metrics = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(
         AlgoState(recorded.params, ()), *arguments
     )
-    check_parameters_after(algo, state.replicated, recorded.arrays)
+    check_parameters_after(state.replicated, recorded.arrays)
     close(metrics["critic_loss"].mean(), recorded.arrays["critic_loss_mean"], VALUE)
     close(metrics["actor_loss"].mean(), recorded.arrays["actor_loss_mean"], VALUE)
     same(state.replicated.first_target, recorded.params.first_target)
@@ -572,25 +572,25 @@ def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> No
     mask, values = np.array([True, False, True, True]), generator.normal(size=4)
     epsilon = float(epsilon_of(algo, start()))
 
-    def policy(flat: np.ndarray) -> np.ndarray:  # float64, by hand
-        layers = unflatten(flat)["params"]["head"]
+    def policy(weights: np.ndarray) -> np.ndarray:  # float64, by hand
+        layers = unflatten(weights)["params"]["head"]
         hidden = np.maximum(observation @ layers["fc1_kernel"] + layers["fc1_bias"], 0)
         logits = hidden @ layers["out_kernel"] + layers["out_bias"]
         mixed = (1 - epsilon) * np.exp(logits) / np.exp(logits).sum() + epsilon / 4
         return mixed * mask / (mixed * mask).sum()
 
-    def unflatten(flat: np.ndarray) -> Any:
+    def unflatten(weights: np.ndarray) -> Any:
         leaves, structure = jax.tree.flatten(network.shapes)
-        parts = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        parts = np.split(weights, np.cumsum([leaf.size for leaf in leaves])[:-1])
         return jax.tree.unflatten(structure, [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)])
 
-    flat = np.float64(actor.params)
-    jax.tree.map(lambda a, b: close(a, b, 0), unflatten(flat), network.tree(actor.params))
-    numeric = np.zeros_like(flat)
-    for k in range(flat.size):
-        step = np.zeros_like(flat)
+    weights = flat(actor.params)
+    jax.tree.map(lambda a, b: close(a, b, 0), unflatten(weights), actor.params)
+    numeric = np.zeros_like(weights)
+    for k in range(weights.size):
+        step = np.zeros_like(weights)
         step[k] = 1e-5
-        numeric[k] = (policy(flat + step) @ values - policy(flat - step) @ values) / 2e-5
+        numeric[k] = (policy(weights + step) @ values - policy(weights - step) @ values) / 2e-5
     batch = {
         "observation": np.tile(observation, (4, 1)),
         "action": np.arange(4, dtype=np.int32),
@@ -598,15 +598,15 @@ def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> No
         "log_prob": np.zeros(4),
         "values": np.tile(values, (4, 1)),
         "target": np.zeros(4),
-        "weight": 4 * policy(flat),  # the mean over the four samples is the sum over the actions
+        "weight": 4 * policy(weights),  # the mean over the four samples is the sum over the actions
     }
     batch = {k: v.astype(np.float32 if v.dtype == np.float64 else v.dtype)[None] for k, v in batch.items()}
     new, metrics = jax.jit(algo.actor_update)(actor, batch, start())
-    analytic = -gradient_of(new, actor)
+    analytic = -flat(gradient_of(new, actor))
     assert np.abs(numeric).max() > 1e-2
     close(analytic, numeric, 1e-6)
     close(metrics["actor_grad_norm"], np.linalg.norm(numeric), 1e-6)
-    assert np.sign(np.asarray(new.params) - np.float32(flat)) @ numeric > 0  # against the gradient of its loss
+    assert np.sign(flat(new.params) - weights) @ numeric > 0  # against the gradient of its loss
 
 
 def test_clip_ratio() -> None:
@@ -750,13 +750,13 @@ def test_the_target_is_copied_every_few_training_steps(copying: Any) -> None:
         expected = before.critic.params if step % 3 == 0 else before.target
         same(after.target, expected)
     assert np.abs(metrics[1]["critic_loss"]).max() > 0
-    assert np.any(params[1].target != params[4].target)
+    assert np.any(flat(params[1].target) != flat(params[4].target))
 
 
 def test_targets_are_built_before_the_copy(copying: Any) -> None:
     learn, (begin, *_), _ = copying
     rows = made_up(small())
-    params = dataclasses.replace(begin, target=np.zeros_like(begin.target))
+    params = dataclasses.replace(begin, target=jax.tree.map(np.zeros_like, begin.target))
     _, metrics = learn(AlgoState(params, ()), *rows, jax.random.key(1), start())
     reward = np.r_[np.asarray(rows[0].timestep.reward)[1:], np.asarray(rows[1].reward)[None]]
     expected, following = np.zeros_like(reward), np.zeros_like(reward[0])
@@ -767,23 +767,25 @@ def test_targets_are_built_before_the_copy(copying: Any) -> None:
 
 def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
     params, _ = trained(small(tau=0.25, num_epochs=1))
-    close(params[1].target, 0.75 * params[0].target + 0.25 * params[0].critic.params, 1e-7)
-    other = dataclasses.replace(params[0], target=np.zeros_like(params[0].target))
+    close(flat(params[1].target), 0.75 * flat(params[0].target) + 0.25 * flat(params[0].critic.params), 1e-7)
+    other = dataclasses.replace(params[0], target=jax.tree.map(np.zeros_like, params[0].target))
     algo = small(tau=0.25, num_epochs=2, critic_lr=1e-12)  # the critic stays, so that both blends are known
     state, _ = compiled(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
-    close(state.replicated.target, (1 - 0.75**2) * other.critic.params, 1e-6)
+    close(flat(state.replicated.target), (1 - 0.75**2) * flat(other.critic.params), 1e-6)
 
 
 def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
     _, params, metrics = copying
     assert metrics[4]["actor_loss"].shape == metrics[4]["critic_loss"].shape == (4,)  # all passes train both
     assert steps_of(params[5]) == [3 * 4, 5 * 4]
-    out_kernel = lambda learner, name: small().networks[name].tree(learner.params)["params"]["head"]["out_kernel"]  # noqa: E731
+    kernels = {
+        name: [getattr(x, name).params["params"]["head"]["out_kernel"] for x in params] for name in ("actor", "critic")
+    }
     for step in range(2):
         same(params[step + 1].actor, params[0].actor)
     for step in range(3):
-        assert np.any(out_kernel(params[step + 1].critic, "critic") != out_kernel(params[step].critic, "critic"))
-    assert np.any(out_kernel(params[3].actor, "actor") != out_kernel(params[2].actor, "actor"))
+        assert np.any(kernels["critic"][step + 1] != kernels["critic"][step])
+    assert np.any(kernels["actor"][3] != kernels["actor"][2])
 
 
 def test_learning_rates_fall_to_their_final_share() -> None:
@@ -794,7 +796,7 @@ def test_learning_rates_fall_to_their_final_share() -> None:
         actor, _ = actor_update(params.actor, batch, progress(fraction=fraction))
         critic, _ = critic_update(params.critic, batch, progress(fraction=fraction))
         pairs = (actor, params.actor), (critic, params.critic)
-        moved[fraction] = [np.float64(new.params) - old.params for new, old in pairs]
+        moved[fraction] = [flat(new.params) - flat(old.params) for new, old in pairs]
     for network in range(2):
         assert np.abs(moved[0.0][network]).max() == pytest.approx(1e-2, rel=1e-3)  # Adam's first step: the rate
         close(moved[0.5][network], 0.6 * moved[0.0][network], 1e-7)
@@ -807,7 +809,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     clipped = jax.jit(lambda: small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated)()
     for begin, settings in ((begun(small()), {}), (clipped, {"max_grad_norm": 0.01})):
         new, metrics = updates(**settings)[0](begin.critic, batch, start())
-        gradient = gradient_of(new, begin.critic)
+        gradient = flat(gradient_of(new, begin.critic))
         norms.append((float(metrics["critic_grad_norm"]), float(np.sqrt((gradient**2).sum()))))
     assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-5) and norms[0][0] > 0.01
     assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
@@ -905,7 +907,7 @@ CROWD = dataclasses.replace(VECTOR, num_agents=3, next_mask=not_taken)
 def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
     """4,000 copies of three agents, who act at random and greedily."""
     algo, generator, copies = small(spec=CROWD), np.random.default_rng(0), 4_000
-    policy = algo.networks["actor"].tree(3 * begun(algo).actor.params)
+    policy = jax.tree.map(lambda x: 3 * x, begun(algo).actor.params)
     timestep = random_timestep(generator, (copies,), CROWD)
     mask = generator.random((copies, 3, 4)) < 0.5
     mask[..., 1] |= ~mask.any(-1)

@@ -93,8 +93,9 @@ def test_a_fusion_that_changes_nothing_earns_the_offset():
     @jax.jit
     def rewards_of(key):  # certain cells cannot become more certain
         state = env.begin(key, terrain.split(jnp.int32(0), jnp.int32(45), env.n), start, jnp.float32(25))
-        advance = lambda state, _: env.observe_and_fuse(state, start, jnp.ones((2, 2), jnp.bool_), readings)  # noqa: E731
-        return jax.lax.scan(advance, state, length=6)[1].reward[:, 0]
+        return jax.lax.scan(
+            lambda state, _: env.observe_and_fuse(state, start, jnp.ones((2, 2), jnp.bool_), readings), state, length=6
+        )[1].reward[:, 0]
 
     rewards = np.asarray(rewards_of(jax.random.key(0)))
     assert rewards[1] > -0.5

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -255,8 +256,13 @@ def test_footprints_equal_painted_maps():
 
 def painted(family, side, first, second, n):
     cells = np.zeros((n, n), bool)
-    head = lambda c: slice(0, n * c // 100)  # noqa: E731
-    tail = lambda c: slice(n - n * (c - 1) // 100, n)  # noqa: E731
+
+    def head(c: Any) -> Any:
+        return slice(0, n * c // 100)
+
+    def tail(c: Any) -> Any:
+        return slice(n - n * (c - 1) // 100, n)
+
     every = slice(0, n)
     if family == "corner":
         rows = tail(first) if side in (1, 2) else head(first)

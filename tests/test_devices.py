@@ -16,7 +16,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
 @pytest.mark.parametrize(
     ("case", "counts"),
     [
-        pytest.param("ddpg gumbel", (1, 8), marks=pytest.mark.long),
+        pytest.param("ddpg expected", (1, 8), marks=pytest.mark.long),
         ("sac", (1, 8)),
         pytest.param("student", (1, 8), marks=pytest.mark.long),
         pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
@@ -38,7 +38,7 @@ def test_training_computes_the_same_on_any_number_of_devices(
         for devices in counts:
             trainer = trainer_of(case, devices, **more)
             state, _ = run(trainer, 8)
-            assert int(state.algo.sharded.filled[0]) == trainer.algo.replay.rows - 1
+            assert int(state.algo.sharded.filled[0]) == trainer.algo.replay_rows - 1
             begun.append(jax.device_get(state.algo.replicated))
             block = trainer.make_block(trainer.algo.phases[-1])
             if devices == 1:
@@ -55,7 +55,7 @@ def test_training_computes_the_same_on_any_number_of_devices(
 @pytest.mark.parametrize(
     "case",
     [
-        "ddpg gumbel",
+        "ddpg expected",
         pytest.param("ddpg published", marks=pytest.mark.long),
         pytest.param("sac modern", marks=pytest.mark.long),
     ],
@@ -66,5 +66,5 @@ def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str)
     text = block.as_text()
     assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
     memory = block.memory_analysis()
-    ring = 200_000 * trainer.algo.replay.row_bytes
+    ring = 200_000 * trainer.algo.row_bytes
     assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes

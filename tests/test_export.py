@@ -142,8 +142,9 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     seen, masks = reference(env, settings, states)
     algo = algorithm(env, **options)
     params = begun(algo, 3)
-    shift = lambda x: 3 * np.asarray(x) + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape)  # noqa: E731
-    params = jax.tree.map(lambda x: jnp.asarray(shift(x), jnp.float32), params)
+    params = jax.tree.map(
+        lambda x: jnp.float32(3 * np.asarray(x) + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape)), params
+    )
 
     @jax.jit
     def policy(params: Any, seen: Any, masks: Any) -> tuple[Any, Any]:

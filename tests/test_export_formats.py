@@ -273,15 +273,26 @@ _next_mask = jax.jit(coverage_actions.next_mask, static_argnums=4)
 def test_masks_of_other_environments_are_passed(tmp_path: Path) -> None:
     """A rule in NumPy is heeded; without one there is a sentence."""
     env = Corridor(num_agents=2)
-    others = lambda state, mask, chosen, agent: mask[agent] & ((agent == 0) | (jnp.arange(2) != chosen[0]))  # noqa: E731
     policy = case("coma_vectors").policy
     policy = dataclasses.replace(
-        policy, algo=dataclasses.replace(policy.algo, spec=dataclasses.replace(env.spec, next_mask=others))
+        policy,
+        algo=dataclasses.replace(
+            policy.algo,
+            spec=dataclasses.replace(
+                env.spec,
+                next_mask=lambda state, mask, chosen, agent: (
+                    mask[agent] & ((agent == 0) | (jnp.arange(2) != chosen[0]))
+                ),
+            ),
+        ),
     )
     export(policy, "numpy", tmp_path)
     seen = np.asarray(case("coma_vectors").timesteps[0].observation)
     module = loaded(tmp_path)
-    plain = lambda state, mask, chosen, agent: mask[agent] & ((agent == 0) | (np.arange(2) != chosen[0]))  # noqa: E731
+
+    def plain(state: Any, mask: Any, chosen: Any, agent: Any) -> Any:
+        return mask[agent] & ((agent == 0) | (np.arange(2) != chosen[0]))
+
     open_ = np.ones((SAMPLES, 2, 2), bool)
     chosen = module.act(seen, open_, next_mask=plain)
     assert np.all(chosen[:, 0] != chosen[:, 1]) and np.ptp(chosen[:, 0]) == 1

@@ -55,8 +55,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
 
     def init(id: str | None, **told: Any) -> Any:
         service.begin(id=id, **told)
-        ends = lambda exit_code: service.ended.append(exit_code)  # noqa: E731
-        return SimpleNamespace(id=id or "id-1", step=service.first, log=service.log, finish=ends)
+        return SimpleNamespace(id=id or "id-1", step=service.first, log=service.log, finish=service.ended.append)
 
     package = SimpleNamespace(init=init, login=lambda **_: False, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", package)

@@ -37,7 +37,6 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "coma_original": (ComaOriginal, {"minibatch_size": 8, "hidden_size": 4, "depth": 1}),
     "ddpg": (Ddpg, REPLAY),
     "ddpg_random_steps": (Ddpg, REPLAY | {"random_steps": 800, "eps_start": 0.0}),
-    "ddpg_gumbel": (Ddpg, REPLAY | {"action_gradient": "gumbel"}),
     "ddpg_expected": (Ddpg, REPLAY | {"action_gradient": "expected"}),
     "bicnet": (Bicnet, REPLAY),
 }

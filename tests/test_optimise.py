@@ -66,16 +66,18 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     algo = with_sgd(algorithm)(env.spec, DataParallel(1), **settings)
     params = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
     names = [name for name in ("target_actor", "target_critic") if hasattr(params, name)]
-    targets = {name: 0.5 * getattr(params, name) for name in names}
+    targets = {name: jax.tree.map(lambda x: 0.5 * x, getattr(params, name)) for name in names}
     params = dataclasses.replace(params, **targets)
-    ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
+
+    def ones(*shape: Any) -> Any:
+        return np.ones(shape, np.float32)
+
     batch: dict[str, Any] = {"weight": ones(1, 4), "reward": ones(1, 4, 1, 2), "end": np.zeros((1, 4, 1), np.uint8)}
-    stored = algo.replay
-    for name, (shape, _) in stored.observation.items():
+    for name, shape in algo.observation_shapes.items():
         batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
     batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
-    batch["action"] = np.zeros((1, 4, *stored.action.shape.shape), stored.action.shape.dtype)
-    noise = jax.eval_shape(lambda: stored.noise(jax.random.key(0), 4))
+    batch["action"] = np.zeros((1, 4, *algo.action_shapes.shape), algo.action_shapes.dtype)
+    noise = jax.eval_shape(lambda: algo.noise(jax.random.key(0), 4))
     if noise is not None:
         batch["noise"] = jnp.full((1, *noise.shape), 0.3)
     new, metrics = jax.jit(algo.update)(params, batch, jnp.uint32(0), at_step(0))
@@ -88,7 +90,8 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
         )
     for name, old in targets.items():
         online = getattr(new, name.removeprefix("target_")).params
-        np.testing.assert_allclose(getattr(new, name), 0.95 * old + 0.05 * online, rtol=1e-5, atol=1e-7)
+        blend = jax.tree.map(lambda old, x: 0.95 * old + 0.05 * x, old, online)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), getattr(new, name), blend)
 
 
 def test_coma_takes_another_optimizer() -> None:
@@ -108,6 +111,6 @@ def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
     state, update = optimizer.init(gradient), jax.jit(optimizer.update)
     for seen in (0, last // 2, last, last + 7):
         at = optax.tree_utils.tree_set(state, count=np.int32(seen))
-        with jax.numpy_dtype_promotion("standard"):  # as in `apply_gradients`
+        with jax.numpy_dtype_promotion("standard"):  # as in `Algorithm.step`
             step, _ = update(gradient, at)
         np.testing.assert_allclose(step, -gradient * (1 - 0.5 * min(seen / last, 1.0)), rtol=1e-6)

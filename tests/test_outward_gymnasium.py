@@ -153,7 +153,9 @@ def test_seeds() -> None:
         shown = [vector.reset(**seed)[0]]
         return shown + [vector.step(action[:, 0])[0] for action in drawn(env, 5, 25)]
 
-    same = lambda a, b: all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
+    def same(a: Any, b: Any) -> Any:
+        return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
     first, second = episodes(), episodes()
     assert not same(first, second)  # without a seed, the next episodes
     assert same(first, episodes(seed=4)) and same(second, episodes())  # the next ones again

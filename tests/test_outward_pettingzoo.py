@@ -20,7 +20,9 @@ from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-    make = lambda: PettingZooParallelEnv(ENVS[name](), mask_in_observation=mask_in_observation)  # noqa: E731
+    def make() -> Any:
+        return PettingZooParallelEnv(ENVS[name](), mask_in_observation=mask_in_observation)
+
     parallel_api_test(make(), num_cycles=40)
     parallel_seed_test(make, num_cycles=40)
 

@@ -107,8 +107,11 @@ class Scripted(Algorithm):
         return ()
 
     def act(self, policy: Any, carry: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
-        draw = lambda key: jax.random.bernoulli(key, 0.7, (self.spec.num_agents,)).astype(jnp.int32)  # noqa: E731
-        return jax.vmap(draw)(keys), carry, ()
+        return (
+            jax.vmap(lambda key: jax.random.bernoulli(key, 0.7, (self.spec.num_agents,)).astype(jnp.int32))(keys),
+            carry,
+            (),
+        )
 
     def learn(self, state: Any, trajectory: Any, last: Any, key: Any, progress: Any, phase: Any) -> Any:
         step = trajectory.timestep
@@ -130,7 +133,10 @@ def collectives(text: str) -> list[tuple[str, int]]:
     """(operation, elements) of every collective in a compiled program."""
     names = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
     found = re.findall(rf"= (.*?) ({names})(?:-start)?\(", text)
-    sizes = lambda shapes: re.findall(r"\w+\[([\d,]*)\]", shapes)  # noqa: E731
+
+    def sizes(shapes: Any) -> Any:
+        return re.findall(r"\w+\[([\d,]*)\]", shapes)
+
     return [(name, sum(math.prod(map(int, s.split(","))) if s else 1 for s in sizes(shapes))) for shapes, name in found]
 
 
@@ -163,7 +169,10 @@ of_whole = jax.jit(jax.value_and_grad(loss, has_aux=True))
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int) -> None:
     rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: Any) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
     params, batch = {"w": draw(5, 3), "b": draw(3)}, {"x": draw(8, 12, 5), "y": draw(8, 12, 3)}
     whole = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), batch)
     (value, aux), gradient = of_whole(params, whole)
@@ -205,8 +214,9 @@ def test_chunks_give_what_one_call_gives(chunks: int) -> None:
     got = jax.jit(lambda batch: map_chunks(function, batch, chunks, out_axes=(0, 1)))(batch)
     assert digests(got) == digests(wanted)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
-    first = lambda rows: jax.tree.map(lambda x: x[0], rows)  # noqa: E731
-    back = jax.jit(lambda wanted: map_chunks(first, wanted, chunks, 0, in_axis=1))(wanted[1])
+    back = jax.jit(
+        lambda wanted: map_chunks(lambda rows: jax.tree.map(lambda x: x[0], rows), wanted, chunks, 0, in_axis=1)
+    )(wanted[1])
     assert digests(back) == digests(batch)
 
 
@@ -217,7 +227,10 @@ def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> 
     trainer = make_trainer(TinyQ, 8, {})
     fill, last = trainer.algo.phases
     init, filled = trainer.make_init(), trainer.make_block(fill)
-    begin = lambda: filled(init(jax.random.key(0), None), jnp.int32(2))[0]  # noqa: E731
+
+    def begin() -> Any:
+        return filled(init(jax.random.key(0), None), jnp.int32(2))[0]
+
     block = trainer.make_block(last)
     parts, rows = begin(), []
     for iterations in (3, 4):

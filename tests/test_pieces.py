@@ -63,9 +63,12 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
         first = jax.tree.map(lambda x: np.asarray(x)[:1], (expected.learning, expected.episodes))
         chex.assert_trees_all_close((metrics.learning, metrics.episodes), first, rtol=2e-5, atol=1e-6)
         assert int(metrics.not_finite) == int(expected.not_finite) == -1 and int(metrics.done) == 1
-    keys = lambda tree: jax.tree.map(  # noqa: E731
-        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree
-    )
+
+    def keys(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree
+        )
+
     chex.assert_trees_all_close(keys(other), keys(state), rtol=2e-5, atol=1e-6)
     rollout = [done for done in shown if done.activity == "rolling out"]
     assert [done.done for done in rollout] == [*range(ENVS // trainer.chunks(), ENVS + 1, ENVS // trainer.chunks())] * 3
@@ -114,7 +117,8 @@ def test_a_value_that_is_not_finite_is_named() -> None:
     (phase,) = trainer.algo.phases
     pieces, state = make_pieces(trainer), trainer.init(jax.random.key(0))
     params = state.algo.replicated
-    actor = dataclasses.replace(params.actor, params=params.actor.params.at[0].set(jnp.nan))
+    weights = jax.tree.map_with_path(lambda path, x: x * jnp.nan if "fc1_bias" in str(path) else x, params.actor.params)
+    actor = dataclasses.replace(params.actor, params=weights)
     algo = dataclasses.replace(state.algo, replicated=dataclasses.replace(params, actor=actor))
     bad = dataclasses.replace(state, algo=algo)
     result = pieces.run(jax.tree.map(jnp.copy, bad), lambda done: None, lambda left: False)

@@ -105,21 +105,14 @@ def test_the_clipped_loss_and_its_gradient_by_hand() -> None:
     """Inside the clip the slope is - r A; outside it is 0 where the ratio has moved as the advantage wants."""
     ratio = np.float32([1.1, 1.1, 1.5, 1.5, 0.5, 0.5])
     advantage = np.float32([2, -2, 2, -2, 2, -2])
-    loss = lambda log_prob: ppo.clipped_losses(log_prob, jnp.full(6, -1.0), advantage, 0.2)  # noqa: E731
+
+    def loss(log_prob: Any) -> Any:
+        return ppo.clipped_losses(log_prob, jnp.full(6, -1.0), advantage, 0.2)
+
     both = jax.jit(lambda x: (loss(x), jax.grad(lambda x: loss(x).sum())(x)))
     found, slope = both(np.log(ratio) - 1)
     np.testing.assert_allclose(found, [-2.2, 2.2, -2.4, 3.0, -1.0, 1.6], rtol=1e-6)
     np.testing.assert_allclose(slope, [-2.2, 2.2, 0.0, 3.0, -1.0, 0.0], rtol=1e-6)
-
-
-def test_the_value_loss_by_hand() -> None:
-    value, old, target = np.float32([1.0, 3.0, 3.0, 1.1]), np.float32([1, 1, 1, 1]), np.float32([2, 4, 0, 2])
-    losses = jax.jit(ppo.value_losses, static_argnums=3)
-    np.testing.assert_allclose(losses(value, old, target, 0.0), [0.5, 0.5, 4.5, 0.405], rtol=1e-6)
-    # held to [0.5, 1.5], the second is 2.5 away from its target; the third nearer to it than without, which counts
-    np.testing.assert_allclose(losses(value, old, target, 0.5), [0.5, 3.125, 4.5, 0.405], rtol=1e-6)
-    slope = jax.jit(jax.grad(lambda value: ppo.value_losses(value, old, target, 0.5).sum()))(value)
-    np.testing.assert_allclose(slope, [-1, 0, 3, -0.9], rtol=1e-6)
 
 
 # ---------------------------------------------------------------- a whole iteration, calculated otherwise
@@ -145,7 +138,7 @@ def merged(old: RunningStatistics, rows: np.ndarray, number: int) -> tuple[np.nd
 def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, last: TimeStep) -> tuple[Any, Any, Any]:
     """Actor and critic as flax has them after an iteration of one minibatch per epoch, and the last losses."""
     steps, played = whole(trajectory, last), np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
-    actor, critic = (algo.networks[part].tree(getattr(params, part).params)["params"] for part in ("actor", "critic"))
+    actor, critic = (getattr(params, part).params["params"] for part in ("actor", "critic"))
     seen, values = steps.observation, params.statistics["value"]
     known = params.statistics["actor"]  # as the policy that acted saw its observations
     seen = np.clip((seen - np.asarray(known.mean)) / np.sqrt(np.asarray(known.variance) + 1e-8), -10, 10)
@@ -153,7 +146,7 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
     outputs = np.float64(dense(critic, seen.reshape(-1, OBS))).reshape(T + 1, B, A)
     value = outputs * np.sqrt(np.float64(values.variance) + 1e-8) + np.float64(values.mean)
     advantage = gae(steps, value, algo.gamma, algo.gae_lambda)[played]
-    target, old = advantage + value[:-1][played], outputs[:-1][played].astype(np.float32)
+    target = advantage + value[:-1][played]
     explained = 1 - np.var(advantage) / np.var(target)
     mean, deviation = merged(values, target, int(played.sum()))
     target = ((target - mean) / deviation).astype(np.float32)
@@ -173,8 +166,7 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
             entropy = jnp.full(len(rows), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum())
         ratio, found = jnp.exp(log_prob - acted["log_prob"]), dense(critic, rows)[:, 0]
         gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
-        held = old + jnp.clip(found - old, -algo.value_clip, algo.value_clip)
-        of_critic = 0.5 * jnp.maximum((found - target) ** 2, (held - target) ** 2)
+        of_critic = 0.5 * (found - target) ** 2
         total = (-gain + of_critic - algo.entropy_weight * entropy).mean()
         return total, (-gain.mean(), of_critic.mean(), entropy.mean(), ((ratio - 1) - jnp.log(ratio)).mean())
 
@@ -196,7 +188,7 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
 
 @pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "box"])
 def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
-    settings = {"num_epochs": 4, "value_clip": 0.1, "entropy_weight": 0.05, "actor_lr": 0.03, "critic_lr": 0.02}
+    settings = {"num_epochs": 4, "entropy_weight": 0.05, "actor_lr": 0.03, "critic_lr": 0.02}
     algo = Ppo(spec, DataParallel(B), initializer="he", final_lr_fraction=1.0, max_grad_norm=0.3, **settings, **SMALL)
     trajectory, last = made_up(3, spec)
     earlier = {
@@ -209,8 +201,8 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
     state, metrics = learn(AlgoState(params, ()), jax.random.key(1))
     actor, critic, found = plain_iteration(algo, params, trajectory, last)
     for part, wanted in (("actor", actor), ("critic", critic)):
-        ours = algo.networks[part].tree(getattr(state.replicated, part).params)["params"]
-        before = algo.networks[part].tree(getattr(params, part).params)["params"]
+        ours = getattr(state.replicated, part).params["params"]
+        before = getattr(params, part).params["params"]
         moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours, before)
         assert min(jax.tree.leaves(moved)) > 1e-3
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), ours, wanted)
@@ -222,18 +214,6 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
     np.testing.assert_allclose(after.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(np.sqrt(after.variance), deviation, rtol=1e-4)
     assert metrics["actor_loss"].shape == (4,) and 0.2 < float(metrics["clip_fraction"][-1]) < 1
-
-
-def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
-    trajectory, last = made_up()
-    for target_kl, moves in ((1e-6, 0.0), (1e6, 1.0)):
-        algo = Ppo(DISCRETE, DataParallel(B), target_kl=target_kl, **SMALL)
-        learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
-        params = begun(algo)
-        state, metrics = learn(AlgoState(params, ()), jax.random.key(1))
-        np.testing.assert_array_equal(metrics["actor_moved"], moves)
-        assert (moves == 0) == np.array_equal(state.replicated.actor.params, params.actor.params)
-        assert not np.array_equal(state.replicated.critic.params, params.critic.params)
 
 
 def test_statistics_are_those_of_all_valid_samples() -> None:
@@ -500,7 +480,7 @@ def test_continuous_actions_are_learned() -> None:
 
 
 CASES: dict[str, tuple[Environment, dict[str, Any]]] = {
-    "corridor": (Corridor(num_agents=2), {"target_kl": 0.02, "entropy_weight": 0.01}),
+    "corridor": (Corridor(num_agents=2), {"entropy_weight": 0.01}),
     "point": (PointMass(num_agents=2, tasks=2), {"rollout_steps": 0, "normalize_observation": "always"}),
 }
 

@@ -1,6 +1,7 @@
 """One control period against the oracle, at states all over the place; the oracle against differences of energies."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +140,10 @@ def test_the_mass_matrix_of_the_oracle_gives_the_kinetic_energy():
 def test_the_bias_of_the_oracle_is_lagranges():
     """d/dt (dT/dv) - dT/dq + dV/dq without acceleration, by central differences of the mass matrix and the heights."""
     q, v, h = states()["q"][:6], states()["v"][:6], 1e-6
-    mass = lambda q: oracle.mass_and_bias(q, np.zeros_like(q))[0]  # noqa: E731
+
+    def mass(q: Any) -> Any:
+        return oracle.mass_and_bias(q, np.zeros_like(q))[0]
+
     weight = oracle._column("mass") * 9.81
     wanted = np.einsum("eij,ej->ei", (mass(q + h * v) - mass(q - h * v)) / (2 * h), v)
     for j in range(9):

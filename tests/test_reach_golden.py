@@ -4,6 +4,8 @@ The bounds are those of `bench.parity.metaworld`: three times what was measured 
 The environment is compared with short episodes of our own oracle, too, which has no contacts.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -58,7 +60,10 @@ def test_observations_targets_and_successes(source):
 @by_source
 def test_episodes_begin_as_recorded(source):
     record = golden.load("reach_episodes", source)
-    lanes = lambda x: np.asarray(x.T, np.float32)  # noqa: E731
+
+    def lanes(x: Any) -> Any:
+        return np.asarray(x.T, np.float32)
+
     state, timestep = jax.tree.map(
         np.asarray, begin(lanes(record["obj_init"]), lanes(record["goal"]), np.zeros(EPISODES, np.int32))
     )
@@ -80,7 +85,10 @@ def test_recorded_rewards_and_successes_follow_from_the_tool_centre(source):
     record = recording(source)
     tool, goal = record.tool[:, 1:], np.broadcast_to(record.goal[:, None], record.tool[:, 1:].shape)
     np.testing.assert_allclose(oracle.reward_v2(tool, goal), record.reward, atol=1e-5)
-    first = lambda x: np.asarray(np.moveaxis(x, -1, 0), np.float32)  # noqa: E731
+
+    def first(x: Any) -> Any:
+        return np.asarray(np.moveaxis(x, -1, 0), np.float32)
+
     far, paid = judged(first(tool), first(goal))
     np.testing.assert_allclose(paid, record.reward, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(far) <= reward.RADIUS, record.success)

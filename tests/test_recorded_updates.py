@@ -184,8 +184,7 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)
-    target = nets["target_critic"].vector(networks["target_critic"])
-    state = AlgoState(dataclasses.replace(state.replicated, target=target), state.sharded)
+    state = AlgoState(dataclasses.replace(state.replicated, target=networks["target_critic"]), state.sharded)
 
     def learn(state: AlgoState, trajectory: Trajectory, last: TimeStep, order: jax.Array, progress: Progress) -> Any:
         with monkeypatch.context() as patch:
@@ -205,7 +204,7 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         means["advantage_mean"] = means["advantage"]
         del update["metrics"]["advantage_std"]  # of samples, not of the batch
         check_metrics(update, means, number)
-        check(initial, update, {name: to_vector(nets[name].tree(vector)) for name, vector in ours.items()}, number)
+        check(initial, update, {name: to_vector(tree) for name, tree in ours.items()}, number)
 
 
 # ---------------------------------------------------------------- algorithms with a replay
@@ -222,13 +221,15 @@ def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None
     """Run the recorded updates and compare after each; `networks` beside log_alpha, if there is one."""
     initial, updates = recorded(case)
     nets = {name: algo.networks[name.removeprefix("target_")] for name in networks}
-    read = lambda name: from_vector if name.endswith("actor") else critics_from  # noqa: E731
-    trees = {name: read(name)(nets[name].shapes, initial[name]) for name in networks}
+    trees = {
+        name: (from_vector if name.endswith("actor") else critics_from)(nets[name].shapes, initial[name])
+        for name in networks
+    }
     inputs = {"actor": trees["actor"], "critic": trees["critic"]}
     extra = tuple(set(initial) - set(networks))
     inputs |= {name: jnp.asarray(initial[name]) for name in extra}
     params = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs).replicated)(inputs)
-    targets = {name: nets[name].vector(trees[name]) for name in networks if name.startswith("target_")}
+    targets = {name: trees[name] for name in networks if name.startswith("target_")}
     params = dataclasses.replace(params, **targets)
     algo = dataclasses.replace(algo, final_lr_fraction=0.0)
 
@@ -244,10 +245,11 @@ def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None
             batch["action"] = jnp.argmax(batch["action"], axis=-1).astype(jnp.uint8)
         params, metrics = step(params, batch, np.uint32(number), np.asarray(update["batch"]["rate"]))
         check_metrics(update, metrics, number)
-        write = lambda name: to_vector if name.endswith("actor") else critics_to  # noqa: E731
-        vectors = {name: getattr(params, name) for name in networks}
-        vectors = {name: getattr(x, "params", x) for name, x in vectors.items()}
-        ours = {name: write(name)(nets[name].tree(vector)) for name, vector in vectors.items()}
+        parts = {name: getattr(params, name) for name in networks}
+        ours = {
+            name: (to_vector if name.endswith("actor") else critics_to)(getattr(part, "params", part))
+            for name, part in parts.items()
+        }
         check(initial, update, ours | {name: np.asarray(params.alpha.params) for name in extra}, number)
 
 

@@ -46,7 +46,10 @@ class Stream:
         for _ in range(number):
             self.rows[-1]["answer"] = self.random.integers(0, 200, (self.num_envs, AGENTS))
             self._see()
-        stack = lambda name, rows: np.stack([row[name] for row in rows])  # noqa: E731
+
+        def stack(name: Any, rows: Any) -> Any:
+            return np.stack([row[name] for row in rows])
+
         new = self.rows[-number - 1 :]
         seen = {"id": stack("id", new).astype(np.int32), "board": stack("board", new)}
         answer = stack("answer", new[:-1])
@@ -86,8 +89,9 @@ write = jax.jit(replays.write, donate_argnums=0)
 @functools.partial(jax.jit, static_argnames=("number", "n"))
 def draw(replay: Replay, key: Any, number: int, n: int) -> Any:
     keys = jax.random.split(key, SHARDS)
-    choose = lambda key, end, head, filled: replays.sample_uniform(key, end, head, filled, number, n)  # noqa: E731
-    index, weight = jax.vmap(choose)(keys, replay.end, replay.head, replay.filled)
+    index, weight = jax.vmap(lambda key, end, head, filled: replays.sample_uniform(key, end, head, filled, number, n))(
+        keys, replay.end, replay.head, replay.filled
+    )
     sample = jax.vmap(lambda shard, index: replays.gather(shard, index, n))(replay, index)
     returns = jax.vmap(jax.vmap(lambda r, e: replays.n_step_return(r, e, 0.9)))(sample.reward, sample.end)
     return sample, weight, returns

@@ -293,13 +293,13 @@ def test_plain_lines_come_every_15_seconds(seconds: float, clock: list[float]) -
 LOSSES = {
     "coma": ("critic_loss", "actor_loss"),
     "sac": ("critic_loss", "actor_loss"),
-    "student": ("imitation_loss", "critic_loss", "actor_loss"),
+    "student": ("critic_loss", "actor_loss"),
     "collective": (
         *(f"{name}{kind}_loss" for name in ("transformer", "actor", "critic") for kind in ("", "_held_out")),
         "code_accuracy",
     ),
 }
-PHASES = {"coma": None, "sac": "burst (2 of 3)", "student": "demonstration (1 of 4)", "collective": "critic (8 of 8)"}
+PHASES = {"coma": None, "sac": "burst (2 of 3)", "student": "burst (2 of 3)", "collective": "critic (8 of 8)"}
 EXTREMES = (0.1, -1.23456e-12, float("nan"), -float("inf"), 1.5e300, 12345.678, -9_999_999.4, 0.0, -0.00123456, 1e-7)
 
 

@@ -39,9 +39,9 @@ def begun(algo: Sac, seed: int = 0) -> SacParameters:
     return jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(seed))
 
 
-def actor_tree(algo: Sac, params: SacParameters) -> Any:
-    """The actor's parameters as flax has them."""
-    return jax.tree.map(np.array, algo.networks["actor"].tree(params.actor.params))
+def actor_tree(params: SacParameters) -> Any:
+    """The actor's parameters, to be written into."""
+    return jax.tree.map(np.array, params.actor.params)
 
 
 def with_log_alpha(params: SacParameters, log_alpha: Any) -> SacParameters:
@@ -74,7 +74,10 @@ def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
     values = np.float32(
         [[[1.0], [2.0], [0.5], [np.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
     )
-    smallest = lambda x: sac.soft_value(x, jnp.zeros((4, 1)), jnp.zeros(4))  # noqa: E731
+
+    def smallest(x: Any) -> Any:
+        return sac.soft_value(x, jnp.zeros((4, 1)), jnp.zeros(4))
+
     both = jax.jit(lambda x: (smallest(x), jax.grad(lambda x: jnp.sum(smallest(x)))(x)))
     found, gradient = map(np.asarray, both(values))
     np.testing.assert_allclose(found[:, 0], [1.0, 2.0, 0.25, 1e30])
@@ -200,18 +203,17 @@ def test_schedules_of_actor_and_targets() -> None:
         due = number % 2 == 0
         assert moved == {"critic": True, "actor": due, "alpha": due, "target_critic": number % 3 == 0}, number
         if moved["target_critic"]:
-            blend = 0.9 * np.asarray(params.target_critic) + 0.1 * np.asarray(new.critic.params)
-            np.testing.assert_allclose(new.target_critic, blend, rtol=1e-5, atol=1e-6)
+            blend = jax.tree.map(lambda old, x: 0.9 * old + 0.1 * x, params.target_critic, new.critic.params)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), new.target_critic, blend)
         params = new
 
 
 def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
     """The initial policy is nearly certain, so that alpha rises; with a wide one it falls; the other task's stays."""
     algo, update, params = scheduled()
-    wide = jax.tree.map(np.zeros_like, actor_tree(algo, params))
+    wide = jax.tree.map(np.zeros_like, actor_tree(params))
     wide["params"]["out_bias"] = np.float32([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
-    net = algo.networks["actor"]
-    for actor, sign in ((params.actor.params, 1), (net.vector(wide), -1)):
+    for actor, sign in ((params.actor.params, 1), (wide, -1)):
         for task in range(TASKS):
             began = dataclasses.replace(params, actor=dataclasses.replace(params.actor, params=actor))
             new, _ = update(began, made_up(task=(task,) * 6), np.uint32(2))
@@ -296,7 +298,7 @@ def test_actions_lie_in_their_box() -> None:
 
 def test_deviations_reach_from_one_bound_to_the_other() -> None:
     algo, _, params = scheduled()
-    actor = jax.tree.map(np.zeros_like, actor_tree(algo, params))
+    actor = jax.tree.map(np.zeros_like, actor_tree(params))
     for raw, wanted in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
         actor["params"]["out_bias"] = np.full(2 * ACTIONS, raw, np.float32)
         assert np.all(np.asarray(gaussian(actor, np.zeros((1, 1, OBS), np.float32))[1]) == wanted)
@@ -306,12 +308,12 @@ def test_initial_networks() -> None:
     """Glorot uniform and no biases; twin critics differ, and their targets are copies of them."""
     algo = Sac(ARM, DataParallel(1))
     params = begun(algo)
-    net = jax.tree.map(np.asarray, algo.networks["critic"].tree(params.critic.params))["params"]
+    net = jax.tree.map(np.asarray, params.critic.params)["params"]
     assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.alpha.params.shape == (TASKS,)
     for name, fans in (("fc1", OBS + ACTIONS + 256), ("fc2", 512), ("out", 257)):
         assert 0.9 < float(np.abs(net[f"{name}_kernel"]).max()) / math.sqrt(6 / fans) <= 1.0
         assert not net[f"{name}_bias"].any() and not np.array_equal(*net[f"{name}_kernel"])
-    np.testing.assert_array_equal(params.critic.params, params.target_critic)
+    jax.tree.map(np.testing.assert_array_equal, params.critic.params, params.target_critic)
     algo = Sac(ARM, DataParallel(1), **SETTINGS, layer_norm=True)
     normed = jax.eval_shape(lambda key: algo.weights(algo.init(key, None)), jax.random.key(0))
     assert "norm1_scale" in normed["critic"]["params"] and "norm1_scale" not in normed["actor"]["params"]

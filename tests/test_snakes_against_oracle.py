@@ -382,11 +382,13 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
 
 def seen_ghosts(board: Any, found: Any) -> dict[int, tuple[tuple[int, int], frozenset[tuple[int, int]]]]:
     """Head and cells of each snake that died, by snake."""
-    cells = lambda body: frozenset(  # noqa: E731
-        (r, c) for r in range(board.height) for c in range(board.width) if int(body[r]) >> c & 1
-    )
     return {
-        int(k): ((int(found.head[k]) >> 5, int(found.head[k]) & 31), cells(found.body[:, k]))
+        int(k): (
+            (int(found.head[k]) >> 5, int(found.head[k]) & 31),
+            frozenset(
+                (r, c) for r in range(board.height) for c in range(board.width) if int(found.body[r, k]) >> c & 1
+            ),
+        )
         for k in np.flatnonzero(found.died)
     }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,10 @@ def test_fixed_respawns_are_connected_and_look_ahead():
         one = jax.tree.map(lambda x, i=i: x[..., i], came)
         ((head, neck, last),), (direction,), _ = segments.to_segments(board, one)
         assert all(free[i][cell] for cell in (head, neck, last))
-        step = lambda a, b: ((a[0] - b[0] + 1) % 4 - 1, (a[1] - b[1] + 1) % 6 - 1)  # noqa: E731
+
+        def step(a: Any, b: Any) -> Any:
+            return ((a[0] - b[0] + 1) % 4 - 1, (a[1] - b[1] + 1) % 6 - 1)
+
         assert step(head, neck) == (ROW_STEP[direction], COLUMN_STEP[direction])
         assert np.abs(step(neck, last)).sum() == 1
 

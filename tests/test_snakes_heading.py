@@ -1,6 +1,7 @@
 """obs_heading, careful masks, the reward duel and the opponent territory, against searches cell by cell and by hand."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,9 +141,15 @@ def test_turned_games_look_the_same_but_for_the_sides():
     """On a square board a game and its transpose differ in the order of the actions and the flag alone."""
     board = Board(8, 8)
     beans = [(2, 0), (5, 6), (1, 3)]
-    swap = lambda cells: [(c, r) for r, c in cells]  # noqa: E731
+
+    def swap(cells: Any) -> Any:
+        return [(c, r) for r, c in cells]
+
     see = jax.jit(lambda game: heading.columns(board, game, 2, 2, MOST))
-    of = lambda *game: jax.tree.map(jnp.asarray, from_segments(board, *game, 3))  # noqa: E731
+
+    def of(*game: Any) -> Any:
+        return jax.tree.map(jnp.asarray, from_segments(board, *game, 3))
+
     one = np.asarray(see(of(BODIES, DIRECTIONS, beans)))
     two = np.asarray(see(of([swap(body) for body in BODIES], [d ^ 2 for d in DIRECTIONS], swap(beans))))
     np.testing.assert_array_equal(two[:4], one[:4] ^ 2)

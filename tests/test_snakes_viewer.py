@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -155,7 +156,6 @@ def test_cells_of_a_board_have_the_colours_of_their_snakes(record, scene, monkey
     monkeypatch.setattr(viewer, "scene", lambda record: still)
     (panel,), styles = (drawing := viewer.SnakesViewer().drawing(record)).panels, drawing.styles
     height, width = scene.board
-    rgb = lambda colour: [int(colour[k : k + 2], 16) for k in (1, 3, 5)]  # noqa: E731
     for k in (0, record.steps // 2, record.steps):
         drawn = Figure(figsize=(0.4 * width, 0.4 * height), dpi=100)  # 40 pixels a cell
         canvas, axes = FigureCanvasAgg(drawn), drawn.add_axes((0, 0, 1, 1))
@@ -170,12 +170,15 @@ def test_cells_of_a_board_have_the_colours_of_their_snakes(record, scene, monkey
         for (r, c), colour in wanted.items():
             if not any(body and body[0] == (r, c) for body in scene.bodies[k]):
                 found = pixels[40 * r + 20, 40 * c + 25]
-                assert np.abs(found - rgb(colour)).max() <= 3, (k, r, c)
+                assert np.abs(found - [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).max() <= 3, (k, r, c)
 
 
 def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
     """The game cut off behind three steps, the cells of the first snake taken away: every format shows it."""
-    cut = lambda leaf: leaf[:4]  # noqa: E731
+
+    def cut(leaf: Any) -> Any:
+        return leaf[:4]
+
     states = jax.tree.map(cut, record.states)
     body, length = states.game.body.copy(), states.game.length.copy()
     body[3, :, 0], length[3, 0] = 0, 0

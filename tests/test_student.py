@@ -1,10 +1,9 @@
-"""The student: agreement, the share of help at its corners, what it adds to rewards, imitation, and SAC without it."""
+"""The student: agreement, the share of help at its corners, what it adds to rewards, and SAC without it."""
 
 import dataclasses
 import itertools
 import json
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 pytestmark = pytest.mark.long
@@ -71,13 +69,13 @@ def test_rewards_hold_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_reward_of_a_window_holds_its_own_help() -> None:
     """Agreements 0.1, 0.2, ... of two environments, windows of three steps, one of which goes round the ring."""
     algo = Student(ARM, DataParallel(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
-    ring = jax.jit(algo.replay.init)()
+    ring = jax.jit(algo.init_replay)()
     rows = np.arange(ring.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
     ring = dataclasses.replace(ring, action=ring.action | {"rho": rows})
     index = np.array([[1, ring.end.shape[1] * 2 - 2]], np.int32)
     last = float(rows[0, -1, 0, 0])
     wanted = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
-    found = np.asarray(jax.jit(algo.replay.gather)(ring, index)["rho"])
+    found = np.asarray(jax.jit(algo.gather)(ring, index)["rho"])
     np.testing.assert_allclose(found[0, :, :, 0], wanted, rtol=1e-6)
 
 
@@ -181,39 +179,6 @@ def best_action(trainer, state):
     return act(jax.random.split(jax.random.key(0), 8))
 
 
-@pytest.mark.long
-def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_path: Path) -> None:
-    settings = {"random_steps": 64, "imitation_episodes": 3, "imitation_updates": 300, "imitation_batch": 16}
-    settings |= {"teacher_constant_steps": 100, "teacher_until_step": 500}
-    trainer = make_trainer(Student, PointMass(), 8, update_interval=3, **(SAC | settings), **TAUGHT)
-    phases = trainer.algo.phases
-    assert [phase.name for phase in phases] == ["demonstration", "imitation", "random", "burst", "train"]
-    assert phases[0].iterations == 3 and phases[1].iterations == 6  # an episode has nine rows
-    state = trainer.init(jax.random.key(0), {"teacher": (make_teacher(trainer.algo),)})
-    with Checkpoints(tmp_path) as checkpoints:
-        for number, phase in enumerate(phases, 1):
-            block, half = trainer.make_block(phase), 1
-            state, _ = block(state, jnp.int32(half))
-            checkpoints.save(number, state, {})
-            checkpoints.wait()
-            _, restored, _ = checkpoints.restore(trainer.shapes())
-            left = jnp.int32((phase.iterations or 3) - half)
-            state, metrics = block(state, left)
-            assert digest(block(restored, left)[0]) == digest(state), phase.name
-            assert int(metrics.not_finite) == -1
-            if phase.name == "demonstration":
-                ring = jax.tree.map(np.asarray, state.algo.sharded)
-                np.testing.assert_allclose(ring.action["action"][:, :9], math.tanh(0.2), rtol=1e-5)
-                np.testing.assert_allclose(ring.action["rho"][:, :9], 1.0)
-            if phase.name == "imitation":
-                assert np.abs(np.asarray(best_action(trainer, state)) - math.tanh(0.2)).mean() < 0.1
-                loss = np.asarray(metrics.learning["imitation_loss"])[: int(left)]
-                assert loss[-1].mean() < 0.1
-            if phase.name == "random":  # random actions come behind the demonstration
-                taken = np.asarray(state.algo.sharded.action["action"])[:, 9:12]
-                assert taken.std() > 0.4
-
-
 def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
     settings = SAC | {"update_interval": 8, "target_update_period": 2}
     states = [
@@ -232,9 +197,7 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
             r"teacher_until_step must lie above random_steps \+ teacher_constant_steps \(4,000\)",
         ),
         ({"resolved_inputs": ""}, "a student needs a teacher: name a run of collective with --teacher RUN"),
-        ({"resolved_inputs": "", "teacher_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
         ({"resolved_inputs": "", "teacher_weight": 0.0, "guide_steps": 5}, "a student needs a teacher"),
-        ({"imitation_batch": 0}, "imitation_batch must lie between 1 and"),
         ({"resolved_inputs": "null"}, "resolved_inputs is filled in by the run itself: remove it"),
         (
             {"resolved_inputs": '{"context_length": 401}'},

@@ -79,7 +79,10 @@ def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
                 for kind, v in (("ih", x[:, agent]), ("hh", state))
             )
             enter, forget, new, show = np.split(gates, 4, axis=1)
-            squash = lambda v: 1 / (1 + np.exp(-v))  # noqa: E731
+
+            def squash(v: Any) -> Any:
+                return 1 / (1 + np.exp(-v))
+
             cell = squash(forget) * cell + squash(enter) * np.tanh(new)
             state = squash(show) * np.tanh(cell)
             states[agent] = state

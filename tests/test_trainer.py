@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import off_policy
 from helpers.tiny import Corridor, CorridorState, TinyQ
 
 import jaxrl.cli.train
@@ -422,7 +423,7 @@ class LossExplodes(Explodes):
     pass
 
 
-@pytest.mark.parametrize(("algo", "name", "asked"), [(LossExplodes, "loss", 6), (Explodes, "'weights'", 3)])
+@pytest.mark.parametrize(("algo", "name", "asked"), [(LossExplodes, "loss", 6), (Explodes, "weights", 3)])
 def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, asked: int) -> None:
     """It stops behind a metric of `learn`; parameters are looked at behind the block."""
     trainer = make_trainer(Corridor(), algo, block=8)
@@ -434,6 +435,12 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, aske
     assert np.isfinite(metrics.learning["loss"][:2]).all()
     _, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(2))
     assert int(metrics.done) == 2 and int(metrics.not_finite) == -1
+
+
+def test_tensors_are_named_by_their_layers() -> None:
+    trainer = off_policy.trainer_of("ddpg expected")
+    names = set(trainer.checked(trainer.shapes().algo, {}))
+    assert {"actor.params.params.fc1_kernel", "target_critic.params.norm2_scale"} < names
 
 
 def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,7 +467,10 @@ def test_an_environment_is_to_blame_only_for_what_follows_finite_actions() -> No
     action[0, 1] = nan
     flags = jnp.zeros((4, 2), bool)
     steps = TimeStep(jnp.float32(observation), jnp.float32(reward), flags, flags, flags)
-    row = lambda rows: jax.tree.map(lambda x: x[rows], steps)  # noqa: E731
+
+    def row(rows: Any) -> Any:
+        return jax.tree.map(lambda x: x[rows], steps)
+
     counts = count_faults(Trajectory(row(slice(3)), jnp.float32(action), ()), row(3))
     assert {name.rpartition(" ")[2]: float(count) for name, count in counts.items()} == {"reward": 1, "observation": 1}
 

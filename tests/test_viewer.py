@@ -7,6 +7,7 @@ import json
 import math
 import re
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,10 @@ def test_borders_are_the_edges_of_the_region(cells):
             low = (min(x0, x1) + (i if y0 == y1 else 0), min(y0, y1) + (i if x0 == x1 else 0))
             unit_edges.add((*low, "h" if y0 == y1 else "v"))
     expected = set()
-    inside = lambda x, y: 0 <= x < side and 0 <= y < side and bool(truth[x, y])  # noqa: E731
+
+    def inside(x: Any, y: Any) -> Any:
+        return 0 <= x < side and 0 <= y < side and bool(truth[x, y])
+
     for x in range(side + 1):
         for y in range(side + 1):
             if inside(x - 1, y) != inside(x, y):

@@ -5,6 +5,7 @@ allocates new pages, and some backends compile an operation in a loop differentl
 """
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -124,8 +125,7 @@ def measure(
 
 def copies(cells: int, least: float) -> list[Sampler]:
     """Return samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
-    negate = lambda x: -x  # noqa: E731
-    in_place, new = jax.jit(negate, donate_argnums=0), jax.jit(negate)
+    in_place, new = jax.jit(operator.neg, donate_argnums=0), jax.jit(operator.neg)
     held = [jnp.ones(cells, jnp.float32)]
 
     def step() -> Any:

@@ -138,7 +138,9 @@ def replay(recording: Recording) -> dict[str, np.ndarray]:
     """
     env = environments.make("reach", horizon=STEPS)
     assert isinstance(env, Reach)
-    lanes = lambda x: jnp.asarray(x.T, jnp.float32)  # noqa: E731
+
+    def lanes(x: np.ndarray) -> Any:
+        return jnp.asarray(x.T, jnp.float32)
 
     begin, advance = _programs(env)
     state, _ = begin(lanes(recording.puck), lanes(recording.goal), jnp.zeros(len(recording.goal), jnp.int32))

@@ -27,7 +27,6 @@ _PUBLISHED = {  # the only values that the PyTorch learner supports
     "depth": 2,
     "initializer": "torch", "masking": False, "scale_observation": False, "entropy_weight": 0.0,
     "logit_weight": 0.0, "eps_min": 0.0, "learning_starts": 0,
-    "eps_spread": 0.0,
 }  # fmt: skip
 
 

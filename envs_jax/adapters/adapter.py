@@ -216,8 +216,9 @@ def _actions(env: Adapter) -> tuple[Discrete | Box, Outward]:
 @functools.cache
 def _spec(env: Adapter) -> EnvSpec:
     action, _ = _actions(env)
-    start = lambda: env.package_reset(jax.random.key_data(jax.random.key(0)))[1]  # noqa: E731
-    shown = made(env.full_name, lambda: jax.eval_shape(start))
+    shown = made(
+        env.full_name, lambda: jax.eval_shape(lambda: env.package_reset(jax.random.key_data(jax.random.key(0)))[1])
+    )
     state = shown.global_state
     spec = EnvSpec(
         name=env.full_name,

@@ -130,7 +130,10 @@ class Joined:
         found = _named(observation)
         found = {name: leaf for name, leaf in found.items() if name not in without}
         words = [word.strip() for word in observe.split(",") if word.strip()]
-        belongs = lambda name, word: name == word or name.startswith(f"{word}.")  # noqa: E731
+
+        def belongs(name: str, word: str) -> bool:
+            return name == word or name.startswith(f"{word}.")
+
         for word in words:
             if not any(belongs(name, word) for name in found):
                 known = {part for name in found for part in (name, name.split(".")[0]) if part}

@@ -156,5 +156,7 @@ def _compiled(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]
         state, timestep = result
         return state, dataclasses.replace(timestep, observation=timestep.observation.astype(dtype))
 
-    reset = lambda keys, episode: shown(batch.reset(keys, episode=episode))  # noqa: E731
-    return jax.jit(reset), jax.jit(lambda state, previous, action: shown(batch.step(state, previous, action)))
+    return (
+        jax.jit(lambda keys, episode: shown(batch.reset(keys, episode=episode))),
+        jax.jit(lambda state, previous, action: shown(batch.step(state, previous, action))),
+    )

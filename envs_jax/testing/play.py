@@ -136,9 +136,13 @@ class Check:
                     error,
                 )
         if isinstance(spec.action, Discrete):
-            mask = lambda step, *x: spec.next_mask(step.mask_state, self._open(step), *x)  # noqa: E731
             agent = jax.ShapeDtypeStruct((), jnp.int32)
-            found = self._traced("next_mask", lambda: jax.eval_shape(mask, first, self.action, agent))
+            found = self._traced(
+                "next_mask",
+                lambda: jax.eval_shape(
+                    lambda step, *x: spec.next_mask(step.mask_state, self._open(step), *x), first, self.action, agent
+                ),
+            )
             self._expect("next_mask returns", found, (spec.action.n,), jnp.bool_)
         if (critic := spec.critic_input) and (box := spec.critic_input_spec):
             rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))

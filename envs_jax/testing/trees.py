@@ -29,8 +29,9 @@ def type_name(x: Any) -> str:
 
 def to_host(tree: Any) -> Any:
     """Convert a tree to NumPy, keys to their data."""
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))
+    return jax.device_get(
+        jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
+    )
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:

@@ -62,9 +62,12 @@ def parse(
 def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | None, str, dict[str, Any] | None]:
     """Return the run, the environment and the run's settings of it, before the environment's flags are known."""
     switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
-    takes_value = lambda word: word.startswith("--") and "=" not in word and word not in switches  # noqa: E731
     pairs = list(zip(["", *argv], argv, strict=False))  # each word, after the one before it
-    runs = [word for before, word in pairs if not word.startswith("-") and not takes_value(before)]
+    runs = [
+        word
+        for before, word in pairs
+        if not word.startswith("-") and not (before.startswith("--") and "=" not in before and before not in switches)
+    ]
     if len(runs) > 1:
         raise UsageError(
             f"unexpected word {short_repr(runs[1])}: flags begin with --, and one run is looked at at a time"

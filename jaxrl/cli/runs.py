@@ -34,8 +34,9 @@ def main(argv: Sequence[str]) -> int:
     flags = parser.parse_args(list(argv))
     path = _page_path(flags.out)
     jax.config.update("jax_platforms", "cpu")  # a GPU belongs to the runs that are looked at
-    warn = lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr)  # noqa: E731
-    runs = run_summary.find(flags.paths or [run_summary.RUNS], warn)
+    runs = run_summary.find(
+        flags.paths or [run_summary.RUNS], lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr)
+    )
     runs = runs if flags.compare else run_summary.newest_first(runs)
     if flags.compare and len(runs) < 2:
         raise UsageError("--compare needs at least two runs: name them, or a folder that holds them")

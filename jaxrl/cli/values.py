@@ -28,8 +28,9 @@ def parse_list(text: str) -> list[str]:
 
 def add_int(parser: argparse.ArgumentParser, flag: str, low: int, high: int, default: int | None, help: str) -> None:
     """Add a flag whose value is a whole number between bounds."""
-    kind = lambda text: parse_int(text, flag, low, high)  # noqa: E731
-    parser.add_argument(flag, type=kind, default=default, metavar="N", help=help)
+    parser.add_argument(
+        flag, type=lambda text: parse_int(text, flag, low, high), default=default, metavar="N", help=help
+    )
 
 
 def add_seed(parser: argparse.ArgumentParser, of: str) -> None:

@@ -216,7 +216,10 @@ def _refitted(
 ) -> Algorithm:
     """Return the algorithm for an environment with other settings than in training. Raises UsageError."""
     changed = ", ".join(f"{name} {value}" for name, value in settings.items() if value != former[name])
-    shape_of = lambda x: (x.shape, x.dtype)  # noqa: E731
+
+    def shape_of(x: Any) -> Any:
+        return (x.shape, x.dtype)
+
     try:
         algo = dataclasses.replace(algo, spec=env.spec)
         wanted = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))

@@ -247,8 +247,9 @@ class Evaluator:
         def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, Array]:
             first = 0 if self.seeds > 1 else jax.lax.axis_index(AXIS) * local
             indices = first + jnp.arange(local, dtype=jnp.int32)
-            part = lambda indices: self._see(*self._play(params, indices, key, context)[1:])  # noqa: E731
-            return map_chunks(part, indices, chunks, out_axes=0)
+            return map_chunks(
+                lambda indices: self._see(*self._play(params, indices, key, context)[1:]), indices, chunks, out_axes=0
+            )
 
         if self.seeds > 1:
             each = jax.vmap(rollout, in_axes=(0, 0, None))
@@ -271,12 +272,16 @@ class Evaluator:
             return jax.lax.axis_index(AXIS) * local + first + jnp.arange(size, dtype=jnp.int32)
 
         begin, play_on = self._trace(self._see, indices)
-        without_actions = lambda *arguments: _drop_actions(*play_on(*arguments))  # noqa: E731
         over_episodes = jax.sharding.PartitionSpec(None, AXIS)
         common = (REPLICATED,) * 4
         functions = [
             on_mesh(begin, self._used_mesh, common, (SPLIT, over_episodes)),
-            on_mesh(without_actions, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, (over_episodes, ()))),
+            on_mesh(
+                lambda *arguments: _drop_actions(*play_on(*arguments)),
+                self._used_mesh,
+                (*common, SPLIT, REPLICATED),
+                (SPLIT, (over_episodes, ())),
+            ),
         ]
         programs = [jax.jit(function, compiler_options=graphs()) for function in functions]
 

@@ -68,7 +68,9 @@ def _short(curve: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Row]) -> str:
-    line = lambda tag, cells: "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"  # noqa: E731
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
     body = "".join(line("td", [row.name, *row.cells]) for row in rows)
     return f"<table><thead>{line('th', heads)}</thead><tbody>{body}</tbody></table>"
 

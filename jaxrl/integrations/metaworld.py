@@ -149,7 +149,10 @@ def play(
             statistics = update(statistics, timestep)
             seen.append((measure(statistics), timestep.observation))
             done.append((action, advice, timestep.reward))
-        stack = lambda *rows: np.stack(rows, axis=1)  # noqa: E731
+
+        def stack(*rows: Any) -> Any:
+            return np.stack(rows, axis=1)
+
         curves, observation = jax.tree.map(stack, *seen)
         alone = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *done)  # of the one agent
         return curves, observation[:, :, 0], *alone, np.asarray(state.env.task)

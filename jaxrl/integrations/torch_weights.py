@@ -139,8 +139,7 @@ def load(source: str, algo: Algorithm, key: Array) -> Any:
             raise UsageError(f"{path} does not match: {error}") from None
         if role == "critic":
             found = jax.tree.map(lambda x: x[None], found)
-        shapes_of = lambda tree: jax.tree.map(lambda x: x.shape, tree)  # noqa: E731
-        if shapes_of(found) != shapes_of(wanted[role]):
+        if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, wanted[role]):
             raise UsageError(
                 f"{path} holds {_described(found)}, the {role} of this run has {_described(wanted[role])}: give the "
                 "settings that the weights were trained with, such as those of --config ddpg_competition or bicnet"

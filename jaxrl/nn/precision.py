@@ -36,8 +36,9 @@ def store(spec: EnvSpec, timestep: TimeStep, small: Any) -> TimeStep:
     """Return a time step for a trajectory, with observation and global state in their stored dtype."""
 
     def cast(boxes: Any, values: Any) -> Any:
-        is_box = lambda x: isinstance(x, Box)  # noqa: E731
-        return jax.tree.map(lambda box, x: x.astype(stored_dtype(box, small)), boxes, values, is_leaf=is_box)
+        return jax.tree.map(
+            lambda box, x: x.astype(stored_dtype(box, small)), boxes, values, is_leaf=lambda x: isinstance(x, Box)
+        )
 
     return dataclasses.replace(
         timestep,

@@ -100,7 +100,10 @@ def create(observation: Any, action: Any, agents: int, shards: int, rows: int, e
     """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)  # noqa: E731
+
+    def zeros(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)
+
     return Replay(
         observation=zeros(observation),
         action=zeros(action),

@@ -431,8 +431,9 @@ def compile_run(
         return evaluator.compiled(), policy, keys, context
 
     def local_bytes(tree: Any) -> int:
-        local = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
-        return memory_plan.size(jax.tree.map(local, tree))
+        return memory_plan.size(
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree)
+        )
 
     at = position or Position()
     left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)

@@ -61,7 +61,10 @@ def read_states(directory: Path, setup: Run, best: bool, checkpoint: int | None 
 
 def _without_optimizers(tree: Any) -> Any:
     """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
-    is_learner = lambda x: isinstance(x, Learner)  # noqa: E731
+
+    def is_learner(x: Any) -> bool:
+        return isinstance(x, Learner)
+
     return jax.tree.map(lambda x: Learner(x.params, ()) if is_learner(x) else x, tree, is_leaf=is_learner)
 
 

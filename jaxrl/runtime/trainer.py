@@ -402,8 +402,10 @@ class Trainer:
         shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
-        by_iteration = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)  # noqa: E731
-        kept = {name: by_iteration(getattr(metrics, name)) for name in ("learning", "episodes", "faults")}
+        kept = {
+            name: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), getattr(metrics, name))
+            for name in ("learning", "episodes", "faults")
+        }
         return state, dataclasses.replace(metrics, **kept)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:

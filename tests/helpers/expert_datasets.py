@@ -12,7 +12,10 @@ TASKS, EPISODES, STEPS, NUMBERS, ACTIONS = 2, 5, 4, 3, 2
 def made(**changes: Any) -> ExpertDataset:
     """Five episodes of four steps for each of two tasks."""
     rng, rows = np.random.default_rng(0), TASKS * EPISODES * STEPS
-    normal = lambda *shape: rng.normal(size=(rows, *shape)).astype(np.float32)  # noqa: E731
+
+    def normal(*shape: Any) -> Any:
+        return rng.normal(size=(rows, *shape)).astype(np.float32)
+
     step = np.tile(np.arange(STEPS, dtype=np.int32), TASKS * EPISODES)
     observation, last = normal(NUMBERS), normal(NUMBERS)
     then = np.where((step == STEPS - 1)[:, None], last, np.roll(observation, -1, axis=0))

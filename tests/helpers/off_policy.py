@@ -36,7 +36,6 @@ MODERN = SMALL | {
 VARIANTS = {
     "published": SMALL,
     "bicnet": SMALL | {"network": "bicnet"},
-    "gumbel": MODERN | {"action_gradient": "gumbel"},
     "expected": MODERN | {"action_gradient": "expected"},
 }
 SAC = SMALL | {

@@ -144,7 +144,10 @@ class TinyQ(Algorithm):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         step = trajectory.timestep
-        wide = lambda x: jnp.broadcast_to(x[..., None], trajectory.action.shape)  # noqa: E731
+
+        def wide(x: Any) -> Any:
+            return jnp.broadcast_to(x[..., None], trajectory.action.shape)
+
         new = {
             "observation": step.observation,
             "action": trajectory.action,
@@ -196,10 +199,8 @@ class TinyQ(Algorithm):
             keys = self.layout.shard_keys(jax.random.fold_in(key, index))
             batch = jax.vmap(sample)(replay, keys)
             gradient, (value, _) = self.layout.gradient(loss, params["weights"], batch)
-            weights, optimizer = optimizers.apply_gradients(
-                optimizers.adam(), gradient, params["weights"], params["optimizer"], self.lr
-            )
-            return {"weights": weights, "optimizer": optimizer}, value
+            change, optimizer = optimizers.adam().update(gradient, params["optimizer"])
+            return {"weights": params["weights"] + self.lr * change, "optimizer": optimizer}, value
 
         params, losses = jax.lax.scan(update, state.replicated, jnp.arange(phase.updates))
         return AlgoState(params, replay), {"loss": losses}

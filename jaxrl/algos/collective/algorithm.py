@@ -259,8 +259,9 @@ class Collective(MultiStage):
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
         else:
             worker = self.experts.worker
-            fresh = lambda key: worker.weights(worker.init(key, None))  # noqa: E731
-            stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self.timing.workers, 1)))
+            stacked = jax.vmap(lambda key: worker.weights(worker.init(key, None)))(
+                jax.random.split(key_workers, max(self.timing.workers, 1))
+            )
         learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
         params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
@@ -300,8 +301,9 @@ class Collective(MultiStage):
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,), jnp.float32))(keys)
 
         def uniform() -> Array:
-            draw = lambda key: jax.random.uniform(key, (self._actions,), jnp.float32, -1.0, 1.0)  # noqa: E731
-            return jax.vmap(lambda key: draw(jax.random.fold_in(key, 1)))(keys)
+            return jax.vmap(
+                lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (self._actions,), jnp.float32, -1.0, 1.0)
+            )(keys)
 
         extras: Any = ()
         if mode == "explore":
@@ -318,7 +320,7 @@ class Collective(MultiStage):
                 gaussian = self.model.gaussian(policy["actor"], code, memory.window.state[:, -1])
                 return distributions.squashed_normal(*gaussian, noise)[0]
 
-            worker = lambda: self.experts.act(policy["workers"], timestep, noise)  # noqa: E731
+            worker = functools.partial(self.experts.act, policy["workers"], timestep, noise)
             action = jax.lax.switch(stage, [uniform, learner, worker])
             held_out = memory.episode % dataset.HELD_OUT == 0
             extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}

@@ -30,7 +30,10 @@ def row_shapes(
     observation: int, action: int, code: int
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
     """Return the shapes of a row of `Replay.observation` and of `Replay.action` (action, labels, code)."""
-    floats = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+
+    def floats(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
     whole = jax.ShapeDtypeStruct((), jnp.int32)
     action_row = dict.fromkeys(("action", "mu", "log_std"), floats(action)) | {"code": floats(code), "value": floats()}
     action_row |= {"step": whole, "held_out": jax.ShapeDtypeStruct((), jnp.bool_)}

@@ -91,7 +91,10 @@ def contrastive_loss(
     References:
         van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the other view of the same window as the positive.
     """
-    unit = lambda code: code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)  # noqa: E731
+
+    def unit(code: Array) -> Array:
+        return code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)
+
     logits = unit(first.code) @ unit(second.code).T / temperature
     here, there = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
     own = begin + here[:, None] == there[None]

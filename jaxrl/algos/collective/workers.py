@@ -156,7 +156,10 @@ class Experts:
     def store(self, workers: Params, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
         step, layout = trajectory.timestep, self.worker.layout
-        flat = lambda x: x.reshape(*x.shape[:-2], -1).astype(jnp.float32)  # noqa: E731
+
+        def flat(x: Array) -> Array:
+            return x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
+
         seen = {
             "observation": appended(flat(step.observation), flat(last.observation)),
             "task": appended(self.task(step), self.task(last)),

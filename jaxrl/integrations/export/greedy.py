@@ -73,8 +73,11 @@ def greedy_of(policy: Policy) -> Greedy:
         single = [x[None] for x in arrays]
         timestep = jax.tree_util.tree_unflatten(structure, single[:count])
         fresh = policy.algo.init_carry(policy.params, timestep, jnp.zeros(1, jnp.int32))
-        begins = lambda new, old: jnp.where(timestep.first[0], new, old)  # noqa: E731
-        carry = jax.tree.map(begins, fresh, jax.tree_util.tree_unflatten(carry_structure, single[count:]))
+        carry = jax.tree.map(
+            lambda new, old: jnp.where(timestep.first[0], new, old),
+            fresh,
+            jax.tree_util.tree_unflatten(carry_structure, single[count:]),
+        )
         keys = jax.random.split(jax.random.key(0), 1)
         action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, ended(), "greedy")
         return [x[0] for x in (action, *jax.tree.leaves(carry))]
@@ -96,7 +99,9 @@ def greedy_of(policy: Policy) -> Greedy:
         given |= zip([count + i for i in kept], arrays[-1] if kept else (), strict=True)
 
         def row(given: dict[int, Array]) -> list[Array]:
-            blank = lambda i: jnp.zeros(leaves[i].shape, leaves[i].dtype)  # noqa: E731
+            def blank(i: int) -> Array:
+                return jnp.zeros(leaves[i].shape, leaves[i].dtype)
+
             return _some(one, [0, *(1 + i for i in kept)], *(given.get(i, blank(i)) for i in range(len(leaves))))
 
         action, *carry = jax.vmap(row)(given)

@@ -126,7 +126,10 @@ class _Graph:
         values = dict(zip(jaxpr.constvars, closed.consts, strict=True)) | dict(
             zip(jaxpr.invars, arguments, strict=True)
         )
-        read = lambda x: x.val if isinstance(x, Literal) else values[x]  # noqa: E731
+
+        def read(x: Any) -> Any:
+            return x.val if isinstance(x, Literal) else values[x]
+
         for eqn in _needed(jaxpr):
             given = [read(x) for x in eqn.invars]
             inner = next((eqn.params[key] for key in INNER if key in eqn.params), None)
