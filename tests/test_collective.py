@@ -322,19 +322,17 @@ def test_windows_of_a_recording_are_those_of_acting() -> None:
     first[0] = True
     state, action = rng.normal(size=(rows, envs, 2)), rng.normal(size=(rows, envs, 1))
     reward, step = rng.normal(size=(rows, envs)), np.zeros((rows, envs), np.int32)
-
-    def to32(x: Any) -> Any:
-        return np.asarray(x, np.float32)
-
-    window, seen = jax.jit(lambda state: transformer.first_window(state, 1, steps))(to32(state[0])), []
+    window, seen = jax.jit(lambda state: transformer.first_window(state, 1, steps))(np.float32(state[0])), []
     for t in range(rows):
         if t:
             step[t] = np.where(first[t], 0, step[t - 1] + 1)
-            window = next_window(window, to32(state[t]), to32(action[t - 1]), to32(reward[t]), first[t])
+            window = next_window(
+                window, np.float32(state[t]), np.float32(action[t - 1]), np.float32(reward[t]), first[t]
+            )
         seen.append(window)
     acted = jax.tree.map(lambda *x: np.concatenate(x), *seen)
     stored = jax.jit(transformer.stored_windows, static_argnums=5)(
-        to32(state), to32(action), to32(reward), step, np.arange(rows * envs, dtype=np.int32), steps
+        np.float32(state), np.float32(action), np.float32(reward), step, np.arange(rows * envs, dtype=np.int32), steps
     )
     chex.assert_trees_all_equal(acted, stored)
 

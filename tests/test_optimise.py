@@ -68,11 +68,8 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     names = [name for name in ("target_actor", "target_critic") if hasattr(params, name)]
     targets = {name: jax.tree.map(lambda x: 0.5 * x, getattr(params, name)) for name in names}
     params = dataclasses.replace(params, **targets)
-
-    def ones(*shape: Any) -> Any:
-        return np.ones(shape, np.float32)
-
-    batch: dict[str, Any] = {"weight": ones(1, 4), "reward": ones(1, 4, 1, 2), "end": np.zeros((1, 4, 1), np.uint8)}
+    batch: dict[str, Any] = {"weight": np.ones((1, 4), np.float32), "reward": np.ones((1, 4, 1, 2), np.float32)}
+    batch["end"] = np.zeros((1, 4, 1), np.uint8)
     for name, shape in algo.observation_shapes.items():
         batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
     batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)

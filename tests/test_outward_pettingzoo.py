@@ -1,6 +1,7 @@
 """Environments for users of PettingZoo: its own tests, equality with the batch stepped directly, the global state."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,9 +21,7 @@ from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-    def make() -> Any:
-        return PettingZooParallelEnv(ENVS[name](), mask_in_observation=mask_in_observation)
-
+    make = functools.partial(PettingZooParallelEnv, ENVS[name](), mask_in_observation=mask_in_observation)
     parallel_api_test(make(), num_cycles=40)
     parallel_seed_test(make, num_cycles=40)
 

@@ -133,11 +133,8 @@ def collectives(text: str) -> list[tuple[str, int]]:
     """(operation, elements) of every collective in a compiled program."""
     names = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
     found = re.findall(rf"= (.*?) ({names})(?:-start)?\(", text)
-
-    def sizes(shapes: Any) -> Any:
-        return re.findall(r"\w+\[([\d,]*)\]", shapes)
-
-    return [(name, sum(math.prod(map(int, s.split(","))) if s else 1 for s in sizes(shapes))) for shapes, name in found]
+    sizes = [(name, re.findall(r"\w+\[([\d,]*)\]", shapes)) for shapes, name in found]
+    return [(name, sum(math.prod(map(int, s.split(","))) if s else 1 for s in shapes)) for name, shapes in sizes]
 
 
 @pytest.mark.parametrize("algo", [TinyQ, Coma])

@@ -4,8 +4,6 @@ The bounds are those of `bench.parity.metaworld`: three times what was measured 
 The environment is compared with short episodes of our own oracle, too, which has no contacts.
 """
 
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -60,13 +58,8 @@ def test_observations_targets_and_successes(source):
 @by_source
 def test_episodes_begin_as_recorded(source):
     record = golden.load("reach_episodes", source)
-
-    def lanes(x: Any) -> Any:
-        return np.asarray(x.T, np.float32)
-
-    state, timestep = jax.tree.map(
-        np.asarray, begin(lanes(record["obj_init"]), lanes(record["goal"]), np.zeros(EPISODES, np.int32))
-    )
+    places = (np.float32(record[name].T) for name in ("obj_init", "goal"))
+    state, timestep = jax.tree.map(np.asarray, begin(*places, np.zeros(EPISODES, np.int32)))
     np.testing.assert_allclose(timestep.observation[0].T, record["obs"][:, 0], atol=2e-7)
     np.testing.assert_allclose(state.q.T, record["qpos0"][:, :9], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(state.v.T, record["qvel0"][:, :9], rtol=1e-7, atol=1e-12)
@@ -85,11 +78,7 @@ def test_recorded_rewards_and_successes_follow_from_the_tool_centre(source):
     record = recording(source)
     tool, goal = record.tool[:, 1:], np.broadcast_to(record.goal[:, None], record.tool[:, 1:].shape)
     np.testing.assert_allclose(oracle.reward_v2(tool, goal), record.reward, atol=1e-5)
-
-    def first(x: Any) -> Any:
-        return np.asarray(np.moveaxis(x, -1, 0), np.float32)
-
-    far, paid = judged(first(tool), first(goal))
+    far, paid = judged(*(np.float32(np.moveaxis(x, -1, 0)) for x in (tool, goal)))
     np.testing.assert_allclose(paid, record.reward, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(far) <= reward.RADIUS, record.success)
 

@@ -74,12 +74,9 @@ def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
     values = np.float32(
         [[[1.0], [2.0], [0.5], [np.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
     )
-
-    def smallest(x: Any) -> Any:
-        return sac.soft_value(x, jnp.zeros((4, 1)), jnp.zeros(4))
-
-    both = jax.jit(lambda x: (smallest(x), jax.grad(lambda x: jnp.sum(smallest(x)))(x)))
-    found, gradient = map(np.asarray, both(values))
+    given = values, np.zeros((4, 1), np.float32), np.zeros(4, np.float32)
+    found = np.asarray(jax.jit(sac.soft_value)(*given))
+    gradient = np.asarray(jax.jit(jax.grad(lambda *x: sac.soft_value(*x).sum()))(*given))
     np.testing.assert_allclose(found[:, 0], [1.0, 2.0, 0.25, 1e30])
     np.testing.assert_array_equal(gradient[..., 0], [[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
 
@@ -210,7 +207,7 @@ def test_schedules_of_actor_and_targets() -> None:
 
 def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
     """The initial policy is nearly certain, so that alpha rises; with a wide one it falls; the other task's stays."""
-    algo, update, params = scheduled()
+    _, update, params = scheduled()
     wide = jax.tree.map(np.zeros_like, actor_tree(params))
     wide["params"]["out_bias"] = np.float32([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
     for actor, sign in ((params.actor.params, 1), (wide, -1)):
@@ -297,7 +294,7 @@ def test_actions_lie_in_their_box() -> None:
 
 
 def test_deviations_reach_from_one_bound_to_the_other() -> None:
-    algo, _, params = scheduled()
+    _, _, params = scheduled()
     actor = jax.tree.map(np.zeros_like, actor_tree(params))
     for raw, wanted in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
         actor["params"]["out_bias"] = np.full(2 * ACTIONS, raw, np.float32)

@@ -79,12 +79,9 @@ def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
                 for kind, v in (("ih", x[:, agent]), ("hh", state))
             )
             enter, forget, new, show = np.split(gates, 4, axis=1)
-
-            def squash(v: Any) -> Any:
-                return 1 / (1 + np.exp(-v))
-
-            cell = squash(forget) * cell + squash(enter) * np.tanh(new)
-            state = squash(show) * np.tanh(cell)
+            enter, forget, show = (1 / (1 + np.exp(-x)) for x in (enter, forget, show))
+            cell = forget * cell + enter * np.tanh(new)
+            state = show * np.tanh(cell)
             states[agent] = state
         ways.append(np.stack([states[agent] for agent in sorted(states)], 1))
     x = np.concatenate(ways, 2) if ways else x

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -467,11 +468,8 @@ def test_an_environment_is_to_blame_only_for_what_follows_finite_actions() -> No
     action[0, 1] = nan
     flags = jnp.zeros((4, 2), bool)
     steps = TimeStep(jnp.float32(observation), jnp.float32(reward), flags, flags, flags)
-
-    def row(rows: Any) -> Any:
-        return jax.tree.map(lambda x: x[rows], steps)
-
-    counts = count_faults(Trajectory(row(slice(3)), jnp.float32(action), ()), row(3))
+    before, last = (jax.tree.map(operator.itemgetter(rows), steps) for rows in (slice(3), 3))
+    counts = count_faults(Trajectory(before, jnp.float32(action), ()), last)
     assert {name.rpartition(" ")[2]: float(count) for name, count in counts.items()} == {"reward": 1, "observation": 1}
 
 

@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "coma": ("coma", "coverage", _EPISODES),
     "coma_original": ("coma_original", "coverage", _EPISODES),
     "ddpg": ("ddpg", "snakes_3v3", _REPLAY | {"learning_starts": 8}),
-    "ddpg with expected values": ("ddpg", "snakes_1v1", _REPLAY | {"learning_starts": 8, "action_gradient": "expected"}),
+    "ddpg by value": ("ddpg", "snakes_1v1", _REPLAY | {"learning_starts": 8, "action_gradient": "expected"}),
     "ddpg in a box": ("ddpg", "reach", _REPLAY | {"random_steps": 8}),
     "bicnet": ("bicnet", "snakes_3v3", _REPLAY),
     "collective": (

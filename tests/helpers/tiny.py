@@ -144,16 +144,12 @@ class TinyQ(Algorithm):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         step = trajectory.timestep
-
-        def wide(x: Any) -> Any:
-            return jnp.broadcast_to(x[..., None], trajectory.action.shape)
-
         new = {
             "observation": step.observation,
             "action": trajectory.action,
             "reward": step.reward,
-            "terminated": wide(step.terminated),
-            "done": wide(step.done),
+            "terminated": jnp.broadcast_to(step.terminated[..., None], trajectory.action.shape),
+            "done": jnp.broadcast_to(step.done[..., None], trajectory.action.shape),
         }
         shards, rows = self.layout.local_shards, trajectory.action.shape[0]
         head = state.sharded["head"]
