@@ -490,10 +490,8 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
             assert any(np.any(a != b) for a, b in zip(before, after, strict=True)) == due, (number, name)
         for name in ("actor", "critic"):
             before, online = flat(getattr(old, f"target_{name}")), flat(getattr(new, name).params)
-            wanted, after = (
-                0.9 * before + 0.1 * online if number % 3 == 0 else before,
-                flat(getattr(new, f"target_{name}")),
-            )
+            wanted = 0.9 * before + 0.1 * online if number % 3 == 0 else before
+            after = flat(getattr(new, f"target_{name}"))
             np.testing.assert_allclose(after, wanted, rtol=1e-5, atol=1e-7)
             assert np.any(after != before) == (number % 3 == 0 and np.any(online != before))
         assert metrics["actor_loss"] == new.shown["actor_loss"]
