@@ -275,7 +275,7 @@ def test_actions_lie_in_their_box() -> None:
     """Random ones fill it for `random_steps`; then they follow the policy, whose best action is the squashed mean."""
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
     algo = Sac(spec, DataParallel(1), **SETTINGS, env_steps_per_update=1.0, random_steps=50)
-    policy = actor_tree(algo, begun(algo))
+    policy = actor_tree(begun(algo))
     mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
     acted = actor_of(algo)
     random = acted(policy, 49, "explore")[:, 0]

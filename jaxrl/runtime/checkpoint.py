@@ -372,7 +372,7 @@ def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any
 
     def shape(path: Any, part: Any) -> Any:
         leaf, parts = find(path), jax.tree.leaves(part)
-        if leaf is None or jax.tree.structure(part) == jax.tree.structure(0):
+        if leaf is None or jax.tree_util.all_leaves([part]):
             return part
         size = sum(math.prod(x.shape) for x in parts) // math.prod(leaf.shape[:-1])
         sharding = getattr(parts[0], "sharding", None)
@@ -385,9 +385,9 @@ def _without_vectors(state: Any, like: Any) -> Any:
     """Return `state` with the trees of `like` again."""
 
     def unflatten(value: Any, part: Any) -> Any:
-        leaves, structure = jax.tree.flatten(part)
-        if structure == jax.tree.structure(0):
+        if jax.tree_util.all_leaves([part]):
             return value
+        leaves, structure = jax.tree.flatten(part)
         ends = np.cumsum([math.prod(x.shape) for x in leaves]) // math.prod(value.shape[:-1])
         parts = jnp.split(value, ends[:-1], axis=-1)
         return jax.tree.unflatten(structure, [x.reshape(leaf.shape) for x, leaf in zip(parts, leaves, strict=True)])
