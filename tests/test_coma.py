@@ -74,10 +74,17 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
 
 
-def gradient_of(new: Learner, old: Learner) -> Any:
-    """The gradient of one Adam step, float64, from its first moments (beta 0.9) before and after."""
+def unflatten(vector: np.ndarray, like: Any) -> Any:
+    """The inverse of `flat` for a tree with leaves as in `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)])
+
+
+def gradient_of(new: Learner, old: Learner) -> np.ndarray:
+    """The gradient of one Adam step, all layers flat, from its first moments (beta 0.9) before and after."""
     after, before = (next(s.mu for s in learner.opt_state if hasattr(s, "mu")) for learner in (new, old))
-    return jax.tree.map(lambda a, b: (np.float64(a) - 0.9 * np.float64(b)) / 0.1, after, before)
+    return (np.float64(after) - 0.9 * np.float64(before)) / 0.1
 
 
 # ---------------------------------------------------------------- recorded training step
@@ -164,13 +171,13 @@ class Recorded:
             batch, before = self.minibatch(number), critic
             critic, metrics = critic_update(critic, batch, self.progress)
             rows["critic"].append(metrics)
-            rows["critic_gradient"].append(to_torch(gradient_of(critic, before)))
+            rows["critic_gradient"].append(to_torch(unflatten(gradient_of(critic, before), critic.params)))
             rows["q_after"].append(np.asarray(self.values(critic.params, batch["critic_input"][0])))
         for number in range(MISSIONS):
             batch, before = self.minibatch(number) | {"values": rows["q_after"][number][None]}, actor
             actor, metrics = actor_update(actor, batch, self.progress)
             rows["actor"].append(metrics)
-            rows["actor_gradient"].append(to_torch(gradient_of(actor, before)))
+            rows["actor_gradient"].append(to_torch(unflatten(gradient_of(actor, before), actor.params)))
         return rows | {"params": dataclasses.replace(self.params, actor=actor, critic=critic)}
 
 
@@ -567,25 +574,19 @@ def actor_batch(algo: Coma, generator: np.random.Generator, samples: int) -> dic
 def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> None:
     """For every open action weighted by its probability, minus the gradient is that of sum_a pi(a) Q(a)."""
     algo, generator = small(hidden_size=3, depth=1), np.random.default_rng(0)
-    actor, network = jax.jit(lambda: algo.init(jax.random.key(3), None).replicated.actor)(), algo.networks["actor"]
+    actor = jax.jit(lambda: algo.init(jax.random.key(3), None).replicated.actor)()
     observation = generator.normal(size=3)
     mask, values = np.array([True, False, True, True]), generator.normal(size=4)
     epsilon = float(epsilon_of(algo, start()))
 
     def policy(weights: np.ndarray) -> np.ndarray:  # float64, by hand
-        layers = unflatten(weights)["params"]["head"]
+        layers = unflatten(weights, actor.params)["params"]["head"]
         hidden = np.maximum(observation @ layers["fc1_kernel"] + layers["fc1_bias"], 0)
         logits = hidden @ layers["out_kernel"] + layers["out_bias"]
         mixed = (1 - epsilon) * np.exp(logits) / np.exp(logits).sum() + epsilon / 4
         return mixed * mask / (mixed * mask).sum()
 
-    def unflatten(weights: np.ndarray) -> Any:
-        leaves, structure = jax.tree.flatten(network.shapes)
-        parts = np.split(weights, np.cumsum([leaf.size for leaf in leaves])[:-1])
-        return jax.tree.unflatten(structure, [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)])
-
     weights = flat(actor.params)
-    jax.tree.map(lambda a, b: close(a, b, 0), unflatten(weights), actor.params)
     numeric = np.zeros_like(weights)
     for k in range(weights.size):
         step = np.zeros_like(weights)
@@ -602,7 +603,7 @@ def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> No
     }
     batch = {k: v.astype(np.float32 if v.dtype == np.float64 else v.dtype)[None] for k, v in batch.items()}
     new, metrics = jax.jit(algo.actor_update)(actor, batch, start())
-    analytic = -flat(gradient_of(new, actor))
+    analytic = -gradient_of(new, actor)
     assert np.abs(numeric).max() > 1e-2
     close(analytic, numeric, 1e-6)
     close(metrics["actor_grad_norm"], np.linalg.norm(numeric), 1e-6)
@@ -809,7 +810,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     clipped = jax.jit(lambda: small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated)()
     for begin, settings in ((begun(small()), {}), (clipped, {"max_grad_norm": 0.01})):
         new, metrics = updates(**settings)[0](begin.critic, batch, start())
-        gradient = flat(gradient_of(new, begin.critic))
+        gradient = gradient_of(new, begin.critic)
         norms.append((float(metrics["critic_grad_norm"]), float(np.sqrt((gradient**2).sum()))))
     assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-5) and norms[0][0] > 0.01
     assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
