@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 from jax._src.distributed import global_state  # JAX has no public name for the client of its coordination service
+from jax._src.lib import utils
 from jax.experimental import multihost_utils
 
 from envs_jax.base import short_repr
@@ -126,6 +127,7 @@ def join(place: ProcessInfo | None, timeout: int) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             _end_without_others()  # a collective or an exchange has failed
+        sys.stdout.flush()
         _leave()
         atexit.register(os._exit, getattr(error, "exit_code", 1))  # Python would wait for a block that nobody finishes
         raise
@@ -145,16 +147,14 @@ def _connect(place: ProcessInfo, timeout: int) -> None:
     limit = f"at most {timeout} s; --host_timeout changes it"
     print(f"waiting for {others} at {address} ({limit}) ...", file=sys.stderr, flush=True)
     jax.config.update("jax_enable_recoverability", True)  # or JAX would abort all hosts when one ends
+    utils.absl_set_min_log_level(2)  # errors only: JAX would warn that this is experimental
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM from us, and knows no other signal
     errors: list[Exception] = []
 
     def initialize() -> None:
-        own = place.coordinator, place.number, place.index, place.devices
-        later = timeout + 60
+        limits = {"initialization_timeout": timeout + 60, "heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT_S}
         try:
-            jax.distributed.initialize(
-                *own, initialization_timeout=later, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S
-            )
+            jax.distributed.initialize(*dataclasses.astuple(place), **limits)
         except Exception as error:
             errors.append(error)
 
@@ -184,7 +184,9 @@ def _require_free_port(port: int) -> None:
         family = socket.AF_INET6 if dual else socket.AF_INET
         socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
     except OSError as error:
-        raise UserError(f"port {port} is not free ({error.strerror}): choose another with --coordinator") from None
+        raise UserError(
+            f"port {port} cannot be used ({os.strerror(error.errno or 0)}): choose another with --coordinator"
+        ) from None
 
 
 _run: Path | None = None  # the run directory
@@ -215,6 +217,7 @@ def _end_without_others() -> None:
     _losing.acquire()  # for good: one sentence is enough
     again = f"start all of them again with --resume {_run}"
     remedy = again if _run else "nothing was trained yet, start all of them again"
+    sys.stdout.flush()
     os.write(2, f"\nerror: another host has ended: {remedy}\n".encode())
     if writes():
         _leave()
@@ -224,7 +227,6 @@ def _end_without_others() -> None:
 def _leave() -> None:
     """Let the others see that this host ends."""
     _ending.set()
-    sys.stdout.flush()
     global_state.client.shutdown()
     if writes():
         time.sleep(STAY_S)
