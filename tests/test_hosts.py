@@ -196,7 +196,9 @@ def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
 # Start and exchanges, without training
 
 
-def start(folder: Path, *flags: str, code: str = "from jaxrl.cli.train import main; main()") -> subprocess.Popen[str]:
+def start(
+    folder: Path, *flags: str, code: str = "from jaxrl.cli.train import main; sys.exit(main())"
+) -> subprocess.Popen[str]:
     paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     command = [sys.executable, "-u", "-c", f"import sys; {code}", *TINY.split(), "--runs", "runs", *flags]

@@ -194,9 +194,14 @@ _ending = threading.Event()  # the others may end
 _losing = threading.Lock()
 
 
+def _service() -> Any:
+    """Return this host's client of the coordination service."""
+    return global_state.client
+
+
 def _live_hosts() -> Any:
     """Return indices and incarnations of the hosts that live, once each of them has asked or has left."""
-    return global_state.client.get_live_nodes(list(range(number())))
+    return _service().get_live_nodes(list(range(number())))
 
 
 def _watch() -> None:
@@ -227,7 +232,7 @@ def _end_without_others() -> None:
 def _leave() -> None:
     """Let the others see that this host ends."""
     _ending.set()
-    global_state.client.shutdown()
+    _service().shutdown()
     if writes():
         time.sleep(STAY_S)
 
@@ -256,13 +261,13 @@ def gather(value: Any) -> list[Any]:
     """
     if number() == 1:
         return [value]
-    client, turn, values = global_state.client, next(_turns), []
-    client.key_value_set(f"jaxrl/{turn}/{global_state.process_id}", json.dumps(value))
+    service, turn, values = _service(), next(_turns), []
+    service.key_value_set(f"jaxrl/{turn}/{global_state.process_id}", json.dumps(value))
     for host in range(number()):
-        text = _reader.submit(client.blocking_key_value_get, f"jaxrl/{turn}/{host}", _FOREVER_MS).result()
+        text = _reader.submit(service.blocking_key_value_get, f"jaxrl/{turn}/{host}", _FOREVER_MS).result()
         values.append(json.loads(text))
     if writes():
-        client.key_value_delete(f"jaxrl/{turn - 1}")  # all have read it, as all have come to this turn
+        service.key_value_delete(f"jaxrl/{turn - 1}")  # all have read it, as all have come to this turn
     return values
 
 
@@ -281,9 +286,9 @@ def on_first(function: Callable[[], Any]) -> Any:
             raise
     result, exit_code = first(None)
     if exit_code is not None:
-        error = UserError(result)
-        error.exit_code = exit_code
-        raise error
+        refusal = UserError(result)
+        refusal.exit_code = exit_code
+        raise refusal
     return result
 
 
