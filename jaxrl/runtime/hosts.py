@@ -152,9 +152,10 @@ def _connect(place: ProcessInfo, timeout: int) -> None:
     errors: list[Exception] = []
 
     def initialize() -> None:
-        limits = {"initialization_timeout": timeout + 60, "heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT_S}
+        own = dataclasses.astuple(place)
+        lost = HEARTBEAT_TIMEOUT_S
         try:
-            jax.distributed.initialize(*dataclasses.astuple(place), **limits)
+            jax.distributed.initialize(*own, initialization_timeout=timeout + 60, heartbeat_timeout_seconds=lost)
         except Exception as error:
             errors.append(error)
 
