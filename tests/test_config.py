@@ -265,7 +265,7 @@ def test_help_begins_with_what_everybody_needs(capsys: pytest.CaptureFixture[str
     flags = re.findall(r" (--\w+) ", text.partition("options:")[2])
     assert set(flags[:9]) == {"--help", "--algo", "--env", "--config", "--resume", "--num_envs", "--total_env_steps",
                               "--total_episodes", "--max_seconds"}  # fmt: skip
-    assert flags[-3:] == ["--coordinator", "--num_hosts", "--host_index"]
+    assert flags[-4:] == ["--coordinator", "--num_hosts", "--host_index", "--host_timeout"]
     assert "discount (0 to 1; default: 0.99)" in text
 
 

@@ -1,17 +1,14 @@
 """Several hosts: the same bits as one process, one run directory, stops together, and what happens when one is lost."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import AuthenticationError, Pipe
-from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from helpers.off_policy import assert_close
 
 import jaxrl
 from jaxrl.cli import train
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.checkpoint import committed_steps
@@ -41,13 +38,16 @@ TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --blo
 LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_seconds 0.05 --log_every 4"
 
 
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 class Hosts:
     """Two processes of jaxrl.train with two CPU devices each, on a port of their own."""
 
     def __init__(self, folder: Path, *argv: str, other: str = "", torchrun: bool = False) -> None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.logs = [folder / f"host{index}.log" for index in range(2)]
         self.processes = []
         for index, log in enumerate(self.logs):
@@ -82,9 +82,9 @@ class Hosts:
             process.wait()
 
     def text(self, host: int) -> str:
-        """Return what a host printed, without the lines of the library that connects them."""
+        """Return what a host printed, without the line that it waits and those of the library that connects them."""
         lines = self.logs[host].read_text().splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("[Gloo]"))
+        return "".join(line for line in lines if not line.startswith(("[Gloo]", "waiting for 2 hosts at ")))
 
     def wait(self, condition: Callable[[], Any], seconds: float = 240) -> None:
         until = time.monotonic() + seconds
@@ -168,7 +168,7 @@ def test_a_lost_host_ends_the_run_with_a_good_checkpoint(lost: int, tmp_path: Pa
         pair.processes[lost].kill()
         began = time.monotonic()
         codes = pair.ended()
-        assert time.monotonic() - began < hosts.LOST
+        assert time.monotonic() - began < 2 * hosts.HEARTBEAT_TIMEOUT_S
         assert codes[lost] == -signal.SIGKILL
         text = pair.text(1 - lost)
         if codes[1 - lost] == 1:
@@ -193,69 +193,80 @@ def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.long
-def test_a_host_that_does_not_know_the_others_is_refused(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_"))}
-    command = [sys.executable, "-m", "jaxrl.train", *TINY.split(), "--num_hosts", "2"]
+# Start and exchanges, without training
+
+
+def start(
+    folder: Path, *flags: str, code: str = "from jaxrl.cli.train import main; sys.exit(main())"
+) -> subprocess.Popen[str]:
     paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=environment | {"PYTHONPATH": paths}, capture_output=True, text=True
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    command = [sys.executable, "-u", "-c", f"import sys; {code}", *TINY.split(), "--runs", "runs", *flags]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.startswith("error: JAX finds no other hosts (") and ended.stderr.count("\n") == 1
+
+
+def test_a_host_that_waits_says_so_and_heeds_signals_and_its_time_out(tmp_path: Path) -> None:
+    place = "--num_hosts", "2", "--coordinator", f"localhost:{free_port()}"
+    late = start(tmp_path, *place, "--host_index", "0", "--host_timeout", "1")
+    stopped = start(tmp_path, *place, "--host_index", "1", "--host_timeout", "60")
+    assert late.stdout and stopped.stdout
+    waiting = f"waiting for 2 hosts at {place[-1]} (at most 60 s; --host_timeout changes it) ...\n"
+    assert stopped.stdout.readline() == waiting
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.communicate(timeout=30)[0] == "stopped by SIGINT, before anything was saved\n"
+    assert stopped.returncode == 128 + signal.SIGINT
+    first, last = late.communicate(timeout=30)[0].splitlines()
+    assert first.startswith("waiting for 2 hosts") and late.returncode == 1
+    assert last.startswith(f"error: not all hosts came to {place[-1]} within 1 s: start the same command on every host")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        place = hosts.ProcessInfo(f"localhost:{port}", 2, 0, [])
+        with pytest.raises(UserError, match=f"port {port} cannot be used .*: choose another with --coordinator"):
+            hosts._connect(place, 1)
+
+
+EXCHANGE = """
+import json, time
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.runtime import hosts
+
+def refuse():
+    raise UsageError("no")
+
+place = hosts.ProcessInfo(sys.argv[-1], 2, int(sys.argv[-2]), [])
+with hosts.join(place, 60):
+    exchanged = [hosts.gather([turn, hosts.global_state.process_id]) for turn in range(3)]
+    exchanged += [hosts.first(hosts.global_state.process_id), hosts.on_first(lambda: hosts.writes())]
+    try:
+        hosts.on_first(refuse)
+    except Exception as error:
+        exchanged.append([str(error), error.exit_code])
+    sys.stderr.write(json.dumps(exchanged))
+    time.sleep(2 * hosts.global_state.process_id)  # one that ends later is waited for
+"""
+
+
+def test_hosts_exchange_values_and_end_together(tmp_path: Path) -> None:
+    address = f"localhost:{free_port()}"
+    pair = [start(tmp_path, str(index), address, code=EXCHANGE) for index in range(2)]
+    exchanged = [[[turn, 0], [turn, 1]] for turn in range(3)] + [0, True, ["no", 2]]
+    for process in pair:
+        output = process.communicate(timeout=60)[0]
+        assert json.loads(output.splitlines()[-1]) == exchanged
+        assert process.returncode == 0, output
 
 
 @pytest.mark.long
-def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs") as pair:
-        assert pair.ended() == [1, 1]
-        assert pair.text(0) == pair.text(1) and "is not a directory); choose another with --runs" in pair.text(0)
-
-
-# Exchanges
-
-
-def test_hosts_exchange_values_and_see_one_that_ends() -> None:
-    """Three hosts as threads; the second ends after two exchanges."""
-    ends = [Pipe() for _ in range(2)]
-    lost = [threading.Event() for _ in range(4)]
-    own = [hosts.Peer(end[0], event.set) for end, event in zip(ends, lost, strict=False)]
-    others = [hosts.Peer(end[1], event.set) for end, event in zip(ends, lost[2:], strict=True)]
-    found: dict[int, Any] = {}
-
-    def other(index: int) -> None:
-        found[index] = [hosts.exchange([index, turn], [others[index - 1]], False) for turn in range(2)]
-
-    threads = [threading.Thread(target=other, args=(index,)) for index in (1, 2)]
-    for thread in threads:
-        thread.start()
-    found[0] = [hosts.exchange([0, turn], own, True) for turn in range(2)]
-    assert found[0] == [[[0, turn], [1, turn], [2, turn]] for turn in range(2)]
-    for thread in threads:
-        thread.join()
-    assert found[1] == found[2] == found[0]
-    assert not any(event.is_set() for event in lost)
-    others[0].send(None, last=True)
-    assert lost[0].wait(10)
-    ends[1][1].send_bytes(b"[")  # a host that dies in the middle of a message, or closes its socket
-    assert lost[1].wait(10)
-
-
-def test_strangers_are_not_counted_as_hosts() -> None:
-    """One that has not the secret, and one that closes its socket at once."""
-    with Listener(("localhost", 0), authkey=b"ours") as listener:
-
-        def connect() -> None:
-            socket.create_connection(listener.address).close()
-            with pytest.raises(AuthenticationError):
-                Client(listener.address, authkey=b"theirs")
-            Client(listener.address, authkey=b"ours").send_bytes(b"host")
-
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(connect)
-            assert hosts._accepted(listener).recv_bytes() == b"host"
-            done.result()
+def test_a_host_that_does_not_know_the_others_is_refused(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
+    process = start(tmp_path, "--num_hosts", "2")
+    _, refusal = process.communicate(timeout=60)[0].splitlines()
+    assert refusal.startswith("error: JAX finds no other hosts (") and process.returncode == 2
 
 
 # Places
@@ -340,7 +351,8 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
             (None, None, None),
             "--num_hosts 2",
         ),  # mpirun in sbatch
-        (TORCHRUN | {"RANK": "4"}, (None, None, None), "RANK='4', MASTER_ADDR='node1', MASTER_PORT='29500' are not"),
+        (TORCHRUN | {"RANK": "4"}, (None, None, None), "numbers 0 to N - 1"),
+        (TORCHRUN | {"RANK": ""}, (None, None, None), "--num_hosts 4"),
     ],
 )
 def test_places_that_do_not_fit(

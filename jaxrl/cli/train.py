@@ -11,6 +11,7 @@ import jax
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.cores import divide_cores
+from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError
 from jaxrl.report.cache import enable_in_command
 from jaxrl.report.console import fold
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     if place is None:
         divide_cores(request.config.run.cpu_devices)
     enable_in_command()
-    with hosts.joined(place):
+    with hosts.join(place, flags.host_timeout):
         if place is not None:
             asked = {
                 **request.config.plain(),
@@ -66,7 +67,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="resume the run runs/ALGO_ENV/NAME, or start it under that name if there is none: one command for jobs "
         "that are queued again",
     )
-    group = parser.add_argument_group("several hosts (SLURM, Open MPI and torchrun are found without these)")
+    group = parser.add_argument_group("several hosts (SLURM, Open MPI and torchrun are found without the first three)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
     group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
     group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")
+    limit = "longest wait for the other hosts at the start, in seconds"
+    add_int(group, "--host_timeout", 1, 10**6, hosts.JOIN, f"{limit} (default: {hosts.JOIN})")

@@ -26,7 +26,7 @@ def parse_list(text: str) -> list[str]:
     return list(dict.fromkeys(text.replace(",", " ").split()))
 
 
-def add_int(parser: argparse.ArgumentParser, flag: str, low: int, high: int, default: int | None, help: str) -> None:
+def add_int(parser: argparse._ActionsContainer, flag: str, low: int, high: int, default: int | None, help: str) -> None:
     """Add a flag whose value is a whole number between bounds."""
     parser.add_argument(
         flag, type=lambda text: parse_int(text, flag, low, high), default=default, metavar="N", help=help

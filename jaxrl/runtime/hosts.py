@@ -1,66 +1,55 @@
 """Several hosts: how the processes of a run connect, agree, and end together.
 
-A host is one process of a run, on a machine of its own or with a GPU of its own. All run the same program, and so
-call the functions here in the same order. Decisions that depend on clocks, signals and the state of a disk are
-made by host 0 or by all together (`first`, `gather`, `on_first`), over a socket between host 0 and each other: no
-device takes part, so that an exchange does not wait for the running block. In a run of one process every function
-here returns at once.
+A host is one process of a run, with a machine or a GPU to itself. All run the same program, and so call the functions
+here in the same order. Decisions that depend on clocks, signals and the state of a disk are made by host 0 or by all
+together (`first`, `gather`, `on_first`). In a run of one process every function here returns at once.
 
-When a process ends, the system closes its socket: host 0 sees it, or the others see that of host 0, and all end with
-one sentence. A machine that falls silent closes nothing: JAX ends the others within `LOST` seconds, in its own words.
+JAX's coordination service connects the hosts, stores what they exchange, and knows which of them live. It is a part of
+host 0: where that is killed, JAX aborts the others with words of its own.
 """
 
 import atexit
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
-import pickle
-import queue
 import re
-import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from jax._src.distributed import global_state  # JAX has no public name for the client of its coordination service
+from jax._src.lib import utils
 from jax.experimental import multihost_utils
 
 from envs_jax.base import short_repr
 from jaxrl.common.errors import UsageError, UserError, one_line
 
-JOIN = 300  # seconds to wait for the others at the start
-LOST = 30  # seconds of silence after which a host counts as dead
-SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
-FAREWELL = 1, 2  # seconds that a host stays after an error, so that the others can read it; that host 0 stays longer
-_ADDRESS = 512  # bytes of the broadcast of host 0's address
+JOIN = 300  # seconds to wait for the other hosts at the start, by default
+HEARTBEAT_TIMEOUT_S = 30  # without a heartbeat a host counts as dead
+WATCH_S = 0.5  # between two looks at which hosts live
+STAY_S = 3  # host 0 stays so long after an error: JAX aborts hosts that have not seen by then that it ends
+VISIBLE_TIMEOUT_S = 60  # after which a folder made by host 0 must be visible to the others
+_FOREVER_MS = 10**10
 _TASKS = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # processes that a launcher has started
-_TORCHRUN = "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"  # which accelerate and DeepSpeed set, too
 _RANKS = {"PMI_SIZE": "PMI_RANK", "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK", "WORLD_SIZE": "RANK"}  # no address
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """One process of a run, as far as the flags tell; JAX finds the rest.
+    """One process of a run, as far as the flags tell; JAX asks the launcher for what is None."""
 
-    Attributes:
-        coordinator: "HOST:PORT" of host 0.
-        number: of hosts.
-        index: of this one, from 0.
-        devices: [] to use all visible devices, None for those that JAX chooses: the GPU of the task's local number.
-    """
-
-    coordinator: str | None
-    number: int | None
-    index: int | None
-    devices: list[int] | None
+    coordinator: str | None  # "HOST:PORT" of host 0
+    number: int | None  # of hosts
+    index: int | None  # of this one, from 0
+    devices: list[int] | None  # [] for all visible devices; None for JAX's choice, the GPU of the task's local number
 
 
 def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
@@ -72,15 +61,21 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
         UsageError: incompatible flags, or a launcher that does not say enough to make its processes one run.
     """
     get = os.environ.get
-    if number == 1 and (coordinator or index):
-        raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
     if number == 1:
+        if coordinator or index:
+            raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
         return None
+    local_devices = None
+    shared = get(_TASKS[0]) != get("SLURM_STEP_NUM_NODES") or get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1"
     if (coordinator, number, index) == (None, None, None):
         tasks = max(_count(name) for name in _TASKS)
         innermost = tasks == 1 or "TORCHELASTIC_RUN_ID" in os.environ
-        if _count("WORLD_SIZE") > 1 and innermost and all(map(get, _TORCHRUN)):
-            return _from_torchrun(*(os.environ[name] for name in _TORCHRUN))
+        if _count("WORLD_SIZE") > 1 and innermost and get("RANK", "").isdecimal() and get("MASTER_ADDR"):
+            port = _count("MASTER_PORT") % (2**16 - 1) + 1  # MASTER_PORT is torchrun's own
+            coordinator, number, index = f"{get('MASTER_ADDR')}:{port}", _count("WORLD_SIZE"), int(get("RANK", ""))
+            local_devices = [_count("LOCAL_RANK")]
+            shared = "LOCAL_RANK" in os.environ and get("LOCAL_WORLD_SIZE") != "1"
+            tasks = number
         for size, rank in _RANKS.items():
             if _count(size) > tasks:
                 raise UsageError(
@@ -91,17 +86,16 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
         if tasks == 1:
             return None
     if (number is not None and number < 1) or (index is not None and not 0 <= index < (number or index + 1)):
-        raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
-    port = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
-    if coordinator is not None and not (port and 0 < int(port[1]) < 2**16):
+        raise UsageError(f"host {index} of {number} hosts: give hosts the numbers 0 to N - 1 with --host_index")
+    port_match = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
+    if coordinator is not None and not (port_match and 0 < int(port_match[1]) < 2**16):
         raise UsageError(
             f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {short_repr(coordinator)}"
         )
-    # A task alone on its machine uses all of its GPUs, and one that its launcher has bound to a GPU sees no other.
-    one_per_machine = get(_TASKS[0]) == get("SLURM_STEP_NUM_NODES") and get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") == "1"
-    bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
-    every = "JAX_LOCAL_DEVICE_IDS" not in os.environ and (one_per_machine or bound)
-    return ProcessInfo(coordinator, number, index, [] if every else None)
+    # A task that has its machine to itself uses all GPUs, and one that its launcher has bound to a GPU sees no other.
+    if not shared or "," not in get("CUDA_VISIBLE_DEVICES", ","):
+        local_devices = []
+    return ProcessInfo(coordinator, number, index, None if "JAX_LOCAL_DEVICE_IDS" in os.environ else local_devices)
 
 
 def _count(name: str) -> int:
@@ -110,197 +104,193 @@ def _count(name: str) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def _from_torchrun(size: str, rank: str, address: str, port: str) -> ProcessInfo:
-    """Return the place of a process that torchrun has started; each uses the GPU of its local number.
-
-    Host 0 listens on the port after MASTER_PORT, which is torchrun's own. Raises UsageError: impossible numbers.
-    """
-    if not (size.isdecimal() and rank.isdecimal() and port.isdecimal() and int(rank) < int(size)):
-        told = ", ".join(f"{name}={short_repr(os.environ[name])}" for name in _TORCHRUN)
-        raise UsageError(f"{told} are not the variables of torchrun: start with torchrun, or unset WORLD_SIZE")
-    devices: list[int] | None = []
-    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
-        devices = None
-    elif "LOCAL_RANK" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") != "1":
-        bound = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
-        devices = [] if bound else [_count("LOCAL_RANK")]
-    return ProcessInfo(f"{address}:{int(port) % (2**16 - 1) + 1}", int(size), int(rank), devices)
+# Begin and end
 
 
 @contextlib.contextmanager
-def joined(place: ProcessInfo | None) -> Iterator[None]:
+def join(place: ProcessInfo | None, timeout: int) -> Iterator[None]:
     """Join the hosts of a run until the program ends; hosts other than 0 write nothing to stdout.
 
-    Raises UserError: the other hosts were not found, or flags are missing.
+    Raises UserError: the port is not free, flags are missing, or not all hosts came within `timeout` seconds.
     """
     if place is None:
         yield
         return
-    try:
-        found = place.coordinator, place.number, place.index, place.devices
-        jax.distributed.initialize(*found, initialization_timeout=JOIN, heartbeat_timeout_seconds=LOST)
-        if not writes():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _peers[:] = map(Peer, _connect(place))
-    except (RuntimeError, ValueError, LookupError, OSError, EOFError, AuthenticationError) as error:
-        cause = one_line(str(error))
-        if isinstance(error, ValueError):
-            raise UsageError(
-                f"JAX finds no other hosts ({cause}): give each --coordinator, --num_hosts and its --host_index; "
-                "--num_hosts 1 trains on this host only"
-            ) from None
-        raise UserError(
-            f"this host could not join the others ({cause}): start the same command on all hosts, and check that they "
-            "reach the coordinator's port and the second port that host 0 opens"
-        ) from None
+    _connect(place, timeout)
+    if not writes():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    watcher = threading.Thread(target=_watch, daemon=True)
+    watcher.start()
     try:
         yield
         gather("done")  # host 0 may still be committing a checkpoint
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            _lost()  # a collective that has failed
-        _ending.set()
-        atexit.register(_leave, getattr(error, "exit_code", 1))  # JAX would wait for the others, which have not ended
+            _end_without_others()  # a collective or an exchange has failed
+        sys.stdout.flush()
+        _leave()
+        atexit.register(os._exit, getattr(error, "exit_code", 1))  # Python would wait for a block that nobody finishes
         raise
     _ending.set()
+    watcher.join()
+    while writes() and len(_live_hosts()) > 1:
+        pass  # each look waits until another host has left, which JAX would abort without host 0
     jax.distributed.shutdown()
 
 
-def _leave(code: int) -> None:
-    """End the process when the others have had time to read its messages; host 0, JAX's coordinator, as the last."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(FAREWELL[0])
-    for peer in _peers:
-        peer.send(None, last=True)
-    time.sleep(FAREWELL[1] if writes() else 0)
-    os._exit(code)
+def _connect(place: ProcessInfo, timeout: int) -> None:
+    """Wait for the other hosts in a thread: JAX's wait is deaf to signals, and aborts the process at its time-out."""
+    address = place.coordinator or "the address that the launcher gives"
+    if place.index == 0 and place.coordinator:
+        _require_free_port(int(place.coordinator.rpartition(":")[2]))
+    others = "the other hosts" if place.number is None else f"{place.number} hosts"
+    limit = f"at most {timeout} s; --host_timeout changes it"
+    print(f"waiting for {others} at {address} ({limit}) ...", file=sys.stderr, flush=True)
+    jax.config.update("jax_enable_recoverability", True)  # or JAX would abort all hosts when one ends
+    utils.absl_set_min_log_level(2)  # errors only: JAX would warn that this is experimental
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM from us, and knows no other signal
+    errors: list[Exception] = []
+
+    def initialize() -> None:
+        own = dataclasses.astuple(place)
+        lost = HEARTBEAT_TIMEOUT_S
+        try:
+            jax.distributed.initialize(*own, initialization_timeout=timeout + 60, heartbeat_timeout_seconds=lost)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=initialize, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        atexit.register(os._exit, UserError.exit_code)
+        raise UserError(
+            f"not all hosts came to {address} within {timeout} s: start the same command on every host, check that "
+            "they reach that address, or wait longer with --host_timeout"
+        )
+    for error in errors:
+        cause = one_line(str(error))
+        if isinstance(error, ValueError):
+            raise UsageError(
+                f"JAX finds no other hosts ({cause}): give each --coordinator, --num_hosts and its --host_index; "
+                "--num_hosts 1 trains on this host only"
+            )
+        raise UserError(f"this host could not join the others ({cause}): start the same command on all hosts")
 
 
-def _connect(place: ProcessInfo) -> list[Connection]:
-    """Open sockets between host 0 and all others, with mutual authentication for this run."""
-    if not writes():
-        name, port, secret = json.loads(_from_first(b""))
-        connection = Client((name, port), authkey=bytes.fromhex(secret))
-        connection.send_bytes(json.dumps(jax.process_index()).encode())
-        return [connection]
-    secret = secrets.token_hex(16)
-    with Listener(("", 0), backlog=number(), authkey=bytes.fromhex(secret)) as listener:
-        name = (place.coordinator or "").rpartition(":")[0] or socket.gethostname()  # SLURM's and Open MPI's names
-        _from_first(json.dumps([name, listener.address[1], secret]).encode())
-        found = [_accepted(listener) for _ in range(number() - 1)]
-    by_index = {json.loads(connection.recv_bytes()): connection for connection in found}  # they connect in any order
-    return [by_index[index] for index in sorted(by_index)]
+def _require_free_port(port: int) -> None:
+    """Raise UserError if the port is taken, by which JAX's coordination service would crash."""
+    dual = socket.has_dualstack_ipv6()
+    try:
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+    except OSError as error:
+        raise UserError(
+            f"port {port} cannot be used ({os.strerror(error.errno or 0)}): choose another with --coordinator"
+        ) from None
 
-
-def _accepted(listener: Listener) -> Connection:
-    """Return the next connection of one of this run's hosts; strangers do not know the secret."""
-    while True:
-        with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):
-            return listener.accept()
-
-
-def _from_first(text: bytes) -> bytes:
-    """Broadcast host 0's text over the devices, before any socket exists."""
-    sent = np.zeros(_ADDRESS, np.uint8)
-    sent[: len(text)] = np.frombuffer(text, np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).rstrip(b"\0")
-
-
-# The end of a host
 
 _run: Path | None = None  # the run directory
-_ending = threading.Event()  # the others may close their sockets
+_ending = threading.Event()  # the others may end
 _losing = threading.Lock()
 
 
-def _lost() -> None:
+def _service() -> Any:
+    """Return this host's client of the coordination service."""
+    return global_state.client
+
+
+def _live_hosts() -> Any:
+    """Return indices and incarnations of the hosts that live, once each of them has asked or has left."""
+    return _service().get_live_nodes(list(range(number())))
+
+
+def _watch() -> None:
+    """End this process when another host has ended or was started again, unless this one is ending, too."""
+    before = None
+    while not _ending.wait(WATCH_S):
+        try:
+            live = _live_hosts()
+        except jax.errors.JaxRuntimeError:  # host 0 has ended
+            live = {}
+        before = before or live
+        if (len(live) < number() or live != before) and not _ending.wait(WATCH_S):
+            _end_without_others()
+
+
+def _end_without_others() -> None:
     """End the process with one sentence, since another host has ended."""
     _losing.acquire()  # for good: one sentence is enough
-    remedy = (
-        f"start all of them again with --resume {_run}" if _run else "nothing was trained yet, start all of them again"
-    )
+    again = f"start all of them again with --resume {_run}"
+    remedy = again if _run else "nothing was trained yet, start all of them again"
     sys.stdout.flush()
     os.write(2, f"\nerror: another host has ended: {remedy}\n".encode())
-    _leave(1)
+    if writes():
+        _leave()
+    os._exit(1)
 
 
-class Peer:
-    """The socket to another host; a thread reads it, and ends this process when the other one has ended."""
-
-    def __init__(self, connection: Connection, lost: Callable[[], None] = _lost) -> None:
-        self._connection, self._lost = connection, lost
-        self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError, ValueError):
-            while text := self._connection.recv_bytes():
-                self._received.put(json.loads(text))
-        if not _ending.is_set():
-            self._lost()
-
-    def send(self, value: Any, last: bool = False) -> None:
-        """Send a JSON object, or tell the other host that this one ends."""
-        with contextlib.suppress(OSError):  # the thread sees it, too
-            self._connection.send_bytes(b"" if last else json.dumps(value).encode())
-
-    def receive(self) -> Any:
-        """Return the next JSON object; wait for a slow host."""
-        return self._received.get()
-
-
-_peers: list[Peer] = []  # of host 0, all others in order; of another, host 0
+def _leave() -> None:
+    """Let the others see that this host ends."""
+    _ending.set()
+    _service().shutdown()
+    if writes():
+        time.sleep(STAY_S)
 
 
 # Agreement
 
+_turns = itertools.count()
+_reader = ThreadPoolExecutor(1)  # the main thread must hear signals while it waits
+
 
 def number() -> int:
     """Return the number of hosts."""
-    return jax.process_count()
+    return global_state.num_processes
 
 
 def writes() -> bool:
     """Return whether this process writes to the run directory and to the console."""
-    return jax.process_index() == 0
+    return global_state.process_id == 0
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values, JSON objects, of all hosts in order; wait for them all."""
-    return [value] if jax.process_count() == 1 else exchange(value, _peers, writes())
+    """Return the values, JSON objects, of all hosts in order; wait for them all.
 
-
-def exchange(value: Any, peers: list[Peer], collects: bool) -> list[Any]:
-    """Return the values of all hosts: the one that collects has all others as peers, which have only it."""
-    if not collects:
-        peers[0].send(value)
-        return list(peers[0].receive())
-    values = [value, *(peer.receive() for peer in peers)]
-    for peer in peers:
-        peer.send(values)
+    They go through the key-value store of JAX's coordination service: the functions of multihost_utils exchange arrays
+    on the devices, which would wait for the running block.
+    """
+    if number() == 1:
+        return [value]
+    service, turn, values = _service(), next(_turns), []
+    service.key_value_set(f"jaxrl/{turn}/{global_state.process_id}", json.dumps(value))
+    for host in range(number()):
+        text = _reader.submit(service.blocking_key_value_get, f"jaxrl/{turn}/{host}", _FOREVER_MS).result()
+        values.append(json.loads(text))
+    if writes():
+        service.key_value_delete(f"jaxrl/{turn - 1}")  # all have read it, as all have come to this turn
     return values
 
 
 def first(value: Any) -> Any:
     """Return host 0's value, a JSON object."""
-    return value if jax.process_count() == 1 else gather(value if writes() else None)[0]
+    return gather(value if writes() else None)[0]
 
 
 def on_first(function: Callable[[], Any]) -> Any:
     """Call `function` on host 0 and return its JSON result on all hosts; a UserError is raised on all, too."""
-    if jax.process_count() == 1:
-        return function()
-    answer, refusal = None, None
     if writes():
         try:
-            answer = function()
+            return first([function(), None])[0]
         except UserError as error:
-            refusal = pickle.dumps(error).hex()
-    answer, refusal = first([answer, refusal])
-    if refusal is not None:
-        raise pickle.loads(bytes.fromhex(refusal))
-    return answer
+            first([str(error), error.exit_code])
+            raise
+    result, exit_code = first(None)
+    if exit_code is not None:
+        refusal = UserError(result)
+        refusal.exit_code = exit_code
+        raise refusal
+    return result
 
 
 def require_same(facts: Mapping[str, Any]) -> None:
@@ -308,7 +298,7 @@ def require_same(facts: Mapping[str, Any]) -> None:
     ours, *others = gather(dict(facts))
     for host, theirs in enumerate(others, start=1):
         for name in (*ours, *theirs):
-            a, b = (found.get(name, "not given") for found in (ours, theirs))
+            a, b = (each.get(name, "not given") for each in (ours, theirs))
             if a != b:
                 raise UsageError(
                     f"the hosts disagree: {name} is {a} on host 0 and {b} on host {host}; start all of them with the "
@@ -319,19 +309,19 @@ def require_same(facts: Mapping[str, Any]) -> None:
 def require_visible(directory: Path) -> None:
     """Raise UserError unless every host sees the run directory that host 0 has made; it is named if one is lost."""
     global _run
-    _run, until = directory, time.monotonic() + SEEN
+    _run, until = directory, time.monotonic() + VISIBLE_TIMEOUT_S
     while not directory.is_dir() and time.monotonic() < until:
         time.sleep(0.5)  # a network file system may be slow
-    blind = [host for host, seen in enumerate(gather(directory.is_dir())) if not seen]
+    blind = [host for host, sees in enumerate(gather(directory.is_dir())) if not sees]
     if blind:
         raise UserError(f"host {blind[0]} does not see {directory}: choose --runs on a disk that all hosts share")
 
 
-def fetched(tree: Any) -> Any:
+def fetch(tree: Any) -> Any:
     """Return NumPy copies of arrays that may be spread over several hosts."""
 
-    def whole(x: Any) -> Any:  # replicated arrays are read without waiting for the running block
+    def gather_shards(x: Any) -> Any:  # replicated arrays are read without waiting for the running block
         at_hand = x.is_fully_addressable or x.is_fully_replicated
         return x if at_hand else multihost_utils.process_allgather(x, tiled=True)
 
-    return jax.device_get(jax.tree.map(whole, tree))
+    return jax.device_get(jax.tree.map(gather_shards, tree))

@@ -402,7 +402,7 @@ class Session:
                 self.console.say(f"at work for {format_duration(shown - began)}, without figures so far")
             if self._stops("the current block", GRACE_SECONDS):
                 raise _GivenUpError
-        return hosts.fetched(tree)
+        return hosts.fetch(tree)
 
     def _stops(self, what: str, seconds: float) -> bool:
         """Return whether a signal came more than `seconds` ago, so that `what` is given up; announce it once."""
