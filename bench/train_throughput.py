@@ -218,7 +218,7 @@ def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
     took = time.perf_counter() - began
     phase = measured_phase(setup.algo)
     needed = memory_plan.compiled_bytes(block)
-    setup.plan.check(needed)
+    memory_plan.check_fits(needed, setup.limit, setup.trainer.shapes(), setup.config, setup.algo)
     flop = learning_flop(setup)
     acting = acting_flop(setup) * setup.trainer.layout.num_envs * phase.steps
     return Size(setup, block, took, needed, flop, whole=(flop + acting) / flop_rate <= seconds)
@@ -423,7 +423,6 @@ def _row(
         "compile_seconds": size.compile_seconds,
         "bytes_per_device": size.bytes,
         "bytes_per_env": size.bytes * layout.devices / size.num_envs,
-        "planned_bytes": size.setup.plan.total,
         "devices": layout.devices,
         "torch": None,
     }

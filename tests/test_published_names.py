@@ -17,7 +17,7 @@ from envs_jax.snakes import schedule
 from jaxrl.cli import evaluate, export, flags, train
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime import published
-from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import committed_steps
 from jaxrl.runtime.presets import presets
 
@@ -266,7 +266,7 @@ def test_a_published_name_in_a_file_of_ours(tmp_path: Path) -> None:
 
 def test_games_are_counted_with_their_reset() -> None:
     config = flags.parse(["--config", "ddpg_competition", "--max_episodes", "50000", "--buffer_size", "1000"]).config
-    assert unchecked_run(config).config.run.total_env_steps == 50_000 * 201  # as configs/ddpg_competition.yaml counts
+    assert build_run(config).config.run.total_env_steps == 50_000 * 201  # as configs/ddpg_competition.yaml counts
 
 
 def test_evasion_follows_a_published_schedule() -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, is_used, setting
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, is_used, setting
 from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax, check_action_settings
 from jaxrl.algos.off_policy import OffPolicy, means, when_due
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
@@ -284,11 +284,6 @@ class Ddpg(OffPolicy):
         mask = Entry(jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_), self._mask)
         action = Entry(self.actions.rows, lambda trajectory: trajectory.extras["stored"])
         return self.make_replay(action, self.actions.noise, **({"mask": mask} if self.heeds_masks else {}))
-
-    @property
-    def memory(self) -> MemoryNeeds:
-        memory = super().memory
-        return dataclasses.replace(memory, sample_bytes=memory.sample_bytes * (1 + 4 * (self.network == "bicnet")))
 
 
 @dataclasses.dataclass(frozen=True)

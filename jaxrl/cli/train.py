@@ -46,8 +46,7 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
-        sentences = filter(None, (ended.sentence, ended.memory))
-        print(*map(fold, sentences), f"run directory: {ended.directory}", sep="\n", flush=True)
+        print(fold(ended.sentence), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:
             raise entry.AbandonedError
     return 0

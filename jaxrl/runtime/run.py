@@ -13,8 +13,8 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
-from jaxrl.report.console import Console, Log, gibibytes
-from jaxrl.report.gpu import Monitor, PeakMemory
+from jaxrl.report.console import Console, Log
+from jaxrl.report.gpu import Monitor
 from jaxrl.report.writer import LOST, NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, spaces, trials
@@ -30,7 +30,6 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
     "schedule_env_steps",
 )  # fmt: skip
 _WIDTH = 100  # columns of tables
-COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
 
 
 class Ended(NamedTuple):
@@ -39,13 +38,11 @@ class Ended(NamedTuple):
     Attributes:
         directory: of the run.
         sentence: why it ended.
-        memory: measured and planned, empty if there is nothing to report.
         abandoned: whether something still runs, a block or the compiler, that would delay the end of the process.
     """
 
     directory: Path
     sentence: str
-    memory: str
     abandoned: bool = False
 
 
@@ -186,7 +183,7 @@ def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Cons
         f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
         f"{setup.config.run.compute_dtype} matmuls"
     )
-    for line in (*setup.notes, str(setup.plan)):
+    for line in setup.notes:
         console.say(line)
     with console.working("compiling"):
         if meta is None:
@@ -203,7 +200,6 @@ def _train(
     first_state: Callable[[Session], TrainState],
     profile: bool,
 ) -> Ended:
-    peak = PeakMemory()
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
         writer = stack.enter_context(
@@ -222,12 +218,7 @@ def _train(
         sentence = session.train(first_state(session))
         if len(found) > 1:
             _show_curves(directory, found, setup, console)
-    # CPU devices share their memory; only the sum can be measured.
-    sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
-    held, planned = peak.read(), programs.peak * sharing
-    what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
-    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
-    return Ended(directory, sentence, memory if planned > COMPARABLE else "", session.abandoned)
+    return Ended(directory, sentence, session.abandoned)
 
 
 def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:
