@@ -76,9 +76,15 @@ def _plain(algo: Algorithm) -> Algorithm:
 def learning_flop(setup: Run) -> float:
     """Count the FLOP of one call of `learn` on all devices together."""
     algo, phase = _plain(setup.algo), measured_phase(setup.algo)
-    state, trajectory = setup.trainer.shapes(), setup.trainer.trajectory_shapes(phase)
-    last = _timesteps(setup, setup.trainer.layout.num_envs)
+    trainer, state = setup.trainer, setup.trainer.shapes()
     key, progress = jax.eval_shape(lambda: jax.random.key(0)), jax.eval_shape(start)
+
+    def collect(state: Any, key: Any) -> Any:
+        return trainer.collect(state, phase, key)[:2]
+
+    collected = PartitionSpec(None, AXIS), SPLIT
+    arguments = trainer.specs(), REPLICATED
+    trajectory, last = jax.eval_shape(on_mesh(collect, setup.mesh, arguments, collected), state, key)
 
     def learn(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
         return algo.learn(state, trajectory, last, key, progress, phase)

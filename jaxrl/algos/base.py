@@ -191,10 +191,9 @@ class Algorithm:
         """Return the algorithm with traced settings float32[] by name; their values are not checked."""
         if not settings:
             return self
-        made = copy.copy(self)
-        for name, value in settings.items():
-            object.__setattr__(made, name, value)
-        return made
+        algo = copy.copy(self)
+        vars(algo).update(settings)
+        return algo
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:

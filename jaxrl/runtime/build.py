@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -453,13 +453,6 @@ def compile_run(
     if jax.default_backend() != "cpu" or hosts.number() > 1:
         compiled.compile(at_once=False)
     else:
-        compiled.compile(start, *_until_first_update(algo.phases, blocks))
+        first = next((k for k, phase in enumerate(algo.phases) if phase.updates and blocks[k]), len(blocks))
+        compiled.compile(start, *blocks[: first + 1])
     return compiled
-
-
-def _until_first_update(
-    phases: Sequence[Phase], blocks: Sequence[Program | Pieces | None]
-) -> list[Program | Pieces | None]:
-    """Return the programs of the phases up to the first one that is left and learns."""
-    first = next((k for k, phase in enumerate(phases) if phase.updates and blocks[k]), len(phases))
-    return list(blocks[: first + 1])
