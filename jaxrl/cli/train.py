@@ -41,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
             }
             hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
         if flags.resume_or_start is not None:
-            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes, flags.profile)
+            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
         elif request.resume is not None:
-            ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
+            ended = runs.resume(request.resume, request.config, request.changes)
         else:
-            ended = runs.start(request.config, flags.profile)
+            ended = runs.start(request.config)
         print(fold(ended.sentence), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:
             raise entry.AbandonedError
@@ -53,12 +53,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="keep a trace of one block in the run's profile/, for TensorBoard or ui.perfetto.dev; changes "
-        "nothing that is trained",
-    )
     parser.add_argument(
         "--resume_or_start",
         metavar="NAME",

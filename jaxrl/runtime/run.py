@@ -46,9 +46,7 @@ class Ended(NamedTuple):
     abandoned: bool = False
 
 
-def start(
-    config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD, name: str = ""
-) -> Ended:
+def start(config: Config, log: Log | None = None, custom: Custom = STANDARD, name: str = "") -> Ended:
     """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
 
     Raises UserError; nothing is written if the configuration is impossible.
@@ -64,30 +62,29 @@ def start(
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))
-            return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
+            return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
 
 
-def resume_or_start(name: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
+def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended:
     """Resume the run of this name, or start it where there is none: for jobs that are queued again.
 
     Args:
         name: its directory among the runs of its algorithm and environment.
         config: of a new run.
         changes: the settings of the command line among them. Those that are left to the run may stay so.
-        profile: as for `start`.
 
     Raises:
         UserError: as `start` and `resume` do.
     """
     directory = run_directory.named(config.run.runs, config.algo, config.env, name)
     if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
-        return start(config, profile, name=name)
+        return start(config, name=name)
     automatic = configuration.RunSettings()
     changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
-    return resume(str(directory), configuration.read_training_run(directory)[1], changes, profile)
+    return resume(str(directory), configuration.read_training_run(directory)[1], changes)
 
 
-def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
+def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     """Continue a run exactly from its newest intact checkpoint, or begin it if it has none.
 
     Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
@@ -122,7 +119,7 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
             )
             return state
 
-        return _train(setup, programs, directory, console, first_state, profile)
+        return _train(setup, programs, directory, console, first_state)
 
 
 def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> tuple[int, dict[str, Any]]:
@@ -198,7 +195,6 @@ def _train(
     directory: Path,
     console: Console | Log,
     first_state: Callable[[Session], TrainState],
-    profile: bool,
 ) -> Ended:
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
@@ -212,7 +208,7 @@ def _train(
         monitor = stack.enter_context(Monitor())
         found = trials.trials(setup.config)
         writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, writers)
+        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, writers)
         if hosts.writes() and writer.note:
             console.say(writer.note)
         sentence = session.train(first_state(session))
