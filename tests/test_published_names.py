@@ -1,5 +1,6 @@
 """People who come from the published systems: their flags, their files, their launchers, their saves."""
 
+import itertools
 import math
 import re
 import subprocess
@@ -212,8 +213,14 @@ def test_our_presets_are_not_taken_for_theirs() -> None:
 def test_the_page_has_the_table_and_is_short() -> None:
     text = PAGE.read_text()
     for system in published.SYSTEMS:
-        same = ", ".join(f"`{name}`" for name in dict.fromkeys(published.same_names(system)))
-        assert f"<!-- names: {system.name} -->\n\n{published.table(system)}\n\nThe same here: {same}.\n" in text
+        rows = ["| theirs | here | |", "|---|---|---|"]
+        others = [name for name in system.names if name.flag != name.ours]
+        for (ours, note), group in itertools.groupby(others, lambda name: (name.ours, name.note)):
+            theirs = ", ".join(f"`{name.theirs}`" for name in group)
+            rows.append(f"| {theirs} | {f'`{ours}`' if ours else 'none'} | {note} |")
+        same = ", ".join(dict.fromkeys(f"`{name.ours}`" for name in system.names if name.flag == name.ours))
+        table = "\n".join(rows)
+        assert f"<!-- names: {system.name} -->\n\n{table}\n\nThe same here: {same}.\n" in text
     words = re.sub(r"<!--.*?-->|[|`]", " ", text).split()
     assert len([word for word in words if re.search(r"\w", word)]) <= 700
 

@@ -125,15 +125,17 @@ def read_all(paths: list[str]) -> ExpertDataset:
                     f"{what} of {paths[0]} have {sizes[0]} numbers, those of {path} {sizes[1]}: "
                     "use datasets of one arm and one kind of observation"
                 )
-    join = lambda field: np.concatenate([getattr(one, field) for one in sets])  # noqa: E731
     task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])
-    fields = {name: join(name) for name in (*_FLOATS, "step", "terminated")}
+    fields = {name: np.concatenate([getattr(one, name) for one in sets]) for name in (*_FLOATS, "step", "terminated")}
     return ExpertDataset(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
 
 
 def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
     """Raise ExpertDatasetError with the first error."""
-    refuse = lambda sentence: ExpertDatasetError(f"the expert dataset {path} {sentence}")  # noqa: E731
+
+    def refuse(sentence: str) -> ExpertDatasetError:
+        return ExpertDatasetError(f"the expert dataset {path} {sentence}")
+
     missing = [name for name in _NAMES if name not in arrays]
     if missing:
         raise refuse(f"lacks {', '.join(missing)}: see jaxrl/runtime/expert_dataset.py for what it must hold")

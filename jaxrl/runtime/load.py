@@ -70,8 +70,11 @@ def read_states(
 
 def _without_optimizers(tree: Any) -> Any:
     """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
-    is_learner = lambda x: isinstance(x, Learner)  # noqa: E731
-    return jax.tree.map(lambda x: Learner(x.params, ()) if is_learner(x) else x, tree, is_leaf=is_learner)
+
+    def drop(x: Any) -> Any:
+        return Learner(x.params, ()) if isinstance(x, Learner) else x
+
+    return jax.tree.map(drop, tree, is_leaf=lambda x: isinstance(x, Learner))
 
 
 def _anywhere(tree: Any) -> Any:

@@ -84,8 +84,3 @@ class Program:
         return jax.tree.map(
             lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._made.output_shardings
         )
-
-    def as_text(self) -> str:
-        """Return the compiled program as HLO text."""
-        self.finish()
-        return str(self._made.as_text())

@@ -446,21 +446,3 @@ def _sections(unknown: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
         section = next(x for x in prefixes if x == path or not any(y.startswith(f"{x}.") for y in known))
         found[f"{path} {short_repr(paths[path])}" if section == path else section] = None
     return list(found)
-
-
-# Documentation
-
-
-def table(system: System) -> str:
-    """Return the Markdown table of a system, without names that are the same here."""
-    rows = ["| theirs | here | |", "|---|---|---|"]
-    names = [name for name in system.names if name.flag != name.ours]
-    for (ours, note), group in itertools.groupby(names, lambda name: (name.ours, name.note)):
-        theirs = ", ".join(f"`{name.theirs}`" for name in group)
-        rows.append(f"| {theirs} | {f'`{ours}`' if ours else 'none'} | {note} |")
-    return "\n".join(rows)
-
-
-def same_names(system: System) -> list[str]:
-    """Return the names that are the same here."""
-    return [name.ours for name in system.names if name.flag == name.ours]

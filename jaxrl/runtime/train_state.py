@@ -77,12 +77,10 @@ class Position:
     @classmethod
     def of(cls, state: TrainState) -> Self:
         """Return the position of a state; waits for the device."""
-        pair = lambda counter: (int(counter[0]) << 32) + int(counter[1])  # noqa: E731
-        first = lambda x: np.asarray(x).reshape(-1)[0]  # noqa: E731  of several seeds
-        phase, iteration, iterations = (int(first(x)) for x in (state.phase, state.iteration, state.iterations))
-        counters = (state.progress.env_steps, state.progress.updates)
-        env_steps, updates = (pair(np.asarray(x).reshape(-1, 2)[0]) for x in counters)
-        return cls(phase, iteration, iterations, env_steps, updates)
+        # Of several trials the first: all have the same counters. Pairs are the high and the low word.
+        numbers = (np.asarray(x).reshape(-1)[0] for x in (state.phase, state.iteration, state.iterations))
+        pairs = (np.asarray(x).reshape(-1, 2)[0] for x in (state.progress.env_steps, state.progress.updates))
+        return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
 
     def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
         """Return the position after so many more iterations of the phase."""

@@ -370,9 +370,9 @@ class Trainer:
         shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
-        by_iteration = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)  # noqa: E731
-        kept = {name: by_iteration(getattr(metrics, name)) for name in ("learning", "episodes", "faults")}
-        return state, dataclasses.replace(metrics, **kept)
+        rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}
+        by_iteration = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
+        return state, dataclasses.replace(metrics, **by_iteration)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
