@@ -92,7 +92,7 @@ def test_environments_that_do_not_fit() -> None:
     with pytest.raises(TooLargeError, match=r"lower --num_envs from 80000 to about \d+0$|lower --num_envs from 80000"):
         needs(setup_of(f"{TINY} --devices 1 --num_envs 80000 --capacity 1 --memory_gb 0.01"))
     with pytest.raises(TooLargeError, match="choose smaller networks, batches or environments, or a machine with more"):
-        needs(setup_of(f"{TINY} --memory_gb 1e-6"))
+        needs(setup_of(f"{TINY} --memory_gb 1e-9"))
 
 
 def test_a_resumed_run_keeps_its_settings() -> None:
@@ -108,7 +108,7 @@ def test_every_piece_of_an_iteration_is_counted() -> None:
     programs = compile_run(setup, None, quiet, Position())
     (pieces,) = programs.blocks
     assert isinstance(pieces, Pieces)
-    rows = memory_plan.local_size(pieces.programs["begin"]._results)
+    rows = memory_plan.size(pieces.programs["buffers"]._results)
     assert max(programs.needed) > memory_plan.local_size(setup.trainer.shapes()) + rows
 
 

@@ -122,7 +122,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         rollout_chunk, learn_chunk = memory_plan.choose_chunks(
             run, env, algo, limit / max(trials // devices, 1), resuming
         )
-        algo = dataclasses.replace(algo, layout=dataclasses.replace(layout, learn_chunk=learn_chunk))
+        algo = _make_algorithm(config, env.spec, dataclasses.replace(layout, learn_chunk=learn_chunk), custom)
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(run, algo)
     store = precision.rollout_dtype(run.rollout_dtype)
@@ -423,8 +423,8 @@ def compile_run(
     def evaluation() -> tuple[Any, ...]:
         rules = setup.env.env.match_rules
         # As many episodes at a time as in training or, where environments go on, as fit.
-        chunk = trainer.rollout_chunk
-        if env_bytes := memory_plan.size((shapes.env, shapes.timestep)) // trainer.layout.num_envs * trainer.mesh.size:
+        chunk, devices = trainer.rollout_chunk, trainer.mesh.size if trainer.trials > 1 else 1
+        if env_bytes := memory_plan.size((shapes.env, shapes.timestep)) // trainer.layout.num_envs // devices:
             chunk = max(chunk, memory_plan.most_environments(setup.limit, env_bytes))
         evaluator = Evaluator(
             setup.eval_env,
