@@ -76,9 +76,15 @@ def _plain(algo: Algorithm) -> Algorithm:
 def learning_flop(setup: Run) -> float:
     """Count the FLOP of one call of `learn` on all devices together."""
     algo, phase = _plain(setup.algo), measured_phase(setup.algo)
-    state, trajectory = setup.trainer.shapes(), setup.trainer.trajectory_shapes(phase)
-    last = _timesteps(setup, setup.trainer.layout.num_envs)
+    trainer, state = setup.trainer, setup.trainer.shapes()
     key, progress = jax.eval_shape(lambda: jax.random.key(0)), jax.eval_shape(start)
+
+    def collect(state: Any, key: Any) -> Any:
+        return trainer.collect(state, phase, key)[:2]
+
+    collected = PartitionSpec(None, AXIS), SPLIT
+    arguments = trainer.specs(), REPLICATED
+    trajectory, last = jax.eval_shape(on_mesh(collect, setup.mesh, arguments, collected), state, key)
 
     def learn(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
         return algo.learn(state, trajectory, last, key, progress, phase)
@@ -218,7 +224,7 @@ def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
     took = time.perf_counter() - began
     phase = measured_phase(setup.algo)
     needed = memory_plan.compiled_bytes(block)
-    setup.plan.check(needed)
+    memory_plan.check_fits(needed, setup.limit, setup.trainer.shapes(), setup.config, setup.algo)
     flop = learning_flop(setup)
     acting = acting_flop(setup) * setup.trainer.layout.num_envs * phase.steps
     return Size(setup, block, took, needed, flop, whole=(flop + acting) / flop_rate <= seconds)
@@ -423,7 +429,6 @@ def _row(
         "compile_seconds": size.compile_seconds,
         "bytes_per_device": size.bytes,
         "bytes_per_env": size.bytes * layout.devices / size.num_envs,
-        "planned_bytes": size.setup.plan.total,
         "devices": layout.devices,
         "torch": None,
     }

@@ -37,7 +37,7 @@ from jaxrl.rl.replay import CONTINUES, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.build import build_algorithm, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
 from jaxrl.runtime.expert_dataset import ExpertDataset
@@ -685,11 +685,20 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         directory = tmp_path_factory.mktemp("worker")
         run_directory.write_config(directory, config.to_yaml())
         if name in ("near", "far"):
-            setup = unchecked_run(config)
+            setup = build_run(config)
             with Checkpoints(directory / "checkpoints") as checkpoints:
                 checkpoints.save(1, setup.trainer.init(jax.random.key(len(found))), {})
         found[name] = str(directory)
     return found
+
+
+def load_state(run: str) -> tuple[Any, AlgoState]:
+    """A run's algorithm, and its whole state in the newest checkpoint."""
+    directory, config = read_run(run)
+    algo = build_algorithm(config)
+    shapes = jax.eval_shape(lambda: algo.init(jax.random.key(0), None))
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        return algo, checkpoints.restore(shapes, prefix="algo")[1]
 
 
 @pytest.fixture
@@ -784,7 +793,7 @@ def test_a_student_of_a_run(
         assert sentence in capsys.readouterr().err
     assert train.main([*argv, "--task", "nearer", "--teacher", collective_run]) == 0
     run = (tmp_path / "latest").read_text().strip()
-    state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
+    state, teacher = load_state(run)[1], load_state(collective_run)[1]
     for name in ("encoder", "actor"):
         assert digest(state.replicated.teacher[name]) == digest(teacher.replicated.learners[name].params)
     rho = np.asarray(state.sharded.action["rho"])[:, :16]
@@ -797,7 +806,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main(argv) == 0
-    algo, state, _ = loading.load_state((here / "latest").read_text().strip())
+    algo, state = load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
     assert len(recorded(state.sharded, algo.tasks)["step"]) == len(made())

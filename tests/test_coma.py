@@ -22,7 +22,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
 from jaxrl.rl import policy_gradient, returns
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime.build import _layout, build_run
+from jaxrl.runtime.build import build_algorithm, build_run
 
 TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
 
@@ -1040,10 +1040,8 @@ def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minib
 
 
 def made_of(*argv: str) -> Any:
-    """The algorithm of a command line, without the memory plan, which traces all its programs."""
-    config = parse(argv).config
-    layout, make, _ = _layout(config, config.make_env().spec)
-    return make(layout)
+    """The algorithm of a command line, without tracing it."""
+    return build_algorithm(parse(argv).config)
 
 
 def test_original_targets_see_all_missions() -> None:

@@ -122,9 +122,7 @@ def test_an_algorithm_alone_brings_nothing_that_was_tuned_for_another_environmen
     assert not values["scale_observation"] and values["masking"]
     settings = {field.name: field.default for field in dataclasses.fields(find_algo("ddpg"))}
     assert all(values[name] == default for name, default in settings.items() if name in values)
-    building.unchecked_run(
-        parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config
-    )
+    building.build_run(parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config)
     named = flat("--config", "ddpg_quick", "--env", "test_config:Unbounded", "--scale_observation", "false")
     assert (named["reward"], named["n_step"]) == ("plain", 3)
 

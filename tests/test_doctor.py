@@ -136,24 +136,24 @@ def test_the_machine_alone(capsys):
     assert doctor.main([]) == 0
     out = capsys.readouterr().out
     assert "8 x cpu" in out and jax.__version__ in out
-    assert "memory plan" not in out and out.endswith("all is well\n")
+    assert "fits" not in out and out.endswith("all is well\n")
 
 
 def test_a_run_that_fits(capsys):
     assert doctor.main(TINY) == 0
     out = capsys.readouterr().out
     assert "helpers.tiny:TinyQ on helpers.tiny:Corridor, 8 environments" in out
-    assert "trajectory" in out and "together" in out and "yes, by the plan" in out
+    assert "compiled phase 'train'" in out and "yes: it needs" in out and "all is well" in out
 
 
 def test_a_run_that_does_not_fit(capsys):
     assert doctor.main([*TINY, "--num_envs", "100000", "--memory_gb", "0.001"]) == 1
     out = capsys.readouterr().out
-    assert "the largest --num_envs that fits is" in out and "not well" in out
+    assert "lower --num_envs from 100000 to about" in out and "not well" in out
 
 
 def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch, capsys):
-    """The plan is of the resumed run: chunks that no longer divide are lowered, as in training."""
+    """What is checked is the resumed run: chunks that no longer divide are lowered, as in training."""
     config = parse([*TINY, "--devices", "2", "--num_envs", "24", "--logical_shards", "8"]).config
     config = build_run(config).config.with_run(devices=8)
     run = tmp_path / "run"

@@ -30,7 +30,7 @@ from jaxrl.integrations.jidi.export import AGENT, jidi_settings, write_jidi
 from jaxrl.integrations.standalone import source
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
 PLAYED, BARED = 480, 20
@@ -250,7 +250,7 @@ RUN += " --opponent 0 --stale_observation_bug false"
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a run on disk to a script that plays what was exported."""
-    setup = unchecked_run(parse(f"{RUN} --devices 1".split()).config)
+    setup = build_run(parse(f"{RUN} --devices 1".split()).config)
     run = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1", setup.env.env.version)
     run_directory.write_config(run, setup.config.to_yaml())
     state = setup.trainer.init(jax.random.key(0))

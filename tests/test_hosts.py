@@ -20,7 +20,8 @@ import jaxrl
 from jaxrl.cli import train
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime import hosts, memory_plan
+from jaxrl.runtime import hosts
+from jaxrl.runtime.build import choose_devices
 from jaxrl.runtime.checkpoint import committed_steps
 
 ROOT = Path(__file__).parents[1]
@@ -373,7 +374,7 @@ def test_devices_of_several_hosts(
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: number)
     monkeypatch.setattr(jax, "local_device_count", lambda: devices)
-    found, warning = memory_plan.choose_devices(0, 64, shards)
+    found, warning = choose_devices(0, 64, shards)
     assert (found, warning is not None) == (used, warned)
 
 
@@ -384,4 +385,4 @@ def test_hosts_that_cannot_share_the_batch(
     monkeypatch.setattr(jax, "process_count", lambda: number)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     with pytest.raises(UsageError, match=f"{num_envs} environments .* {number} hosts of 1 devices cannot share evenly"):
-        memory_plan.choose_devices(0, num_envs, shards)
+        choose_devices(0, num_envs, shards)

@@ -18,7 +18,7 @@ from jaxrl.algos.base import Algorithm
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime.build import _layout, _with_self_play
+from jaxrl.runtime.build import _with_self_play, build_algorithm
 from jaxrl.runtime.self_play import SelfPlay
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
@@ -139,8 +139,7 @@ def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> 
 @pytest.mark.parametrize(("asked", "made"), [(1, 1), (2, 2), (3, 2), (9, 4)])
 def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, made: int) -> None:
     config = parse(f"{SELF} --self_play {asked}".split()).config
-    layout, algo, _ = _layout(config, config.make_env().spec)
-    env = _with_self_play(batched(config.make_env()), algo(layout), config.run)
+    env = _with_self_play(batched(config.make_env()), build_algorithm(config), config.run)
     assert isinstance(env, SelfPlay) and (env.snapshots, env.group) == (made, 4 // made)
 
 

@@ -98,7 +98,7 @@ def test_a_program_is_compiled_when_it_is_called() -> None:
     assert double(jnp.ones(3)).tolist() == [2, 2, 2]
     assert double.ready and double(jnp.ones(3)).tolist() == [2, 2, 2]
     ((_, seconds),) = log  # checked once
-    assert seconds > 0 and "HloModule" in double.as_text()
+    assert seconds > 0
 
 
 def test_programs_compile_beside_each_other() -> None:

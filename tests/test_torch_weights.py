@@ -19,7 +19,7 @@ from jaxrl.integrations import torch_weights
 from jaxrl.integrations.torch_weights import read, team_net
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import load as loading
-from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.build import build_run
 
 RANDOM = np.random.default_rng(0)
 TOTAL = "--total_env_steps 1 --devices 1"
@@ -189,7 +189,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--init_from` finds files as it finds runs, and refuses those that do not fit before a run is made."""
     file = archive(tmp_path / "actor.pth", tensors(26, 4, hidden_size=8))
     argv = f"--config ddpg_competition --hidden_size 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
-    setup = unchecked_run(parse([*argv.split(), str(file)]).config)
+    setup = build_run(parse([*argv.split(), str(file)]).config)
     weights = loading.load_weights(str(file), setup)["actor"]["params"]
     np.testing.assert_array_equal(weights["out_kernel"], read(file)["post_dense.2.weight"].T)
     assert train.main([*argv.replace("--hidden_size 8", "--hidden_size 9").split(), str(file)]) == 2

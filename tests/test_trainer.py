@@ -23,8 +23,8 @@ from envs_jax.progress import total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.rl.data_parallel import DataParallel, logical_shards, make_mesh
-from jaxrl.rl.opponent_pool import PoolEnvironment
 from jaxrl.runtime.not_finite import count_faults
+from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 
 
@@ -287,8 +287,8 @@ def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled(PoolEnvironment):
-    """Keeps the policy that it was given last."""
+class Pooled(SelfPlay):
+    """Keeps the policy that it was given last; nobody plays the other team."""
 
     def init_pool(self, policy: Any) -> Any:
         return policy
@@ -297,12 +297,15 @@ class Pooled(PoolEnvironment):
         return policy
 
     def context(self, progress: Any, pool: Any = ()) -> Any:
-        return ()
+        return (), ()
+
+    def step_without_reset(self, state: Any, action: Any, context: Any) -> Any:
+        return self.inner.step_without_reset(state, action, context[0])
 
 
 def test_the_pool_gets_the_policy_of_after_the_update() -> None:
     trainer = make_trainer(Corridor(), ThreePhases, block=3)
-    trainer = dataclasses.replace(trainer, env=Pooled(trainer.env.env))
+    trainer = dataclasses.replace(trainer, env=Pooled(trainer.env.env, trainer.env, trainer.algo, 1, 1, 1))
     state, _ = trainer.make_block(trainer.algo.phases[1])(trainer.init(jax.random.key(0)), jnp.int32(2))
     np.testing.assert_array_equal(state.algo.replicated["weights"], 2.0)
     np.testing.assert_array_equal(state.pool, 2.0)

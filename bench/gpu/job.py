@@ -96,7 +96,6 @@ def _coma(missions: int, quick: bool) -> dict[str, Any]:
         [f"{missions:,} missions: the learner", learn["rate"] / 1e12, "TFLOP/s"],
         [f"{missions:,} missions: of the matrix products' rate", 100 * learn["of_matmul"], "%"],
         [f"{missions:,} missions: memory of the program", row["bytes_per_device"] / 2**30, "GiB"],
-        [f"{missions:,} missions: planned", row["planned_bytes"] / 2**30, "GiB"],
         [f"{missions:,} missions: compiling", row["compile_seconds"], "s, or reading what was compiled before"],
     ]
     return {"rows": rows, "rates": machine_rates.plain(), **{k: v for k, v in found.items() if k != "rows"}, "row": row}

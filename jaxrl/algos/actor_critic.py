@@ -183,12 +183,6 @@ class ActorCritic:
         action = self.box.denormalize(jnp.clip(sample["action"], -1.0, 1.0))
         return action, sample | {"log_prob": self.log_prob(outputs, sample)[0]}
 
-    def row_bytes(self) -> tuple[int, int]:
-        """Return the bytes of a transition in the data, and of its activations while a gradient is computed."""
-        shapes = [net.inputs[0][1:] for net in (self.actor, self.critic)]
-        active = sum(networks.activation_bytes(self.standard(1, shape), shape) for shape in shapes)
-        return 4 * sum(map(math.prod, shapes)) + 64, active
-
 
 def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
     """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m].

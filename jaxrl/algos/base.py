@@ -33,7 +33,6 @@ __all__ = [
     "Custom",
     "Learner",
     "Learning",
-    "MemoryNeeds",
     "Mode",
     "Phase",
     "Progress",
@@ -157,23 +156,6 @@ STANDARD = Custom()
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryNeeds:
-    """What an algorithm needs besides the trajectory and its state, for the memory plan.
-
-    Attributes:
-        largest_chunk: samples of one gradient on one logical shard; 0: `layout.learn_chunk` cannot split gradients.
-        sample_bytes: bytes per sample while a gradient is computed.
-        data_bytes: bytes on one device that `learn` needs besides.
-        storage_setting: the setting that controls storage besides the trajectory, for advice; None if there is none.
-    """
-
-    largest_chunk: int = 0
-    sample_bytes: int = 0
-    data_bytes: int = 0
-    storage_setting: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
 
@@ -191,6 +173,8 @@ class Algorithm:
     compatible_settings: ClassVar[tuple[str, ...]] = ()
     # Settings that a sweep may vary: traced float32[] while training, never numbers to branch on in Python.
     traced: ClassVar[tuple[str, ...]] = ()
+    # The setting that controls the storage in `AlgoState.sharded`, for advice where it does not fit; "" without any.
+    storage_setting: ClassVar[str] = ""
     recurrent: ClassVar[bool] = False  # acting needs a carry (see `init_carry`)
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 
@@ -207,10 +191,9 @@ class Algorithm:
         """Return the algorithm with traced settings float32[] by name; their values are not checked."""
         if not settings:
             return self
-        made = copy.copy(self)
-        for name, value in settings.items():
-            object.__setattr__(made, name, value)
-        return made
+        algo = copy.copy(self)
+        vars(algo).update(settings)
+        return algo
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -329,9 +312,9 @@ class Algorithm:
         return []
 
     @property
-    def memory(self) -> MemoryNeeds:
-        """Return what `learn` needs, for the memory plan."""
-        return MemoryNeeds()
+    def gradient_samples(self) -> int:
+        """Return the samples of a gradient on one logical shard, 0 where `layout.learn_chunk` must not split them."""
+        return 0
 
     def weights(self, state: AlgoState) -> Params:
         """Return what `--init_from` transfers, the `inputs` of `init`: by default the networks, else the policy."""

@@ -29,7 +29,6 @@ from jaxrl.algos.base import (
     AlgoState,
     Learner,
     Learning,
-    MemoryNeeds,
     Mode,
     Phase,
     Stage,
@@ -327,8 +326,8 @@ class Coma(Algorithm):
         return Minibatches.of_size(self.spec, self.layout, self.minibatch_size)
 
     @property
-    def memory(self) -> MemoryNeeds:
-        return self.batches.memory(self.nets)
+    def gradient_samples(self) -> int:
+        return self.batches.size
 
     def summary(self) -> list[str]:
         return self.batches.summary(self.num_epochs)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, Trajectory, is_used, setting
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, is_used, setting
 from jaxrl.algos.ddpg_actions import Continuous, Expected, Softmax, check_action_settings
 from jaxrl.algos.off_policy import OffPolicy, means, when_due
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -281,11 +281,6 @@ class Ddpg(OffPolicy):
 
     def noise(self, key: Key, number: int) -> Array | None:
         return self.actions.noise(key, number)
-
-    @property
-    def memory(self) -> MemoryNeeds:
-        memory = super().memory
-        return dataclasses.replace(memory, sample_bytes=memory.sample_bytes * (1 + 4 * (self.network == "bicnet")))
 
 
 @dataclasses.dataclass(frozen=True)

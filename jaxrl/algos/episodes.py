@@ -4,18 +4,15 @@ Layout letters: T time, B environments, A agents, S logical shards, m samples of
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Discrete, EnvSpec
-from jaxrl.algos.base import MemoryNeeds, Trajectory
-from jaxrl.algos.team import TeamNetworks
+from envs_jax.base import Array, EnvSpec
+from jaxrl.algos.base import Trajectory
 from jaxrl.common.types import Key
-from jaxrl.nn.networks import activation_bytes
 from jaxrl.rl.data_parallel import DataParallel
 
 
@@ -101,20 +98,6 @@ class Minibatches:
         mean = self.layout.sample_mean(weight * values)
         variance = self.layout.sample_mean(weight * jnp.square(values - mean))
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
-
-    def memory(self, nets: TeamNetworks) -> MemoryNeeds:
-        """Count the critic inputs of all transitions, the shuffled copy of one minibatch, and a critic's gradient.
-
-        (Activations, gradients and the patches of convolutions that are matrix products.)
-        """
-        samples, actions, shape = self.samples * self.layout.local_shards, self.spec.action, nets.critic.inputs[0][1:]
-        assert isinstance(actions, Discrete) and nets.spec.critic_input_spec is not None
-        row = math.prod(nets.spec.critic_input_spec.shape) * 2 + 16 * actions.n
-        return MemoryNeeds(
-            largest_chunk=self.size,
-            sample_bytes=activation_bytes(nets.standard(1, shape), shape),
-            data_bytes=samples * row + samples // self.number * row,
-        )
 
     def summary(self, epochs: int) -> list[str]:
         """Return sentences for the user about sizes."""

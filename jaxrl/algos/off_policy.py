@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Discrete, TimeStep
 from envs_jax.progress import Progress, add, total
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, MemoryNeeds, Phase, Trajectory, appended, setting
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, appended, setting
 from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
 from jaxrl.nn.networks import Network
@@ -98,6 +98,7 @@ class OffPolicy(Algorithm):
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     traced: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
+    storage_setting: ClassVar[str] = "buffer_size"
 
     def __post_init__(self) -> None:
         spec, name = self.spec, type(self).__name__.lower()
@@ -382,17 +383,8 @@ class OffPolicy(Algorithm):
         return int(settings.get("batch_size", cls.batch_size))
 
     @property
-    def memory(self) -> MemoryNeeds:
-        """Count actor and critic activations for all agents of a stored step, and their gradients; sampled batches."""
-        size, agents = math.prod(self.box.shape), self.spec.num_agents
-        units = size + self.action_size + self.depth * self.hidden_size
-        row = agents * (8 * size + 8 * self.n_step + 32 * self.action_size)
-        return MemoryNeeds(
-            largest_chunk=self.batch_size // self.layout.shards,
-            sample_bytes=4 * 2 * agents * units * (1 + self.num_critics),
-            data_bytes=self.batch_size // self.layout.devices * row,
-            storage_setting="buffer_size",
-        )
+    def gradient_samples(self) -> int:
+        return self.batch_size // self.layout.shards
 
     def summary(self) -> list[str]:
         envs, rows, horizon = self.layout.num_envs, self.replay_rows, self.spec.horizon

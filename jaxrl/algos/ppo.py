@@ -25,7 +25,6 @@ from jaxrl.algos.base import (
     AlgoState,
     Learner,
     Learning,
-    MemoryNeeds,
     Mode,
     Phase,
     Stage,
@@ -278,11 +277,8 @@ class Ppo(Algorithm):
         return Minibatches.of_number(spec, self.layout, self.num_minibatches)
 
     @property
-    def memory(self) -> MemoryNeeds:
-        """Count all transitions, the shuffled copy of one minibatch, and gradients of both networks."""
-        samples, (row, active) = self.batches.samples * self.layout.local_shards, self.nets.row_bytes()
-        data = samples * row + samples // self.num_minibatches * row
-        return MemoryNeeds(largest_chunk=self.batches.size, sample_bytes=active, data_bytes=data)
+    def gradient_samples(self) -> int:
+        return self.batches.size
 
     def summary(self) -> list[str]:
         view = "the centralised view" if self.nets.view == "central" else "what its agent observes"

@@ -42,25 +42,18 @@ def main(argv: Sequence[str]) -> int:
             }
             hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
         if flags.resume_or_start is not None:
-            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes, flags.profile)
+            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
         elif request.resume is not None:
-            ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
+            ended = runs.resume(request.resume, request.config, request.changes)
         else:
-            ended = runs.start(request.config, flags.profile)
-        sentences = filter(None, (ended.sentence, ended.memory))
-        print(*map(fold, sentences), f"run directory: {ended.directory}", sep="\n", flush=True)
+            ended = runs.start(request.config)
+        print(fold(ended.sentence), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:
             raise entry.AbandonedError
     return 0
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="keep a trace of one block in the run's profile/, for TensorBoard or ui.perfetto.dev; changes "
-        "nothing that is trained",
-    )
     parser.add_argument(
         "--resume_or_start",
         metavar="NAME",

@@ -219,28 +219,6 @@ class _Head(nn.Module):
         return (x @ kernel).astype(jnp.float32) + bias[None]
 
 
-def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """Estimate the bytes that one sample of `shape` needs while a gradient is computed.
-
-    Count every layer's input as the matrix product reads it (patches or bands), once for the backward pass and once
-    for its gradient.
-    """
-    hidden_size, depth = net.hidden_size, net.depth
-    values = 0
-    if isinstance(net, ConvStack):
-        height, side, channels = shape
-        for size, method, stride in zip((5, 4), net.methods, (net.stride, 1), strict=False):
-            columns = side
-            height, side = _outputs(height, size, stride), _outputs(side, size, stride)
-            widened = {"conv": size, "patches": side * size**2, "dense": columns * size}[method]
-            values += height * widened * channels + height * side * hidden_size
-            channels = hidden_size
-        values += height * side * channels
-    else:
-        values += sum(shape)
-    return 4 * 2 * (values + (depth + 2) * hidden_size)
-
-
 class MLP(nn.Module):
     """Dense layers for vector observations."""
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,30 +69,8 @@ def _memory(device: jax.Device) -> tuple[int, int | None]:
     """Return bytes in use and the limit; on CPU, which has no count, the process's resident size and None."""
     statistics = device.memory_stats()
     if not statistics:
-        return resident_bytes(), None
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"), None
     return statistics["bytes_in_use"], statistics.get("bytes_limit")
-
-
-def resident_bytes() -> int:
-    """Return the resident size of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class PeakMemory:
-    """Peak memory from now on, on the fullest local device; on CPUs, the growth of this process's resident size."""
-
-    def __init__(self) -> None:
-        self._before = resident_bytes()
-        with contextlib.suppress(OSError):  # reset the peak, which compiling has set
-            Path("/proc/self/clear_refs").write_text("5")
-
-    def read(self) -> int:
-        """Return the peak in bytes."""
-        statistics = [device.memory_stats() for device in jax.local_devices()]
-        if all(statistics):
-            return max(int(counts.get("peak_bytes_in_use", 0)) for counts in statistics)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        return max((1024 * int(peak[1]) if peak else resident_bytes()) - self._before, 0)
 
 
 def _handle(number: int) -> Any:

@@ -34,11 +34,7 @@ class Throughput:
         """Exclude the time of evaluations and of waiting for a checkpoint."""
         began = time.monotonic()
         yield
-        self.leave_out(time.monotonic() - began)
-
-    def leave_out(self, seconds: float) -> None:
-        """Exclude seconds since the last mark that were not training."""
-        self._paused += seconds
+        self._paused += time.monotonic() - began
 
     def rates(self) -> dict[str, float]:
         """Return the rates for the console and the lines."""

@@ -24,7 +24,7 @@ from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.build import build_run
 from jaxrl.runtime.config import Config, changed
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.presets import base
@@ -162,7 +162,7 @@ def make_train(
             f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
             f"'{config.algo}' with jaxrl.train if it begins with other runs"
         )
-    setup = unchecked_run(config, custom=_custom(networks, optimizers))
+    setup = build_run(config, custom=_custom(networks, optimizers))
     left = Position().remaining(setup.algo.phases, setup.trainer.layout.num_envs, setup.config.run.total_env_steps)
     whole = setup.trainer.make_train_fn(left)
 

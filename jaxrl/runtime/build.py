@@ -1,10 +1,9 @@
-"""From a configuration to a run: resolve sizes, plan memory, compile programs; no large array is allocated here."""
+"""From a configuration to a run: resolve sizes, compile programs, check memory; no large array is allocated here."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ from jaxrl.rl.data_parallel import (
     shardings,
 )
 from jaxrl.runtime import hosts, memory_plan
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, changed, for_this_device
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_device
 from jaxrl.runtime.pieces import Pieces, make_programs
 from jaxrl.runtime.pieces import wanted as in_pieces
 from jaxrl.runtime.program import Program
@@ -48,8 +47,9 @@ class Run:
 
     Attributes:
         config: with every automatic value written out, as in config.yaml.
-        plan: estimated memory, from shapes.
+        limit: bytes that it may use on a device.
         notes: sentences for the user.
+        resuming: whether it goes on from its settings.
     """
 
     config: Config
@@ -57,8 +57,9 @@ class Run:
     algo: Algorithm
     trainer: Trainer
     mesh: Mesh
-    plan: memory_plan.Plan
+    limit: int
     notes: list[str]
+    resuming: bool
 
     @property
     def eval_env(self) -> BatchedEnvironment:
@@ -94,38 +95,7 @@ def iterations_for(env_steps: int, algo: Algorithm) -> int:
 
 
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
-    """Resolve sizes, choose chunks by the memory plan and check it.
-
-    Raises:
-        UsageError: impossible settings.
-        memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
-    """
-    setup = unchecked_run(config, resuming, custom)
-    made = setup.plan
-    if made.fits:
-        return setup
-    if resuming:
-        raise made.refusal(made.total, "resume it where more is free, or with more --devices")
-
-    def fitting(name: str, rounding: Callable[[float], float]) -> str:
-        value = setup.config.flat()[name]
-
-        def replan(value: Any) -> memory_plan.Plan | None:
-            try:
-                return unchecked_run(changed(config, {name: value}), custom=custom).plan
-            except UsageError:
-                return None
-
-        largest = memory_plan.search_largest(made, value, replan, lambda x: type(value)(rounding(x)))
-        return f"the largest --{name} that fits is {largest:.10g}" if largest else ""
-
-    storage = setup.algo.memory.storage_setting
-    smaller = fitting(storage, memory_plan.two_digits) if storage else ""
-    raise made.refusal(made.total, smaller or fitting("num_envs", memory_plan.rounded) or memory_plan.NOTHING_FITS)
-
-
-def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
-    """Build a run without checking that it fits. Raises UsageError."""
+    """Resolve sizes and choose chunks that fit into memory; `compile_run` checks the rest. Raises UsageError."""
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise UsageError(
             "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
@@ -136,26 +106,31 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     run, env = config.run, batched(config.make_env())
     _check_environment(env.env)
     with usage_errors():
-        layout, make_algo, warning = _layout(config, env.spec, custom)
-        for values in (combined := combinations(config)):  # are checked
-            make_algo(layout, values)
+        layout, warning = _layout(config, env.spec), None
+        combined = combinations(config)
+        for values in combined:  # are checked
+            _make_algorithm(config, env.spec, layout, custom, values)
         trials = run.num_seeds * len(combined)
-        devices = _devices_of_trials(run, trials) if trials > 1 else layout.devices
-        each = max(trials // devices, 1)  # trials on one device
+        if trials > 1:
+            devices = _devices_of_trials(run, trials)
+        else:
+            devices, warning = choose_devices(run.devices, layout.num_envs, layout.shards)
+            layout = dataclasses.replace(layout, devices=devices)
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
         limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
-        chunks = memory_plan.choose_chunks(
-            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit // each, resuming
+        algo = _make_algorithm(config, env.spec, layout, custom)
+        rollout_chunk, learn_chunk = memory_plan.choose_chunks(
+            run, env, algo, limit / max(trials // devices, 1), resuming
         )
-        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
+        algo = _make_algorithm(config, env.spec, dataclasses.replace(layout, learn_chunk=learn_chunk), custom)
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(run, algo)
     store = precision.rollout_dtype(run.rollout_dtype)
     resolved = config.with_run(
         num_envs=layout.num_envs,
         logical_shards=layout.shards,
-        rollout_chunk=chunks.rollout,
-        learn_chunk=chunks.learn,
+        rollout_chunk=rollout_chunk,
+        learn_chunk=learn_chunk,
         total_env_steps=total,
         total_episodes=0,
         schedule_env_steps=run.schedule_env_steps or total,
@@ -169,20 +144,24 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         layout=algo.layout,
         mesh=mesh,
         block=run.block_iterations,
-        rollout_chunk=chunks.rollout,
+        rollout_chunk=rollout_chunk,
         store=store,
         total_env_steps=resolved.run.schedule_env_steps,
         seeds=run.num_seeds,
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
-    episodes = -(-run.eval_episodes // layout.devices) if run.eval_every else 0
     parts = part_of_an_episode(algo, total)
     warnings = [line for line in (warning, parts, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
-    with usage_errors(traced=True):  # incompatible settings of algorithm and environment
-        made = memory_plan.make_plan(trainer, limit, episodes)
-    return Run(resolved, env, algo, trainer, mesh, made, notes)
+    return Run(resolved, env, algo, trainer, mesh, limit, notes, resuming)
+
+
+def build_algorithm(config: Config, custom: Custom = STANDARD) -> Algorithm:
+    """Return the algorithm of a run as a single device has it: for its policy and weights. Raises UsageError."""
+    with usage_errors():
+        spec = config.make_env().spec
+        return _make_algorithm(config, spec, _layout(config, spec), custom)
 
 
 def _check_environment(env: Environment) -> None:
@@ -208,13 +187,8 @@ def _devices_of_trials(run: RunSettings, trials: int) -> int:
     return largest_divisor(trials, run.devices or present)
 
 
-def _layout(
-    config: Config, spec: EnvSpec, custom: Custom = STANDARD
-) -> tuple[DataParallel, Callable[..., Algorithm], str | None]:
-    """Return the layout without learn_chunk, a function (layout, changes of settings) -> algorithm, and a warning.
-
-    The warning is about idle devices.
-    """
+def _layout(config: Config, spec: EnvSpec) -> DataParallel:
+    """Return the layout on one device, without learn_chunk. Raises UsageError."""
     run, cls = config.run, algos.find(config.algo)
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
     batch = cls.batch(spec, config.algo_settings, num_envs)
@@ -230,17 +204,50 @@ def _layout(
             f"logical_shards {shards} does not divide {batch}, the number of samples that '{config.algo}' with these "
             f"settings draws at once: use --logical_shards {fitting}"
         )
-    if run.num_seeds > 1 or run.sweep:
-        devices, warning = 1, None
-    else:
-        devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
-    layout = DataParallel(num_envs, shards, devices, compute_dtype=dtype)
+    return DataParallel(num_envs, shards, compute_dtype=dtype)
 
-    def make_algo(layout: DataParallel, changes: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
-        return cls(spec, layout, custom=custom, **{**config.algo_settings, **changes})
 
-    return layout, make_algo, warning
+def _make_algorithm(
+    config: Config, spec: EnvSpec, layout: DataParallel, custom: Custom, changes: Mapping[str, Any] | None = None
+) -> Algorithm:
+    """Return the algorithm, with `changes` of its settings. Raises ValueError: impossible settings."""
+    return algos.find(config.algo)(spec, layout, custom=custom, **{**config.algo_settings, **(changes or {})})
+
+
+def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
+    """Return the number of devices to use, equal on every host, and a warning if some are left out.
+
+    `requested` are the devices of every host, 0 for all; `num_envs` and `shards` belong to the whole run.
+
+    Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
+    """
+    present, hosts = jax.local_device_count(), jax.process_count()
+    if requested > present:
+        raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
+    asked = requested or present
+    used = max((d for d in range(1, asked + 1) if shards % (d * hosts) == 0), default=0)
+    if used == asked:
+        return used * hosts, None
+    fitting = -(-num_envs // 8) * 8
+    if fitting == num_envs:
+        remedy = "a minibatch that 8 divides and no --logical_shards"
+    else:
+        remedy = f"--num_envs {fitting}"
+    devices = f"{asked} devices" if hosts == 1 else f"{hosts} hosts of {asked} devices"
+    cut = f"{num_envs} environments are cut into {shards} logical shards, which {devices} cannot share evenly"
+    if not used:
+        others = f", or {remedy} with 2, 4 or 8 hosts" if shards < 8 else ""
+        raise UsageError(f"{cut}: start {_power_of_two(min(hosts, shards))} of them{others}")
+    if requested:
+        raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
+    better = _power_of_two(min(asked, 8 // hosts))
+    advice = f"; {remedy} would let {better} be used" if better > used else ""
+    return used * hosts, f"{cut}: only {used} of them are used{' on each' if hosts > 1 else ''}{advice}"
+
+
+def _power_of_two(limit: int) -> int:
+    return 1 << (limit.bit_length() - 1)
 
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
@@ -336,11 +343,6 @@ class CompiledRun:
     evaluate: Program | None
     needed: list[int]
 
-    @property
-    def peak(self) -> int:
-        """Return the peak bytes on a device of what is compiled so far."""
-        return max(self.needed, default=0)
-
     def compile(self, *programs: Program | Pieces | None, at_once: bool = True) -> None:
         """Compile these programs, all if none is named, `at_once` in threads. Raises memory_plan.TooLargeError."""
         chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
@@ -357,7 +359,7 @@ def compile_run(
     position: Position | None = None,
     evaluated: int = 0,
 ) -> CompiledRun:
-    """Compile the remaining programs of a run ahead of time, and check its memory by the compiler's figures.
+    """Compile the remaining programs of a run ahead of time; check its state's memory before, and theirs afterwards.
 
     On a CPU the start and the phases up to the first that learns are compiled here, at once, and each other program
     when it is needed. GPUs can run out of memory, and hosts must compile in the same order: there all is compiled here.
@@ -368,93 +370,89 @@ def compile_run(
         position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
     Raises:
+        UsageError: the settings of algorithm and environment do not go together.
         memory_plan.TooLargeError: the run does not fit.
     """
-    trainer, run, shapes = setup.trainer, setup.config.run, setup.trainer.shapes()
+    trainer, run, algo = setup.trainer, setup.config.run, setup.algo
+    with usage_errors(traced=True):
+        shapes = trainer.shapes()
+    state_bytes = memory_plan.local_size(shapes)
     replicated = shardings(setup.mesh, REPLICATED)
     by_trial = shardings(setup.mesh, SPLIT) if trainer.trials > 1 else replicated
-    checkpoint = setup.plan.parts.get("checkpoint", 0)
-    found: list[int] = []
+    needed: list[int] = []
+
+    def check(size: int) -> int:
+        return memory_plan.check_fits(size, setup.limit, shapes, setup.config, algo, setup.resuming)
 
     def place(tree: Any, sharding: Any = replicated) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def program(what: str, make: Callable[[], tuple[Any, ...]], beside: Callable[[], int] = lambda: 0) -> Program:
-        def check(executable: Any, seconds: float) -> None:
-            needed = memory_plan.compiled_bytes(executable) + beside() + checkpoint
-            say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed)} per device")
-            setup.plan.check(needed)
-            found.append(needed)
+    def program(what: str, make: Callable[[], tuple[Any, ...]], others: int = 0) -> Program:
+        def report(executable: Any, seconds: float) -> None:
+            needed.append(check(memory_plan.compiled_bytes(executable) + others))
+            say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed[-1])} per device")
 
-        return Program(make, check)
+        return Program(make, report)
 
     def block(phase: Phase) -> Program | Pieces:
-        alone = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
-        if alone and in_pieces(setup.algo, phase, jax.default_backend()):
+        single = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
+        if single and in_pieces(algo, phase, jax.default_backend()):
             return pieces(phase)
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))
 
     def pieces(phase: Phase) -> Pieces:
-        made, largest = make_programs(trainer, phase), [0.0, 0]
-        rows = local_bytes(made["begin"][2])
+        made, longest, sizes = make_programs(trainer, phase), [0.0], [0]
+        rows = memory_plan.local_size(made["begin"][2])
 
         def piece(name: str) -> Program:
-            def check(executable: Any, seconds: float) -> None:
-                needed = memory_plan.compiled_bytes(executable) + checkpoint
-                needed += rows if name in {stage.name for stage in setup.algo.learn_stages} else 0
-                largest[:] = max(largest[0], seconds), max(largest[1], needed)
-                setup.plan.check(needed)
-                found.append(needed)
+            def report(executable: Any, seconds: float) -> None:
+                others = rows if name in {stage.name for stage in algo.learn_stages} else 0
+                sizes.append(check(memory_plan.compiled_bytes(executable) + others))
+                longest.append(seconds)
                 if name == "end":  # the last one
-                    took, most = largest[0], gibibytes(int(largest[1]))
-                    say(f"compiled phase '{phase.name}' in {took:.1f} s; it needs {most} per device")
+                    needed.append(max(sizes))
+                    most = gibibytes(max(sizes))
+                    say(f"compiled phase '{phase.name}' in {max(longest):.1f} s; it needs {most} per device")
 
-            return Program(lambda: made[name], check)
+            return Program(lambda: made[name], report)
 
         envs = trainer.layout.num_envs // trainer.chunks()
-        return Pieces({name: piece(name) for name in made}, setup.algo, phase, trainer.chunks(), envs)
+        return Pieces({name: piece(name) for name in made}, algo, phase, trainer.chunks(), envs)
 
     def evaluation() -> tuple[Any, ...]:
         rules = setup.env.env.match_rules
+        # As many episodes at a time as in training or, where environments go on, as fit.
+        chunk, devices = trainer.rollout_chunk, trainer.mesh.size if trainer.trials > 1 else 1
+        if env_bytes := memory_plan.size((shapes.env, shapes.timestep)) // trainer.layout.num_envs // devices:
+            chunk = max(chunk, memory_plan.most_environments(setup.limit, env_bytes))
         evaluator = Evaluator(
             setup.eval_env,
-            learned(setup.algo, "sample" if rules and rules.sampled else "greedy"),
+            learned(algo, "sample" if rules and rules.sampled else "greedy"),
             setup.eval_episodes,
             setup.mesh,
-            setup.plan.eval_chunk,
-            setup.algo.init_carry,
+            chunk,
+            algo.init_carry,
             trainer.trials,
         )
         policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
         return evaluator.compiled(), policy, keys, context
 
-    def local_bytes(tree: Any) -> int:
-        return memory_plan.size(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree)
-        )
-
+    check(state_bytes)
     at = position or Position()
-    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
+    left = at.remaining(algo.phases, trainer.layout.num_envs, run.total_env_steps)
     keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
-    blocks = [block(phase) if number else None for phase, number in zip(setup.algo.phases, left, strict=True)]
+    blocks = [block(phase) if number else None for phase, number in zip(algo.phases, left, strict=True)]
     evaluate = start = None
     if run.eval_every and (any(left) or evaluated != at.iterations):
-        evaluate = program("the evaluation", evaluation, lambda: local_bytes(shapes))
+        evaluate = program("the evaluation", evaluation, state_bytes)
     if position is None:
         start = program("the start", lambda: (trainer.make_init(), keys, inputs))
-    done = CompiledRun(start, blocks, evaluate, found)
+    compiled = CompiledRun(start, blocks, evaluate, needed)
     if jax.default_backend() != "cpu" or hosts.number() > 1:
-        done.compile(at_once=False)
+        compiled.compile(at_once=False)
     else:
-        done.compile(start, *_until_first_update(setup.algo.phases, blocks))
-    return done
-
-
-def _until_first_update(
-    phases: Sequence[Phase], blocks: Sequence[Program | Pieces | None]
-) -> list[Program | Pieces | None]:
-    """Return the programs of the phases up to the first one that is left and learns."""
-    first = next((k for k, phase in enumerate(phases) if phase.updates and blocks[k]), len(phases))
-    return list(blocks[: first + 1])
+        first = next((k for k, phase in enumerate(algo.phases) if phase.updates and blocks[k]), len(blocks))
+        compiled.compile(start, *blocks[: first + 1])
+    return compiled

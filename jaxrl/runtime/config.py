@@ -80,11 +80,11 @@ class RunSettings:
         0, "parts of the batch that are sampled separately; 0 = the largest of 8, 4, 2, 1 that fits"
     )
     rollout_chunk: int = setting(
-        0, "environments rolled out at a time in phases that restart them; 0 = by the memory plan",
+        0, "environments rolled out at a time in phases that restart them; 0 = by the free memory",
         between=(0, MOST_ENVS),
     )  # fmt: skip
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, accumulated over the minibatch; 0 = by the memory plan",
+        0, "samples per gradient evaluation, accumulated over the minibatch; 0 = by the free memory",
         between=(0, 1e9),
     )  # fmt: skip
     compute_dtype: Compute = setting("auto", "dtype of matmuls and convolutions; auto = bfloat16 on accelerators")

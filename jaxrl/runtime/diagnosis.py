@@ -16,6 +16,7 @@ from jaxrl.report.gpu import nvml
 from jaxrl.runtime import build, memory_plan, run_directory
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config
+from jaxrl.runtime.train_state import Position
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 OLDEST_DRIVER = {"cuda13": 580, "cuda12": 525}  # required by the CUDA libraries of the extras, newest first
@@ -36,12 +37,12 @@ Section = tuple[str, list[Finding]]  # title, lines
 def checks(config: Config | None = None, resuming: bool = False) -> Iterator[Section]:
     """Check everything; yield the sections as results arrive, only that of the machine where JAX finds no device.
 
-    `config` is the run to plan, new or resumed, None for the machine alone. Raises UsageError: impossible settings.
+    `config` is the run to check, new or resumed, None for the machine alone. Raises UsageError: impossible settings.
     """
     findings = look_at_devices(find_nvidia())
     yield "machine", findings
     if config is not None and findings[-1].name != "JAX":
-        yield "memory plan", look_at_memory(config, resuming)
+        yield "memory", look_at_memory(config, resuming)
 
 
 # The machine
@@ -198,9 +199,9 @@ def look_at_checkpoints(run: str) -> list[Finding]:
 
 
 def look_at_memory(config: Config, resuming: bool = False) -> list[Finding]:
-    """Plan the memory of a new or resumed run; check whether it fits. Raises UsageError for impossible settings."""
-    setup = build.unchecked_run(config, resuming)
-    plan, run = setup.plan, setup.config.run
+    """Compile a new or resumed run without running it; check whether it fits. Raises UsageError."""
+    setup = build.build_run(config, resuming)
+    run = setup.config.run
     about = f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments"
     device = f"{setup.mesh.size} x {jax.local_devices()[0].device_kind}, {run.logical_shards} logical shards"
     chunks = f"{run.rollout_chunk:,} environments rolled out at a time, {run.learn_chunk:,} samples per gradient"
@@ -208,14 +209,11 @@ def look_at_memory(config: Config, resuming: bool = False) -> list[Finding]:
         Finding("run", f"{about}, {run.total_env_steps:,} environment steps"),
         *(Finding("run", note, "hint" if note.startswith("warning") else "") for note in setup.notes),
         Finding("layout", f"{device}; {chunks}"),
-        *(Finding(f"  {name}", gibibytes(size)) for name, size in plan.parts.items()),
-        Finding("  together", f"{gibibytes(plan.total)} per device, of {gibibytes(plan.limit)}"),
     ]
-    if not plan.fits:
-        try:
-            build.build_run(config, resuming)
-        except memory_plan.TooLargeError as error:
-            return [*findings, Finding("fits", f"no: {error}", "bad")]
-    largest = plan.largest()
-    more = f" (up to about --num_envs {largest:,})" if largest > run.num_envs and not resuming else ""
-    return [*findings, Finding("fits", f"yes, by the plan{more}", "good")]
+    try:
+        programs = build.compile_run(setup, None, lambda line: findings.append(Finding("program", line)), Position())
+        programs.compile()
+    except memory_plan.TooLargeError as error:
+        return [*findings, Finding("fits", f"no: {error}", "bad")]
+    needed = f"{gibibytes(max(programs.needed))} per device, of {gibibytes(setup.limit)}"
+    return [*findings, Finding("fits", f"yes: it needs {needed}", "good")]

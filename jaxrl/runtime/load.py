@@ -16,7 +16,7 @@ from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, run_directory
-from jaxrl.runtime.build import Run, unchecked_run
+from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
 from jaxrl.runtime.trials import locate, trials
@@ -36,13 +36,22 @@ def open_trials(run: str | Path) -> tuple[Path, Config]:
     return directory, config.with_run(devices=1, num_seeds=1)
 
 
-def read_states(directory: Path, setup: Run, best: bool, checkpoint: int | None = None) -> tuple[list[AlgoState], int]:
-    """Return each trial's state without optimizers: of the best checkpoint if wanted and intact, else of the newest.
+def _state_shapes(algo: Algorithm) -> AlgoState:
+    """Return the shapes of an algorithm's state. Raises UsageError: settings that do not go with the environment."""
+    with usage_errors(traced=True):
+        shapes: AlgoState = jax.eval_shape(lambda: algo.init(jax.random.key(0), None))
+    return shapes
 
-    `setup` is one of the directory's trials alone; `checkpoint` is the number of another checkpoint.
+
+def read_states(
+    directory: Path, algo: Algorithm, best: bool, checkpoint: int | None = None
+) -> tuple[list[AlgoState], int]:
+    """Return each trial's state without optimizers: of the best checkpoint if `best` and intact, else of the newest.
+
+    `algo` is that of one trial; `checkpoint` is the number of another checkpoint.
     """
-    shapes = _unplaced(_without_optimizers(setup.trainer.shapes().algo.replicated))
-    root, config, found = locate(directory)
+    shapes = _without_optimizers(_state_shapes(algo).replicated)
+    root, config, indices = locate(directory)
     if several := len(trials(config)) > 1:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(trials(config)), *x.shape), x.dtype), shapes)
     with Checkpoints(root / "checkpoints") as checkpoints:
@@ -56,21 +65,16 @@ def read_states(directory: Path, setup: Run, best: bool, checkpoint: int | None 
             step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated")
     if not several:
         return [AlgoState(replicated, ())], step
-    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in found], step
+    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices], step
 
 
 def _without_optimizers(tree: Any) -> Any:
     """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
 
-    def is_learner(x: Any) -> bool:
-        return isinstance(x, Learner)
+    def drop(x: Any) -> Any:
+        return Learner(x.params, ()) if isinstance(x, Learner) else x
 
-    return jax.tree.map(lambda x: Learner(x.params, ()) if is_learner(x) else x, tree, is_leaf=is_learner)
-
-
-def _unplaced(shapes: Any) -> Any:
-    """Return shapes without shardings."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+    return jax.tree.map(drop, tree, is_leaf=lambda x: isinstance(x, Learner))
 
 
 def _anywhere(tree: Any) -> Any:
@@ -90,27 +94,15 @@ def load_policies(
     """
     run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
     directory, config = open_trials(run)
-    setup = unchecked_run(config, resuming=True, custom=custom)
-    states, step = read_states(directory, setup, best, checkpoint)
-    found = [_anywhere((setup.algo.policy(state), setup.algo.weights(state))) for state in states]
-    return [Policy(setup.env.env, setup.algo, params, weights, step, config) for params, weights in found]
+    algo, env = build_algorithm(config, custom), config.make_env()
+    states, step = read_states(directory, algo, best, checkpoint)
+    parameters = [_anywhere((algo.policy(state), algo.weights(state))) for state in states]
+    return [Policy(env, algo, params, weights, step, config) for params, weights in parameters]
 
 
 def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None) -> Policy:
     """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
     return load_policies(run, best, custom, checkpoint)[0]
-
-
-def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
-    """Return a run's algorithm, its complete state in the newest checkpoint, and that checkpoint's number.
-
-    Raises UserError: not a run directory, a damaged checkpoint, or one of another configuration.
-    """
-    directory, config = read_run(run)
-    setup = unchecked_run(config.with_run(devices=1), resuming=True)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        step, state, _ = checkpoints.restore(_unplaced(setup.trainer.shapes().algo), prefix="algo")
-    return setup.algo, _anywhere(state), step
 
 
 def resolve_config(config: Config) -> Config:
@@ -126,8 +118,8 @@ def resolve_config(config: Config) -> Config:
         raise UsageError(f"'{config.algo}' starts from --{named[0]}: remove --init_from")
 
     def source(run: str) -> UpstreamRun:
-        other = unchecked_run(open_trials(run)[1], resuming=True)
-        return UpstreamRun(run, other.algo, other.config.algo_settings)
+        other = open_trials(run)[1]
+        return UpstreamRun(run, build_algorithm(other), other.algo_settings)
 
     found = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
     recorded = recordings_of(cls, config)
@@ -180,28 +172,28 @@ def _weights_of(name: str) -> Any:
     """Return the weights of a run, or of a checkpoint, of an earlier stage. Raises UserError if it is unfinished."""
     run, checkpoint = run_directory.choose_checkpoint(name)
     directory, config = open_trials(run)
-    setup = unchecked_run(config, resuming=True)
-    lengths = [phase.iterations for phase in setup.algo.phases]
+    algo = build_algorithm(config)
+    lengths = [phase.iterations for phase in algo.phases]
     ends = None not in lengths
-    (state, *_), step = read_states(directory, setup, not ends, checkpoint)
+    (state, *_), step = read_states(directory, algo, not ends, checkpoint)
     if ends and step < sum(length or 0 for length in lengths):
         raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
-    return _anywhere(setup.algo.weights(state))
+    return _anywhere(algo.weights(state))
 
 
-def _shapes(setup: Run) -> Any:
-    """Return the shapes and dtypes of a run's weights."""
-    weights = jax.eval_shape(setup.algo.weights, setup.trainer.shapes().algo)
+def _weight_shapes(config: Config, custom: Custom = STANDARD) -> Any:
+    """Return the shapes and dtypes of a run's weights. Raises UsageError."""
+    algo = build_algorithm(config, custom)
+    weights = jax.eval_shape(algo.weights, _state_shapes(algo))
     return jax.tree.map(lambda x: (x.shape, x.dtype), weights)
 
 
-def _makes_other_networks(setup: Run, changes: dict[str, Any]) -> bool:
+def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
     """Return whether a run with these settings changed, if there can be one, has weights of other shapes."""
     try:
-        changed = unchecked_run(configuration.changed(setup.config, changes), resuming=True)
+        return bool(_weight_shapes(configuration.changed(config, changes)) != _weight_shapes(config))
     except UserError:
         return False
-    return bool(_shapes(changed) != _shapes(setup))
 
 
 def load_weights(name: str, setup: Run) -> Any:
@@ -223,18 +215,18 @@ def load_weights(name: str, setup: Run) -> Any:
     directory, config = open_trials(run)
     if config.algo != setup.config.algo:
         raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not match")
-    other = unchecked_run(config, resuming=True)
     here, there = setup.config.flat(), config.flat()
     names: Iterable[str] = setup.algo.compatible_settings
-    if other_shapes := _shapes(setup) != _shapes(other):
+    if other_shapes := _weight_shapes(setup.config, setup.algo.custom) != _weight_shapes(config):
         settings = (*setup.config.env_settings, *setup.config.algo_settings)
         names = settings if here["env"] == there["env"] else ("env",)
     odd = [name for name in names if here[name] != there[name]]
     if other_shapes:
-        odd = [name for name in odd if _makes_other_networks(setup, {name: there[name]})] or odd
+        odd = [name for name in odd if _makes_other_networks(setup.config, {name: there[name]})] or odd
     if odd:
-        told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
-        raise UsageError(f"the networks of {run} do not match: they were built with {told[0]}; here {told[1]}")
+        built = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
+        raise UsageError(f"the networks of {run} do not match: they were built with {built[0]}; here {built[1]}")
     if other_shapes:
         raise UsageError(f"the networks of {run} do not match: they were built by another version of '{config.algo}'")
-    return _anywhere(other.algo.weights(read_states(directory, other, True, checkpoint)[0][0]))
+    algo = build_algorithm(config)
+    return _anywhere(algo.weights(read_states(directory, algo, True, checkpoint)[0][0]))

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl.common.errors import usage_errors
+
 _POLL = 0.02  # seconds: Python handles signals only between waits
 
 
@@ -34,11 +36,12 @@ class Program:
         self.ready = False
 
     def begin(self) -> None:
-        """Trace here, under the caller's settings of JAX, and let another thread compile."""
+        """Trace here, under the caller's settings of JAX, and let another thread compile. Raises UsageError."""
         if self._thread is None:
             self._began = time.monotonic()
-            function, *arguments = self._make()
-            lowered = function.lower(*arguments)
+            with usage_errors(traced=True):
+                function, *arguments = self._make()
+                lowered = function.lower(*arguments)
             self._results = lowered.out_info
             # Not a daemon: Python waits for it at its end, as a compiler that outlives Python aborts the process.
             self._thread = threading.Thread(target=self._compile, args=(lowered,))
@@ -81,8 +84,3 @@ class Program:
         return jax.tree.map(
             lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._made.output_shardings
         )
-
-    def as_text(self) -> str:
-        """Return the compiled program as HLO text."""
-        self.finish()
-        return str(self._made.as_text())

@@ -13,8 +13,8 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
-from jaxrl.report.console import Console, Log, gibibytes
-from jaxrl.report.gpu import Monitor, PeakMemory
+from jaxrl.report.console import Console, Log
+from jaxrl.report.gpu import Monitor
 from jaxrl.report.writer import LOST, NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, spaces, trials
@@ -30,7 +30,6 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
     "schedule_env_steps",
 )  # fmt: skip
 _WIDTH = 100  # columns of tables
-COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
 
 
 class Ended(NamedTuple):
@@ -39,19 +38,15 @@ class Ended(NamedTuple):
     Attributes:
         directory: of the run.
         sentence: why it ended.
-        memory: measured and planned, empty if there is nothing to report.
         abandoned: whether something still runs, a block or the compiler, that would delay the end of the process.
     """
 
     directory: Path
     sentence: str
-    memory: str
     abandoned: bool = False
 
 
-def start(
-    config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD, name: str = ""
-) -> Ended:
+def start(config: Config, log: Log | None = None, custom: Custom = STANDARD, name: str = "") -> Ended:
     """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
 
     Raises UserError; nothing is written if the configuration is impossible.
@@ -67,30 +62,29 @@ def start(
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))
-            return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
+            return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
 
 
-def resume_or_start(name: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
+def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended:
     """Resume the run of this name, or start it where there is none: for jobs that are queued again.
 
     Args:
         name: its directory among the runs of its algorithm and environment.
         config: of a new run.
         changes: the settings of the command line among them. Those that are left to the run may stay so.
-        profile: as for `start`.
 
     Raises:
         UserError: as `start` and `resume` do.
     """
     directory = run_directory.named(config.run.runs, config.algo, config.env, name)
     if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
-        return start(config, profile, name=name)
+        return start(config, name=name)
     automatic = configuration.RunSettings()
     changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
-    return resume(str(directory), configuration.read_training_run(directory)[1], changes, profile)
+    return resume(str(directory), configuration.read_training_run(directory)[1], changes)
 
 
-def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
+def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     """Continue a run exactly from its newest intact checkpoint, or begin it if it has none.
 
     Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
@@ -125,7 +119,7 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
             )
             return state
 
-        return _train(setup, programs, directory, console, first_state, profile)
+        return _train(setup, programs, directory, console, first_state)
 
 
 def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> tuple[int, dict[str, Any]]:
@@ -186,7 +180,7 @@ def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Cons
         f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
         f"{setup.config.run.compute_dtype} matmuls"
     )
-    for line in (*setup.notes, str(setup.plan)):
+    for line in setup.notes:
         console.say(line)
     with console.working("compiling"):
         if meta is None:
@@ -201,9 +195,7 @@ def _train(
     directory: Path,
     console: Console | Log,
     first_state: Callable[[Session], TrainState],
-    profile: bool,
 ) -> Ended:
-    peak = PeakMemory()
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
         writer = stack.enter_context(
@@ -216,18 +208,13 @@ def _train(
         monitor = stack.enter_context(Monitor())
         found = trials.trials(setup.config)
         writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, writers)
+        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, writers)
         if hosts.writes() and writer.note:
             console.say(writer.note)
         sentence = session.train(first_state(session))
         if len(found) > 1:
             _show_curves(directory, found, setup, console)
-    # CPU devices share their memory; only the sum can be measured.
-    sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
-    held, planned = peak.read(), programs.peak * sharing
-    what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
-    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
-    return Ended(directory, sentence, memory if planned > COMPARABLE else "", session.abandoned)
+    return Ended(directory, sentence, session.abandoned)
 
 
 def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:

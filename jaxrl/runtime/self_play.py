@@ -22,11 +22,10 @@ from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.progress import Progress, ended
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.rl.opponent_pool import PoolEnvironment
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfPlay(PoolEnvironment):
+class SelfPlay(BatchedEnvironment):
     """A batched environment whose other team is played by the snapshots in its context.
 
     Attributes:

@@ -18,7 +18,6 @@ from jaxrl.evaluation.rollouts import final_means, held_out_key
 from jaxrl.report.console import Console, Log, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
-from jaxrl.report.profile import record
 from jaxrl.report.writer import Writer
 from jaxrl.rl.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime import hosts
@@ -34,7 +33,6 @@ from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 SELECTION = "selection"
 IN_TURN = 8  # largest factor on the length of blocks whose trials run one after another, each copied in and out
 GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a poor estimate of the speed
-PROFILED = (3, 0.1)  # blocks of a phase before the traced one, and its approximate seconds
 AHEAD_SECONDS = 2.0  # longest block behind which the next one is started before its metrics are fetched
 GRACE_SECONDS = 10.0  # after a signal: longer blocks are given up
 COMPILE_SECONDS = 4.0  # after a signal: the compiler is not waited for any longer
@@ -49,8 +47,8 @@ class _GivenUpError(Exception):
 class Session:
     """One process's part of a run, from its first block to its last checkpoint.
 
-    The caller has locked `directory`. With `profile` a trace of one block that learns is kept. There is a trial writer
-    for each trial where there are several; `writer` then takes means over them.
+    The caller has locked `directory`. There is a trial writer for each trial where there are several; `writer` then
+    takes means over them.
     """
 
     def __init__(
@@ -62,7 +60,6 @@ class Session:
         writer: Writer,
         checkpoints: Checkpoints,
         monitor: Monitor,
-        profile: bool = False,
         trial_writers: Sequence[Writer] = (),
     ) -> None:
         self.setup, self.programs, self.directory = setup, programs, directory
@@ -85,10 +82,9 @@ class Session:
         self._signals = StopSignals()
         self._told = False  # what a signal leads to
         self._iteration_seconds: dict[int, float] = {}  # by phase
-        self._last_number = self._blocks = 0  # of the last block; of the phase's blocks in this process
+        self._last_number = 0  # of the last block
         # of each trial, fields in which its environments gave values that are not finite
         self._faulty: list[set[str]] = [set() for _ in range(self.trials)]
-        self._profile = profile
         self._given_up = ""  # what a signal ended early
         self.abandoned = False  # whether something still runs that nobody waits for
         self._shown: dict[str, Any] = {}  # the console's last data
@@ -189,8 +185,6 @@ class Session:
             self.abandoned, reason = True, self._reason_to_stop()
             assert reason is not None
         self._report()
-        if self._profile:
-            self.console.say(f"warning: no profile: no phase that learns had more than {PROFILED[0]} blocks")
         self._end(state)
         return reason
 
@@ -236,20 +230,14 @@ class Session:
         block = self._block_of(phase, state)
         if isinstance(block, Pieces):
             return self._advance_in_pieces(block, state)
-        profiled = self._profile and bool(phase.updates) and self._blocks >= PROFILED[0]
-        number = self._block_length(remaining[before.phase], PROFILED[1] if profiled else self.run.block_seconds)
+        number = self._block_length(remaining[before.phase])
         expected = number * self._iteration_seconds.get(before.phase, np.inf)
         if GRACE_SECONDS < expected < np.inf and self._saved[0] != before.iterations:
             self._report()
             self._save(state, best=False)  # a signal may give the block up
-        if profiled:
-            self._report()  # so that the trace contains only this block
-            state, metrics = self._traced(block, state, number)
-        else:
-            state, metrics = block(state, np.int32(number))
-            self._report()
+        state, metrics = block(state, np.int32(number))
+        self._report()
         self._pending, self._last_number = (metrics, before, number), number
-        self._blocks += 1
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
         if expected > AHEAD_SECONDS:
             self._report()  # a signal must not wait for two such blocks
@@ -259,9 +247,6 @@ class Session:
         """Run an iteration in pieces and report it; return the state as it was if a signal ended it early."""
         self._report()
         before, phase, last = self.position, self.phases[self.position.phase], None
-        if self._profile:
-            self._profile = False
-            self.console.say("warning: no profile: iterations that are run in pieces are not traced")
         if not pieces.seconds:
             with self.pace.pause():
                 self.console.say(announcement(pieces.measure(state), self.setup.trainer.layout.num_envs))
@@ -314,34 +299,19 @@ class Session:
             self._began += time.monotonic() - began
         return program
 
-    def _traced(self, block: Any, state: TrainState, number: int) -> tuple[TrainState, BlockMetrics]:
-        """Run a block while host 0 keeps a trace; if that fails, training continues."""
-        self._profile = False
-        if not hosts.writes():
-            return block(state, np.int32(number))
-        began, folder = time.monotonic(), self.directory / "profile"
-        ended, trace = record(lambda: block(state, np.int32(number)), folder)
-        self.pace.leave_out(time.monotonic() - began - trace.seconds)
-        first, last = self.position.iterations + 1, self.position.iterations + number
-        span = f"iterations {first:,} to {last:,}" if number > 1 else f"iteration {first:,}"
-        told = f"profile of {span}, {1e3 * trace.seconds:,.1f} ms: tensorboard --logdir {folder}"
-        self.console.say(f"warning: no profile: {trace.problem}" if trace.problem else told)
-        return ended
-
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
-        self._last_number = self._blocks = 0
+        self._last_number = 0
         shape = (self.trials,) if self.trials > 1 else ()
         phase, iteration = self._by_trial((np.full(shape, index, np.int32), np.zeros(shape, np.uint32)))
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
-    def _block_length(self, left: int, about: float) -> int:
-        """Return the iterations of the next block: `about` seconds long, never across an evaluation or checkpoint."""
+    def _block_length(self, left: int) -> int:
+        """Return the iterations of the next block, which never goes across an evaluation or checkpoint."""
         limits = [left, self.run.block_iterations, max(GROWTH * self._last_number, 1)]
         seconds = self._iteration_seconds.get(self.position.phase)
-        if not self.setup.trainer.vectorized:
-            about *= min(self.trials, IN_TURN)
-        limits.append(max(1, round(about / seconds)) if seconds else 1)
+        target = self.run.block_seconds * (1 if self.setup.trainer.vectorized else min(self.trials, IN_TURN))
+        limits.append(max(1, round(target / seconds)) if seconds else 1)
         for every in (self.setup.eval_iterations, self.run.checkpoint_every):
             if every:
                 limits.append(every - self.position.iterations % every)

@@ -77,12 +77,10 @@ class Position:
     @classmethod
     def of(cls, state: TrainState) -> Self:
         """Return the position of a state; waits for the device."""
-        # of the first of several seeds
-        numbers = (state.phase, state.iteration, state.iterations)
-        phase, iteration, iterations = (int(np.asarray(x).reshape(-1)[0]) for x in numbers)
+        # Of several trials the first: all have the same counters. Pairs are the high and the low word.
+        numbers = (np.asarray(x).reshape(-1)[0] for x in (state.phase, state.iteration, state.iterations))
         pairs = (np.asarray(x).reshape(-1, 2)[0] for x in (state.progress.env_steps, state.progress.updates))
-        env_steps, updates = ((int(high) << 32) + int(low) for high, low in pairs)
-        return cls(phase, iteration, iterations, env_steps, updates)
+        return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
 
     def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
         """Return the position after so many more iterations of the phase."""

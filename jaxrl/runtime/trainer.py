@@ -21,7 +21,6 @@ from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
-from jaxrl.rl import opponent_pool
 from jaxrl.rl.data_parallel import (
     AXIS,
     REPLICATED,
@@ -35,6 +34,7 @@ from jaxrl.rl.data_parallel import (
 )
 from jaxrl.runtime.checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, split_faults
+from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 
 
@@ -167,28 +167,6 @@ class Trainer:
 
         return jax.tree.map(place, shardings(self.mesh, specs), shapes)
 
-    def trajectory_shapes(self, phase: Phase) -> Trajectory:
-        """Return ShapeDtypeStructs [T, B, ...] of an iteration's trajectory on all devices."""
-
-        def first_row(state: TrainState, timestep: Any) -> Trajectory:
-            policy, indices, carry = self.algo.policy(state.algo), self.layout.env_indices(), state.carry
-            if phase.restart:
-                carry = self.algo.init_carry(policy, timestep, indices)
-            else:
-                timestep = state.timestep
-            return self._act(policy, carry, timestep, indices, state.key, state.progress)[-1]
-
-        def first_rows(state: TrainState, timestep: Any) -> Trajectory:
-            return self.each_trial(lambda own: first_row(own, timestep))(state)
-
-        # The time steps of a reset, without tracing the environment again.
-        number = self.layout.local_envs * self.mesh.size
-        timestep = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), self.env.shapes[1] if phase.restart else ()
-        )
-        rows = jax.eval_shape(on_mesh(first_rows, self.mesh, (self.specs(), SPLIT), SPLIT), self.shapes(), timestep)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
-
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         settings, progress = settings or {}, start()
@@ -197,37 +175,23 @@ class Trainer:
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
         kept: Any = ((), (), (), ())
         policy = self.algo.policy(algo)
-        pool = opponent_pool.init(self.env, policy)
+        pool = self.env.init_pool(policy) if isinstance(self.env, SelfPlay) else ()
         if self.keeps_envs:
-            context, indices = opponent_pool.context(self.env, progress, pool), self.layout.env_indices()
-            env, timestep = self._start(key_run, indices, 0, context)
+            indices = self.layout.env_indices()
+            env, timestep = self._start(key_run, indices, 0, self._context(progress, pool))
             kept = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
         carry, env, timestep, statistics = kept
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         return TrainState(algo, carry, env, timestep, statistics, key_run, pool, progress, *counters, settings)
+
+    def _context(self, progress: Progress, pool: Any) -> Any:
+        return self.env.context(progress, pool) if isinstance(self.env, SelfPlay) else self.env.context(progress)
 
     def _start(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
         return self.env.reset(keys, context, episode)
 
     # One iteration
-
-    def _acting(self, state: TrainState, phase: Phase) -> tuple[PolicyParams, Any, Any]:
-        """Return the policy, the environments' context, and this device's (indices, carry, env, timestep, statistics).
-
-        All but the indices are () in phases that restart.
-        """
-        kept = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-        context = opponent_pool.context(self.env, state.progress, state.pool)
-        return self.algo.policy(state.algo), context, (self.layout.env_indices(), *kept)
-
-    def _begun(self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState) -> Any:
-        """Return the environments of `batch` at the first step of an iteration: continued or reset."""
-        if not phase.restart:
-            return batch
-        indices = batch[0]
-        env, timestep = self._start(state.key, indices, state.iterations, context)
-        return indices, self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
     def _act(
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, indices: Array, key: Key, progress: Progress
@@ -250,18 +214,21 @@ class Trainer:
 
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments of `map_chunks` that make it `collect`."""
-        policy, context, batch = self._acting(state, phase)
+        policy, context = self.algo.policy(state.algo), self._context(state.progress, state.pool)
+        kept = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
 
         def collect_part(part: Any) -> Any:
             return self._collect(policy, context, part, phase, state, key)
 
-        return collect_part, batch, self.chunks(), (1, 0, 0, 0)
+        return collect_part, (self.layout.env_indices(), *kept), self.chunks(), (1, 0, 0, 0)
 
     def _collect(
         self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
     ) -> Any:
-        spec = self.env.spec
-        indices, *loop = self._begun(policy, context, batch, phase, state)
+        spec, (indices, *loop) = self.env.spec, batch
+        if phase.restart:
+            env, timestep = self._start(state.key, indices, state.iterations, context)
+            loop = [self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)]
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
         def one_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
@@ -282,17 +249,15 @@ class Trainer:
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
-        return dataclasses.replace(self, algo=self.algo.with_traced(state.settings))._iterate(state, phase)
-
-    def _iterate(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
+        trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
         trajectory = last = None
         kept = ended = ()
         if phase.steps:
-            trajectory, last, kept, ended = self.collect(state, phase, key_act)
-        results = self.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
+            trajectory, last, kept, ended = trial.collect(state, phase, key_act)
+        results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
-        return self.finish(state, phase, algo, learning, kept, ended)
+        return trial.finish(state, phase, algo, learning, kept, ended)
 
     def finish(
         self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
@@ -316,10 +281,13 @@ class Trainer:
             episodes=add(progress.episodes, ended_now),
             fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
         )
+        pool = state.pool
+        if isinstance(self.env, SelfPlay):
+            pool = self.env.update_pool(pool, self.algo.policy(algo), progress)
         state = dataclasses.replace(
             state,
             algo=algo,
-            pool=opponent_pool.update(self.env, state.pool, self.algo.policy(algo), progress),
+            pool=pool,
             progress=progress,
             iteration=state.iteration + jnp.uint32(1),
             iterations=state.iterations + jnp.uint32(1),
@@ -402,11 +370,9 @@ class Trainer:
         shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
-        kept = {
-            name: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), getattr(metrics, name))
-            for name in ("learning", "episodes", "faults")
-        }
-        return state, dataclasses.replace(metrics, **kept)
+        rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}
+        by_iteration = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
+        return state, dataclasses.replace(metrics, **by_iteration)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""

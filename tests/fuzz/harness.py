@@ -1,6 +1,6 @@
 """What the fuzzers share: a folder with runs and odd files, verbs called in process, and the judgement of what they do.
 
-A verb is stopped where its computing would begin (the memory plan, an evaluator, a measurement): what comes before is
+A verb is stopped where its computing would begin (a compiler, an evaluator, a measurement): what comes before is
 what looks at the user's input. That counts as exit code 0.
 """
 
@@ -102,7 +102,6 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(made)
     monkeypatch.setattr(runs, "_compile", _computes)
     monkeypatch.setattr(memory_plan, "rollout_env_bytes", lambda env: 1000)
-    monkeypatch.setattr(memory_plan, "make_plan", _computes)
     monkeypatch.setattr(EvalPolicy, "evaluator", _computes)
     monkeypatch.setattr(metaworld, "play", _computes)
     monkeypatch.setattr(diagnosis, "checks", _computes)

@@ -67,7 +67,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runs, "build_run", prepared)
     monkeypatch.setattr(runs, "compile_run", compiled)
-    monkeypatch.setattr(loading, "unchecked_run", prepared)
 
 
 @pytest.fixture(scope="module", params=list(SMALL))

@@ -25,7 +25,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
-from jaxrl.runtime import build, memory_plan
+from jaxrl.runtime import build
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.presets import presets
 
@@ -46,8 +46,6 @@ def fuzz(examples: int) -> settings:
         suppress_health_check=list(HealthCheck),
     )
 
-
-make_plan = memory_plan.make_plan
 
 # Command lines
 
@@ -400,9 +398,7 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     file = world / "fuzzed.pth"
     argv = f"{SNAKES} --config ddpg_competition --init_from fuzzed.pth --hidden_size 8 --first_layer linear"
     words = argv.replace("--algo ddpg --env snakes_1v1 ", "").split()
-    with monkeypatch.context() as patch:
-        patch.setattr(memory_plan, "make_plan", make_plan)
-        setup = build.unchecked_run(parse(words).config)
+    setup = build.build_run(parse(words).config)
     monkeypatch.setattr(runs, "build_run", lambda config, custom: setup)  # weights are read behind it
     odd = st.recursive(
         st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),

@@ -28,7 +28,7 @@ import optax
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep
 from envs_jax.progress import start, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, MemoryNeeds, Mode, Phase, Progress, Trajectory, setting
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting
 from jaxrl.algos.collective import dataset, losses, transformer
 from jaxrl.algos.collective.losses import EncoderLoss, Means
 from jaxrl.algos.collective.networks import Carry, CollectiveParameters, Networks
@@ -206,18 +206,6 @@ class Collective(MultiStage):
     @property
     def _rows(self) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
         return dataset.row_shapes(math.prod(self.spec.observation.shape), self._actions, self.code_size)
-
-    @property
-    def memory(self) -> MemoryNeeds:
-        """Count the transformer's activations for a batch, two views per window, and their gradients.
-
-        Gradients are never split, since InfoNCE compares all windows of a batch.
-        """
-        tokens = 3 * self.context_length - 1
-        layer = tokens * (6 * self.embedding_size + 2 * self.feedforward_size) + 3 * self.num_heads * tokens**2
-        return MemoryNeeds(
-            data_bytes=4 * 2 * 2 * self.num_layers * layer * self.transformer_batch // self.layout.devices
-        )
 
     # Networks
 
