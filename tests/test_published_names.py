@@ -1,6 +1,7 @@
-"""People who come from the published systems: their flags, their launchers, their saves."""
+"""People who come from the published systems: their flags, their files, their launchers, their saves."""
 
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.runtime import published
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import committed_steps
-from jaxrl.runtime.config import DEFAULT_ENV
+from jaxrl.runtime.presets import presets
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coming_from.md"
@@ -28,18 +29,185 @@ TINY = (
     "--total_episodes 48 --eval_every 0 --critic_warmup 0 --target_kl 0"
 )
 
+# Values of params.yaml in dmar-bonn/ipp-marl, and what its trainer makes of them: n_episodes x 600 x 5 transitions, 60
+# to a mission.
+IPP_MARL: dict[str, Any] = {
+    "environment": {"num_envs": 2, "seed": 3, "x_dim": 50, "y_dim": 50},
+    "sensor": {"pixel": {"number_x": 57, "number_y": 57}, "field_of_view": {"angle_x": 60, "angle_y": 60}},
+    "mapping": {"prior": 0.5},
+    "experiment": {
+        "constraints": {"spacing": 5, "min_altitude": 5, "max_altitude": 15, "budget": 14, "num_actions": 6},
+        "uav": {"communication_range": 25, "fix_range": True, "failure_rate": 0, "max_v": 5},
+        "missions": {
+            "type": "COMA", "n_episodes": 1500, "patience": 100, "n_agents": 4, "eps_max": 0.5, "eps_min": 0.02,
+            "eps_anneal_phase": 10000,
+        },
+    },
+    "networks": {
+        "data_passes": 5, "batch_size": 600, "batch_number": 5, "copy_rate": 10, "gamma": 0.99, "lambda": 0.8,
+        "actor": {"learning_rate": 0.00001, "hidden_dim": 128},
+        "critic": {"learning_rate": 0.0001, "target_update_mode": "hard", "tau": 0.01},
+    },
+    "classification": {"n_episodes": 300, "batch_size": 50},
+}  # fmt: skip
+# Of a fork (RenHaiYang011/paper, params_fast.yaml): smaller, higher, with rewards and obstacles of its own.
+FORK: dict[str, Any] = {
+    "sensor": {"pixel": {"number_x": 57, "number_y": 57}},
+    "search_regions": {"regions": [{"name": "zone", "priority": 1.0}], "strategy": {"mode": "priority_based"}},
+    "experiment": {
+        "constraints": {"max_altitude": 25, "budget": 8},
+        "missions": {"n_episodes": 500, "n_agents": 4, "eps_anneal_phase": 10000},
+        "coverage_weight": 0.15,
+        "obstacles": {"enable": True, "safety_margin": 2.0},
+    },
+    "networks": {"device": "cuda", "data_passes": 2, "batch_size": 32, "batch_number": 2},
+}
+# Of a reproduction (canimiliya/RAC-MIPP, formal.yaml): the changes to params.yaml, inside a protocol.
+REPRODUCTION: dict[str, Any] = {
+    "task_id": "S1", "training": {"update_cycles": 1500}, "evaluation": {"trials": 50},
+    "overrides": {
+        "environment": {"seed": 3},
+        "experiment": {"missions": {"n_episodes": 1500, "n_agents": 4, "eps_anneal_phase": 10000}},
+        "networks": {"batch_size": 600, "batch_number": 5, "critic": {"target_update_mode": "hard"}},
+    },
+}  # fmt: skip
+WORKER: dict[str, Any] = {  # of the collective repository's experiment/collective_metaworld.yaml
+    "name": "collective_metaworld", "mode": "train_worker", "init_steps": 0, "num_train_steps": 1000000,
+    "eval_freq": 4000, "num_student_online_trainsteps2": 500000, "init_steps_stu2": 4000,
+    "constant_expert_weight": 4000, "start_weight": 1.0, "num_eval_episodes": 10,
+    "early_stopping_threshold": 1.0, "save_freq": 20000, "batch_size": 32,
+    "save": {"model": {"retain_last_n": 1}, "buffer": {"should_save": True}},
+}  # fmt: skip
+
+
+def configured(content: dict[str, Any], folder: Path, *words: str) -> Any:
+    (folder / "theirs.yaml").write_text(yaml.safe_dump(content))
+    return flags.parse(["--config", str(folder / "theirs.yaml"), *words]).config
+
+
+# Their files
+
+
+def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: Any) -> None:
+    found = configured(IPP_MARL, tmp_path).flat()
+    expected = yaml.safe_load((ROOT / "configs" / "coma_published.yaml").read_text())
+    odd = {name for name, value in expected.items() if found[name] != pytest.approx(value)}
+    assert (odd, found["seed"]) == (set(), 3)  # 75,000 missions from the corners, 50 per training step, ...
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "patience 100" in line]
+    assert not [line for line in lines[1:-1] if "altitude" in line or "x_dim" in line]  # the same here
+    assert "num_envs" in lines[-1] and "without effect" in lines[-1]
+
+
+def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> None:
+    found = configured(FORK, tmp_path).flat()
+    transitions = 4 * (8 + 1)  # of a mission
+    assert found["num_envs"] == math.ceil(64 / transitions) == 2
+    assert found["total_episodes"] == 500 * 64 // transitions == 888
+    assert (found["minibatch_size"], found["num_epochs"], found["budget"]) == (32, 2, 8)
+    lines = capsys.readouterr().err.splitlines()
+    for name in ("constraints.max_altitude 25: altitudes", "coverage_weight 0.15", "obstacles:", "search_regions:"):
+        assert len([line for line in lines if line.startswith("not carried over: ") and name in line]) == 1
+
+
+def test_the_overrides_of_a_reproduction(tmp_path: Path, capsys: Any) -> None:
+    found = configured(REPRODUCTION, tmp_path, "--start", "uniform", "--q", "7").flat()
+    assert (found["num_envs"], found["minibatch_size"], found["total_episodes"]) == (50, 600, 75_000)
+    assert (found["start"], found["q"]) == ("uniform", 7)  # flags come last
+    assert "task_id 'S1': there is nothing like it here" in capsys.readouterr().err
+
+
+def test_the_published_code_by_its_own_file(tmp_path: Path) -> None:
+    found = configured(IPP_MARL, tmp_path, "--algo", "coma_original")
+    assert (found.algo, found.env_settings["reward_timing"], found.env_settings["start"]) == (
+        "coma_original", "original", "original",
+    )  # fmt: skip
+
+
+def test_soft_targets_have_their_rate(tmp_path: Path) -> None:
+    networks = IPP_MARL["networks"]
+    soft = IPP_MARL | {"networks": networks | {"critic": networks["critic"] | {"target_update_mode": "soft"}}}
+    assert configured(IPP_MARL, tmp_path).algo_settings["tau"] == 0
+    assert configured(soft, tmp_path).algo_settings["tau"] == 0.01
+
+
+def test_the_stages_of_the_collective_repository(tmp_path: Path, capsys: Any) -> None:
+    worker = configured(WORKER, tmp_path)
+    assert (worker.algo, worker.run.total_env_steps, worker.algo_settings["random_steps"]) == ("sac", 1_000_000, 0)
+    assert (worker.run.eval_every, worker.run.checkpoint_every, worker.run.keep_checkpoints) == (4000, 20_000, 1)
+    assert worker.algo_settings["batch_size"] == 512  # not the 32 of another stage
+    assert "early_stopping_threshold 1.0: runs have their full length" in capsys.readouterr().err
+    student = configured(WORKER | {"mode": "train_student"}, tmp_path)
+    assert (student.algo, student.run.total_env_steps, student.algo_settings["random_steps"]) == (
+        "student", 500_000, 4000,
+    )  # fmt: skip
+    composed = {  # by hydra: sections, and more environments, so that an iteration has as many steps
+        "experiment": WORKER, "env": {"benchmark": {"env_name": "reach-v2"}}, "setup": {"seed": 7},
+        "worker": {"multitask": {"num_envs": 16}, "builder": {"critic_tau": 0.01, "actor_update_freq": 2}},
+        "replay_buffer": {"batch_size": 2048},
+    }  # fmt: skip
+    found = configured(composed, tmp_path)
+    assert (found.run.num_envs, found.run.eval_every, found.run.seed) == (16, 250, 7)
+    assert [found.algo_settings[name] for name in ("tau", "actor_update_period", "batch_size")] == [0.01, 2, 2048]
+
+
+def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
+    saved = {
+        "game_name": "snakes_3v3", "algo": "ddpg", "max_episodes": 50000, "a_lr": 3e-4, "c_lr": 3e-4, "epsilon": 0.4,
+        "epsilon_speed": 0.9995, "opponent_difficulty_strategy": "linear", "enable_opponent_evasion": True,
+        "opponent_evasion_start_episode": 20000, "save_interval": 1000,
+    }  # fmt: skip
+    found = configured(saved, tmp_path)
+    assert (found.algo, found.env, found.run.total_episodes, found.run.total_env_steps) == (
+        "ddpg", "snakes_3v3", 50_000, 0,
+    )  # fmt: skip
+    assert [found.algo_settings[name] for name in ("actor_lr", "eps_start", "eps_decay")] == [3e-4, 0.4, 0.9995]
+    assert found.env_settings["opponent"] == "linear evasion@0.4"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (IPP_MARL | {"networks": {"batch_number": 0}}, "networks.batch_number must be a positive whole number, not 0"),
+        (IPP_MARL | {"networks": {"batch_number": "five"}}, "must be a positive whole number, not 'five'"),
+        (FORK | {"missions": {"type": "DeepQ"}}, "missions of type 'DeepQ' are not trained here"),
+        (WORKER | {"mode": "record"}, "the mode 'record' is no training here: use python -m jaxrl.evaluate"),
+        (WORKER | {"num_train_steps": "many"}, "total_env_steps must be a whole number, not 'many'"),
+        (WORKER | {"eval_freq": [1]}, "eval_freq must be a positive whole number"),
+    ],
+)
+def test_files_that_are_refused(content: dict[str, Any], sentence: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(content))
+    assert train.main(["--config", str(tmp_path / "theirs.yaml")]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_file_trains(tmp_path: Path) -> None:
+    words = ["--q", "5", "--hidden_size", "4", "--total_episodes", "16", "--eval_every", "0"]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(FORK))
+    assert train.main(["--config", str(tmp_path / "params.yaml"), *words, "--runs", str(tmp_path / "runs")]) == 0
+    assert jaxrl.load(tmp_path / "runs" / "latest").config.env_settings["budget"] == 8
+
 
 # The table
 
 
 def test_settings_of_the_table_exist() -> None:
     for system in published.SYSTEMS:
-        for algo in system.algos:
-            schema = flags.schema_of(algo, DEFAULT_ENV.get(algo, "coverage"))
+        for algo, preset in system.presets.items():
+            assert preset in presets()
+            schema = flags.schema_of(algo, yaml.safe_load(presets()[preset].read_text())["env"])
             for name in system.names:
-                if name.ours not in ("", "env", "algo") and algo in (name.algos or system.algos):
+                if name.ours not in ("", "env", "algo") and algo in (name.algos or system.presets):
                     elsewhere = algo == "collective" and name.ours not in schema  # settings of its workers alone
                     assert name.ours in schema or elsewhere, name
+                    assert not name.same or name.ours in schema or elsewhere
+
+
+def test_our_presets_are_not_taken_for_theirs() -> None:
+    for path in presets().values():
+        assert published.convert(yaml.safe_load(path.read_text()), None) is None, path
 
 
 def test_the_page_has_the_table_and_is_short() -> None:

@@ -1,5 +1,6 @@
 """Presets: YAML files under configs/, in a checkout or in the installed package."""
 
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import envs_jax
 from envs_jax.settings import closest, short_repr
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home, is_file
-from jaxrl.runtime.config import Config, build, env_of, read_yaml
+from jaxrl.common.yaml_files import read_mapping
+from jaxrl.runtime import published
+from jaxrl.runtime.config import TOTALS, Config, build, env_of, read_yaml
 from jaxrl.runtime.declared import fields_named
 from jaxrl.runtime.run_directory import CONFIG
 
@@ -43,7 +46,7 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
 
     Args:
         algo: a registered name, or "module:Class"; None where a preset names it.
-        config: a preset or YAML file; None for that of the algorithm, if it has one.
+        config: a preset or YAML file, also of a published system; None for that of the algorithm, if it has one.
         env: an environment other than that of the preset.
 
     Raises:
@@ -63,12 +66,25 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
     """Return the YAML file of `--config`, else of `--algo` (a user's own class has none), and its name."""
     if config is not None:
         path = find_preset(config)
-        return read_yaml(path), str(path)
+        converted = published.convert(read_mapping(path, "configuration"), algo)
+        return (read_yaml(path) if converted is None else _published_values(converted, path)), str(path)
     if algo is not None:
         fields_named(algo, "algorithm")
         if algo in presets():
             return read_yaml(presets()[algo]), str(presets()[algo])
     return {}, "the command line"
+
+
+def _published_values(converted: published.Converted, path: Path) -> dict[str, Any]:
+    """Return the settings of a published system's file and of the preset behind it; print what was made of the file."""
+    values = read_yaml(presets()[converted.preset]) | {"algo": converted.algo}
+    if converted.settings.keys() & set(TOTALS):
+        values |= dict.fromkeys(TOTALS, 0)
+    shown = ", ".join(f"{name} {short_repr(value)}" for name, value in converted.settings.items())
+    print(f"{path} is a file of {converted.system.name}; over the preset {converted.preset}: {shown}", file=sys.stderr)
+    for line in converted.left:
+        print(f"not carried over: {line}", file=sys.stderr)
+    return values | converted.settings
 
 
 def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
