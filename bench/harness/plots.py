@@ -1,8 +1,6 @@
-"""python -m bench.harness.plots RESULT.json ...: table and plot of a benchmark's result, next to it as .md and .png."""
+"""Table and plot of a benchmark's result, next to it as .md and .png."""
 
-import io
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +8,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console as RichConsole
-from rich.table import Table as RichTable
-from rich.text import Text
 
-from bench.harness import measure
-from envs_jax.base import short_repr
-from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.report.console import format_duration, format_si, gibibytes
 
@@ -33,7 +24,6 @@ def tables(result: dict[str, Any]) -> list[Table]:
     make = {
         "env_throughput": _env_tables,
         "train_throughput": _train_tables,
-        "convolution": _convolution_tables,
         "compare": _compare_tables,
     }
     if result["kind"] not in make:
@@ -89,19 +79,6 @@ def _train_tables(result: dict[str, Any]) -> list[Table]:
     if torch:
         head += ["torch steps/s (times)", "torch FLOP/s"]
     return [(f"{result['algo']} on {result['env']}: training (~ projected from parts)", head, rows)]
-
-
-def _convolution_tables(result: dict[str, Any]) -> list[Table]:
-    """Convolutions: GFLOP/s of every method, forward and backward; the fastest is marked."""
-    methods = result["methods"]
-    rows = []
-    for row in result["rows"]:
-        rates = row["flop_per_second"]
-        best = max(rates, key=rates.__getitem__)
-        cells = [f"{rates[name] / 1e9:.1f}" + ("*" if name == best else "") for name in methods]
-        rows.append([str(row["width"]), row["layer"], *cells])
-    title = f"convolutions of {result['samples']} samples, {result['dtype']}: GFLOP/s forward and backward (* fastest)"
-    return [(title, ["width", "layer", *methods], rows)]
 
 
 def _compare_tables(result: dict[str, Any]) -> list[Table]:
@@ -179,35 +156,15 @@ def show(result: dict[str, Any], path: Path) -> None:
     Raises:
         UserError: they cannot be written.
     """
-    console = RichConsole(highlight=False)
-    for line in heading(result):
-        console.print(Text(line, "dim"), soft_wrap=True)
-    for table in tables(result):
-        if console.is_terminal:
-            console.print(_rich(table, box.SIMPLE_HEAD))
-        else:
-            buffer = io.StringIO()
-            RichConsole(file=buffer, width=1000, color_system=None).print(_rich(table, None))
-            print("\n" + "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()))
-    for note in result["notes"]:
-        console.print(Text(note), soft_wrap=True)
+    page = markdown(result)
+    print(page)
     picture = path.with_suffix(".png")
     try:
-        write_atomically(path.with_suffix(".md"), markdown(result))
+        write_atomically(path.with_suffix(".md"), page)
         draw(result, picture)
     except OSError as error:
         raise UserError(f"cannot write beside {path} ({error.strerror}): choose another file with --out") from None
     print(f"wrote {path}, {path.with_suffix('.md').name} and {picture.name}")
-
-
-def _rich(table: Table, style: Any) -> RichTable:
-    title, head, rows = table
-    made = RichTable(title=title, title_justify="left", title_style="bold", box=style, pad_edge=style is not None)
-    for name in head:
-        made.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    return made
 
 
 # Plots
@@ -238,7 +195,6 @@ def _panels(result: dict[str, Any]) -> list[tuple[str, Callable[[Any, dict[str, 
     plot, title = {
         "env_throughput": (_plot_env, "environment"),
         "train_throughput": (_plot_train, "training"),
-        "convolution": (_plot_convolution, "convolutions, forward and backward"),
     }[result["kind"]]
     return [(title, plot, result)]
 
@@ -274,38 +230,3 @@ def _plot_train(axes: Any, result: dict[str, Any]) -> None:
     axes.plot([], [], "o", color="C0", markerfacecolor="white", label="projected from parts")
     axes.set_xlabel("num_envs")
     axes.set_ylabel("env steps/s")
-
-
-def _plot_convolution(axes: Any, result: dict[str, Any]) -> None:
-    rows = [row for row in result["rows"] if row["layer"] == "conv2"]
-    for name in result["methods"]:
-        rates = [row["flop_per_second"][name] / 1e9 for row in rows]
-        axes.loglog([row["width"] for row in rows], rates, "o-", label=f"conv2, {name}")
-    axes.set_xlabel("width")
-    axes.set_ylabel("GFLOP/s")
-
-
-@exit_on_error
-def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
-    assert __doc__ is not None
-    parser = measure.parser("python -m bench.harness.plots", __doc__)
-    parser.add_argument("results", nargs="*", metavar="RESULT.json", help="result of a benchmark")
-    parsed = parser.parse_args(list(argv))
-    if not parsed.results:
-        raise UsageError("name the JSON file of a benchmark, such as those under bench/results/")
-    for name in parsed.results:
-        path = Path(name)
-        result = measure.read(path)
-        try:
-            show(result, path)
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise UserError(
-                f"{path} is no whole result of a benchmark ({type(error).__name__}: {short_repr(str(error))}): "
-                f"measure anew"
-            ) from None
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
