@@ -2,7 +2,7 @@
 
 Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7, for
 snakes: random opponents and level 2, for reach: the original's batch and the recommended one), and writes one JSON
-file, a table and a plot. PyTorch is skipped, with a message, where it is not installed or has no learner for the
+file and a table. PyTorch is skipped, with a message, where it is not installed or has no learner for the
 settings.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench import env_throughput, systems, train_throughput
-from bench.harness import measure, plots, rates
+from bench.harness import measure, rates, tables
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from jaxrl.cli import flags as command_line
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     with measure.fresh_compiles():
         result = run(parsed, cases, argv)
     measure.write(result, path)
-    plots.show(result, path)
+    tables.show(result, path)
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from bench import systems
-from bench.harness import measure, plots, rates, rollout_timing, threads
+from bench.harness import measure, rates, rollout_timing, tables, threads
 from bench.harness.timing import Sampler, Timing, measure_interleaved
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
@@ -365,7 +365,7 @@ def main(argv: Sequence[str]) -> int:
         found = run(request, machine_rates, measure.say)
     result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
     measure.write(result, path)
-    plots.show(result, path)
+    tables.show(result, path)
     return 0
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from bench import systems
-from bench.harness import flops, measure, plots, rates, threads
+from bench.harness import flops, measure, rates, tables, threads
 from bench.harness.timing import Sampler, Timing, measure_interleaved, seconds_of, stopwatch
 from envs_jax.progress import start
 from jaxrl.algos.base import Algorithm, Phase
@@ -496,7 +496,7 @@ def main(argv: Sequence[str]) -> int:
         found = run(request, machine_rates, measure.say)
     result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
     measure.write(result, path)
-    plots.show(result, path)
+    tables.show(result, path)
     return 0
 
 

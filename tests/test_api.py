@@ -39,7 +39,6 @@ SLOW = ("own_network.py", "own_optimizer.py", "seeds.py", "play.py")
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FILES])
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert len(FILES[name].splitlines()) <= 30
     assert "._" not in FILES[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(FILES[name])

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs, needs_gymnasium
+from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs_gymnasium
 from helpers.tiny import Corridor, PointMass
 
 import envs_jax
@@ -169,20 +169,6 @@ def test_seeds() -> None:
 
 
 @needs_gymnasium
-def test_equal_environments_are_compiled_once() -> None:
-    former = outward._compiled.cache_info().misses
-    for length in (7, 7, 8):
-        GymnasiumEnv(Corridor(length=length))
-    assert outward._compiled.cache_info().misses == former + 2
-    assert GymnasiumEnv(Corridor(length=(unhashable := _Length(3)))).reset()[0].shape == (4,)
-    assert unhashable == 3
-
-
-class _Length(int):
-    __hash__ = None
-
-
-@needs_gymnasium
 def test_refusals_of_gymnasium() -> None:
     import gymnasium
 
@@ -228,63 +214,6 @@ def test_refusals_of_gymnasium() -> None:
 
 
 # Other people's learners
-
-
-@needs_gymnasium
-@needs("stable_baselines3")
-@pytest.mark.filterwarnings("ignore")
-def test_ppo_of_stable_baselines3_trains_on_reach() -> None:
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_checker import check_env
-
-    env = GymnasiumEnv(envs_jax.make("reach", horizon=20))
-    check_env(env)
-    model = PPO("MlpPolicy", env, n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
-    before = [weight.detach().numpy().copy() for weight in model.policy.parameters()]
-    model.learn(256)
-    after = [weight.detach().numpy() for weight in model.policy.parameters()]
-    assert model.num_timesteps == 256
-    assert all(np.isfinite(weight).all() for weight in after)
-    assert any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
-    lengths = {episode["l"] for episode in model.ep_info_buffer}
-    assert lengths == {20}  # episodes of the whole horizon
-
-
-@needs_gymnasium
-@needs("torch")
-@pytest.mark.filterwarnings("ignore")
-def test_a_loop_in_torch_learns_from_the_vector_environment() -> None:
-    """One-step actor-critic with masks; rows of reset steps are left out, truncated ends bootstrap."""
-    import torch
-
-    torch.manual_seed(0)
-    envs = GymnasiumVectorEnv(ENVS["snakes"](), 16, seed=0)
-    size = int(np.prod(envs.single_observation_space.shape))
-    net = torch.nn.Sequential(torch.nn.Linear(size, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5))
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    observation, infos = envs.reset()
-    done, ends, losses = np.zeros(16, bool), 0, []
-    for _ in range(40):
-        out = net(torch.from_numpy(observation).float())
-        closed = torch.from_numpy(infos["action_mask"] == 0)
-        policy = torch.distributions.Categorical(logits=out[:, :4].masked_fill(closed, -1e9))
-        action = policy.sample()
-        valid = torch.from_numpy(~done)
-        assert torch.from_numpy(infos["action_mask"])[torch.arange(16), action][valid].all()
-        observation, reward, terminated, truncated, infos = envs.step(action.numpy())
-        done = terminated | truncated
-        ends += int(done.sum())
-        with torch.no_grad():
-            following = net(torch.from_numpy(observation).float())[:, 4]
-        target = torch.from_numpy(reward).float() + 0.95 * following * torch.from_numpy(~terminated)
-        advantage = target - out[:, 4]
-        loss = (advantage.square() - policy.log_prob(action) * advantage.detach())[valid].sum() / 16
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert np.isfinite(losses).all() and ends >= 5 * 16  # 40 steps, episodes of 6 and a reset step
-    envs.close()
 
 
 WORKERS = """

@@ -209,13 +209,11 @@ def test_our_presets_are_not_taken_for_theirs() -> None:
         assert published.convert(yaml.safe_load(path.read_text()), None) is None, path
 
 
-def test_the_page_has_the_table_and_is_short() -> None:
+def test_the_page_has_the_table() -> None:
     text = PAGE.read_text()
     for system in published.SYSTEMS:
         same = ", ".join(f"`{name}`" for name in dict.fromkeys(published.same_names(system)))
         assert f"<!-- names: {system.name} -->\n\n{published.table(system)}\n\nThe same here: {same}.\n" in text
-    words = re.sub(r"<!--.*?-->|[|`]", " ", text).split()
-    assert len([word for word in words if re.search(r"\w", word)]) <= 700
 
 
 # Their flags

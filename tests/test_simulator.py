@@ -229,15 +229,6 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
     assert expert_dataset.read(tmp_path / "set.npz", least_episodes=3).episodes.tolist() == [4, 3]
 
 
-def test_a_set_of_the_simulators_own_task_bears_its_name() -> None:
-    one = subject(task="reach,above")
-    made = collection.collect(
-        one, weights() | {"log_alpha": np.zeros(2, np.float32)}, world(one, own=True)[0], ["random"], 2, 0, "scripted"
-    )
-    assert made.task_names == ("drawer-close-v3",) and not made.task.any()
-    np.testing.assert_array_equal(made.mu, np.broadcast_to(Puppet.scripted, made.mu.shape))
-
-
 # The verbs
 
 SCRIPTED = "--env reach --policy random --horizon 12 --episodes 2 --simulator"

@@ -1,13 +1,7 @@
-"""Table and plot of a benchmark's result, next to it as .md and .png."""
+"""Tables of a benchmark's result, printed and written beside it as .md."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib.figure import Figure
 
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
@@ -151,82 +145,11 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def show(result: dict[str, Any], path: Path) -> None:
-    """Print the tables, and write .md and .png beside the JSON file `path`.
-
-    Raises:
-        UserError: they cannot be written.
-    """
+    """Print the tables, and write them as .md beside the JSON file `path`. Raises UserError."""
     page = markdown(result)
     print(page)
-    picture = path.with_suffix(".png")
     try:
         write_atomically(path.with_suffix(".md"), page)
-        draw(result, picture)
     except OSError as error:
         raise UserError(f"cannot write beside {path} ({error.strerror}): choose another file with --out") from None
-    print(f"wrote {path}, {path.with_suffix('.md').name} and {picture.name}")
-
-
-# Plots
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw a picture with one panel for each table."""
-    panels = _panels(result)
-    figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
-    for axes, (title, plot, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        plot(axes, part)
-        axes.set_title(title, fontsize=10)
-        axes.grid(True, which="major", alpha=0.3)
-        axes.legend(fontsize=7, loc="upper left")  # "best" may take seconds
-    record = result["machine"]
-    figure.suptitle(f"{record['devices']}, {record['processor']} ({record['cores']} cores)", fontsize=9)
-    figure.savefig(path, dpi=130)
-
-
-def _panels(result: dict[str, Any]) -> list[tuple[str, Callable[[Any, dict[str, Any]], None], dict[str, Any]]]:
-    if result["kind"] == "compare":
-        return [
-            (f"{name}: {title}", plot, part)
-            for name, case in result["cases"].items()
-            for parts in case.values()
-            for title, plot, part in _panels(parts)
-        ]
-    plot, title = {
-        "env_throughput": (_plot_env, "environment"),
-        "train_throughput": (_plot_train, "training"),
-    }[result["kind"]]
-    return [(title, plot, result)]
-
-
-def _plot_env(axes: Any, result: dict[str, Any]) -> None:
-    for variant in result["variants"]:
-        rows = [row for row in result["rows"] if row["variant"] == variant]
-        for stage, marker in (("rules", "o"), ("observation", "s"), ("policy", "^")):
-            rates = [row["stages"][stage]["rate"] for row in rows]
-            label = f"{variant} {stage}".strip()
-            axes.loglog([row["num_envs"] for row in rows], rates, marker=marker, label=label)
-    if result["baseline"]:
-        for stage, line in (("rules", ":"), ("observation", "--"), ("policy", "-.")):
-            axes.axhline(
-                result["baseline"][stage]["rate"], color="gray", linestyle=line, label=f"{_baseline(result)} {stage}"
-            )
-    axes.set_xlabel("num_envs")
-    axes.set_ylabel("env steps/s")
-
-
-def _plot_train(axes: Any, result: dict[str, Any]) -> None:
-    rows = result["rows"]
-    sizes = [row["num_envs"] for row in rows]
-    axes.loglog(sizes, [row["env_steps_per_second"] for row in rows], color="C0", label="JAX, whole iterations")
-    for row in rows:
-        face = "white" if row["projected"] else "C0"
-        axes.plot(row["num_envs"], row["env_steps_per_second"], "o", color="C0", markerfacecolor=face)
-    axes.loglog(sizes, [row["collect"]["rate"] for row in rows], "s--", color="C1", label="JAX, collecting alone")
-    theirs = [row for row in rows if row["torch"]]
-    if theirs:
-        rates = [row["torch"]["env_steps_per_second"] for row in theirs]
-        axes.loglog([row["num_envs"] for row in theirs], rates, "^-.", color="gray", label="PyTorch")
-    axes.plot([], [], "o", color="C0", markerfacecolor="white", label="projected from parts")
-    axes.set_xlabel("num_envs")
-    axes.set_ylabel("env steps/s")
+    print(f"wrote {path} and {path.with_suffix('.md').name}")
