@@ -219,9 +219,6 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         jaxrl.evaluate(point, Corridor())
     for arguments, words in (
         ({"episodes": 0}, "episodes must lie between 1 and 1,000,000, not 0"),
-        ({"episodes": 2.5}, "episodes must be a whole number, not 2.5"),
-        ({"episodes": "4"}, "episodes must be a whole number, not '4'"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
         ({"seed": 2**32}, "seed must lie between 0 and 4,294,967,295"),
         ({"baselines": 5}, "baselines must be a list of names"),
     ):
@@ -229,13 +226,7 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
             jaxrl.evaluate(point, **arguments)
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"callbacks": print}, "callbacks must be a list of functions"),
-        ({"callbacks": 5}, "callbacks must be a list of functions"),
         ({"preset": 3}, "preset must be a name from configs/ or a YAML file, not 3"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
-        ({"seed": -1}, "seed must lie between 0 and 4,294,967,295, not -1"),
-        ({"seed": 2**63}, "seed must lie between 0 and 4,294,967,295"),
-        ({"num_envs": 10**9}, "num_envs must lie between 0 and 16,777,216, not 1000000000"),
-        ({"total_env_steps": 10**18}, "total_env_steps must lie between 0 and 1"),
         ({"runs": "~nobody-of-this-name/x"}, "names a home directory that is not known here"),
         ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),

@@ -13,7 +13,6 @@ from helpers.tiny import Corridor
 
 from bench import compare, env_throughput, systems, train_throughput
 from bench.harness import flops, measure, rates, rollout_timing, tables, threads
-from bench.harness.timing import Timing
 from bench.studies import learning
 from bench.systems import coverage
 from envs_jax.base import make
@@ -64,27 +63,6 @@ def test_flop_of_loops_and_branches(function, expected):
     assert flops.count(function, jnp.zeros((2, 3)), jnp.zeros((3, 5))) == expected
 
 
-def test_a_loop_without_known_length_is_not_counted():
-    loop = lambda a: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ c, a)  # noqa: E731
-    with pytest.raises(ValueError, match="until data say so"):
-        flops.count(loop, jnp.zeros((2, 2)))
-
-
-def test_products_with_padding_and_holes_do_not_count():
-    image, kernel = jnp.zeros((1, 5, 1)), jnp.zeros((3, 1, 1))
-
-    def padded(x, k):
-        return jax.lax.conv_general_dilated(x, k, (1,), [(2, 2)], dimension_numbers=("NWC", "WIO", "NWC"))
-
-    def spread(x, k):
-        return jax.lax.conv_general_dilated(
-            x, k, (1,), [(0, 0)], lhs_dilation=(2,), dimension_numbers=("NWC", "WIO", "NWC")
-        )
-
-    assert flops.count(padded, image, kernel) == 2 * 5 * 3  # every input meets every tap once
-    assert flops.count(spread, image, kernel) == 2 * (2 * 4 + 1 * 3)  # inputs lie in places 0, 2, .., 8
-
-
 def test_flop_of_learning_and_acting():
     setup = train_throughput.build_run(tiny_config())
     batch, features, actions, agents = 32, 5, 2, 1
@@ -99,21 +77,6 @@ def test_flop_of_learning_and_acting():
 # Arithmetic of results
 
 
-def test_rates_and_roofline():
-    entry = measure.rate(Timing((0.5, 1.0, 4.0)), 64)
-    assert entry["rate"] == 64.0 and entry["median"] == 1.0 and entry["samples"] == [0.5, 1.0, 4.0]
-    assert measure.fraction(entry["rate"], 5e6, 3.2e9) == pytest.approx(0.1)
-    assert train_throughput.projected(960, 4e12, 480.0, 1e11) == 2.0 + 40.0
-
-
-def test_bytes_of_a_step():
-    of_one = rollout_timing.Bytes(state=100, timestep=10, view=5)
-    assert [of_one.needed(stage) for stage in rollout_timing.STAGES] == [200, 215, 215]
-    found = rollout_timing.sizes(batched(Corridor(num_agents=2)))
-    assert found.view == 2 * (5 + 10 + 2) * 4  # float32 views of both agents
-    assert found.state == 2 * 4 + 4 + 8 + 8 + 4  # positions, time, key; key and number of the episode
-
-
 def test_how_many_are_stepped_together():
     of_one = rollout_timing.Bytes(state=900, timestep=100, view=0)
     each = rollout_timing.COPIES * 1000
@@ -123,48 +86,6 @@ def test_how_many_are_stepped_together():
     assert rollout_timing.together(of_one, 4096, each - 1, cut=True) == 0
     assert rollout_timing.together(of_one, 4096, each * 4096, cut=False) == 4096
     assert rollout_timing.together(of_one, 4096, each * 4095, cut=False) == 0
-
-
-class Clock:
-    """Each part of an episode of two steps takes its own time."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.left = 0
-
-    def perf_counter(self):
-        return self.now
-
-    def reset(self):
-        self.now, self.left = self.now + 100.0, 2
-
-    def act(self):
-        self.now += 1.0
-        return np.zeros(1)
-
-    def observe(self, action):
-        self.now += 2.0
-
-    def step(self, action):
-        self.now, self.left = self.now + 4.0, self.left - 1
-        return self.left == 0
-
-    def measure(self):
-        self.now += 8.0
-        return {}
-
-
-def test_stages_of_the_baseline(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(env_throughput, "time", clock)
-    assert env_throughput.baseline_sampler(clock, least=31.0)() == {
-        "baseline without metrics": 4.0,
-        "baseline rules": 12.0,
-        "baseline observation": 14.0,
-        "baseline policy": 15.0,
-        "baseline reset": 100.0,
-    }
-    assert clock.now == 2 * (100 + 2 * 15)  # one episode takes 30 seconds: not enough
 
 
 @pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 11.0}, 1), ({1: 3.0, 2: 2.0}, 2)])
@@ -500,15 +421,6 @@ def test_damaged_results(tmp_path):
         path.write_text(text)
         with pytest.raises(UserError, match="a file that"):
             measure.read(path)
-
-
-def test_variants_keep_the_type_of_the_setting():
-    assert env_throughput.variants({"q": 7, "name": "a"}, "q=7,57") == {
-        "q 7": {"q": 7, "name": "a"},
-        "q 57": {"q": 57, "name": "a"},
-    }
-    with pytest.raises(UsageError, match="one number or word"):
-        env_throughput.variants({"weights": (0.0, 1.0)}, "weights=1,2")
 
 
 def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsys, monkeypatch):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bench import systems, train_throughput
-from bench.reference.snakes.torch_learner import TorchDdpg
 from bench.systems import snakes
 from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
@@ -60,30 +59,6 @@ def test_settings_that_the_baseline_lacks():
     for changes, word in (({"observation": "obs_full"}, "obs26"), ({}, "random"), ({"opponent": "linear"}, "mixture")):
         with pytest.raises(ValueError, match=word):
             snakes.NumpyGames(settings(**changes), "randm" if not changes else "random", 0)
-
-
-def test_the_ring_of_the_torch_learner():
-    pytest.importorskip("torch")
-    learner = TorchDdpg(3, 2, hidden_size=4, batch_size=4, buffer_size=5)
-    for k in range(7):
-        assert (learner.train_step() is None) == (k < 4)
-        step = {"observation": np.full((3, 2), k), "vector": np.ones((3, 4)), "reward": np.full(3, k), "done": 0.0}
-        learner.remember(next=np.full((3, 2), k + 1), **step)
-    assert learner.replay["reward"][:, 0].tolist() == [5, 6, 2, 3, 4]
-    assert learner.replay["next"][0, 0].tolist() == [6, 6]
-
-
-def test_exploration_of_the_torch_learner():
-    """Vectors are softmax vectors or uniform numbers, actions follow them, epsilon shrinks with every step."""
-    pytest.importorskip("torch")
-    learner = TorchDdpg(3, 2, hidden_size=4, eps_start=0.5, eps_decay=0.999)
-    vectors = np.array([learner.act(np.zeros((3, 2), np.float32))[1] for _ in range(400)])
-    explored = np.abs(vectors.sum(-1) - 1).max(-1) > 1e-4
-    assert 0.35 < explored.mean() < 0.5 and learner.epsilon == pytest.approx(0.5 * 0.999**400)
-    learner.epsilon = 0.0
-    actions = np.array([learner.act(np.zeros((3, 2), np.float32))[0] for _ in range(1000)])
-    share = (actions[..., None] == np.arange(4)).mean((0, 1))
-    np.testing.assert_allclose(share, vectors[~explored][0, 0], atol=0.05)
 
 
 @pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])

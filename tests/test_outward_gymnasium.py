@@ -125,26 +125,6 @@ def test_one_copy_equals_gymnasiums_own_vector_environment(name: str) -> None:
 
 
 @needs_gymnasium
-def test_gymnasiums_wrappers_understand_the_vector_environment() -> None:
-    from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
-
-    env = Corridor(length=3, horizon=5)
-    vector = DictInfoToList(RecordEpisodeStatistics(GymnasiumVectorEnv(env, 4, seed=1)))
-    vector.reset()
-    returns, lengths, seen = np.zeros(4), np.zeros(4, int), []
-    done = np.zeros(4, bool)
-    for action in drawn(env, 4, 30):
-        _, rewards, terminated, truncated, infos = vector.step(action[:, 0])
-        returns, lengths = np.where(done, 0, returns + rewards), np.where(done, 0, lengths + 1)
-        done = terminated | truncated
-        for i in np.flatnonzero(done):
-            seen.append((infos[i]["episode"]["r"], infos[i]["episode"]["l"]))
-            assert seen[-1] == (returns[i], lengths[i])
-            assert infos[i]["reached"] == float(terminated[i])
-    assert len(seen) > 8 and {value for value, _ in seen} == {0.0, 1.0}
-
-
-@needs_gymnasium
 def test_seeds() -> None:
     env = Corridor(length=20)
     vector = GymnasiumVectorEnv(env, 5, seed=4)

@@ -69,7 +69,7 @@ FLAGS = [*(field.name for field in dataclasses.fields(RunSettings)), *"algo env 
 NUMBERS = "0 1 -1 0.5 1e-3 1e308 1e400 nan inf 1e12 99999999999999999999 0x10 1_000 ٣ 1e 1,2,3 , 0:1,2:3@0.5".split()
 PATHS = [".", "..", "/", "/dev/null", "/proc/self", "nowhere", "x" * 300, "x/" * 3000, "a.npz", "a.pth,b.pth"]
 WORDS = [*ALGORITHMS, *registered(), *presets(), "helpers.tiny:TinyQ", "helpers.tiny:Nothing", "../x:Y", ":",
-         "os:system", "auto", "-", "--", "=", "%s", "{x}", "\n", "\x1b[2J", "\udc80", "é", "", " ", "9" * 5000]  # fmt: skip
+         "os:system", "auto", "-", "--", "=", "%s", "\n", "\x1b[2J", "\udc80", "é", "", "9" * 5000]  # fmt: skip
 VALUES = st.sampled_from([*NUMBERS, *PATHS, *WORDS]) | st.text(max_size=12).filter(lambda text: "\0" not in text)
 BASES = ["--algo coma", "--algo sac", "--algo student", "--config coma_quick", "--algo helpers.tiny:TinyQ", ""]
 
