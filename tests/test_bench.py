@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from helpers.tiny import Corridor
 
-from bench import compare, env_throughput, systems, train_throughput
+from bench import baselines, compare, env_throughput, train_throughput
+from bench.baselines import coverage
 from bench.harness import flops, measure, rates, rollout_timing, tables, threads
 from bench.studies import learning
-from bench.systems import coverage
 from envs_jax.base import make
 from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
@@ -149,8 +149,8 @@ class Idle:
 
 @pytest.fixture
 def entry(monkeypatch):
-    """The corridor among the systems."""
-    system = systems.System(
+    """The corridor among the baselines."""
+    system = baselines.Entry(
         algo=ALGO,
         policy="random",
         cases={"short": {"length": 3}, "long": {"length": 6}},
@@ -158,9 +158,9 @@ def entry(monkeypatch):
         learner=Idle,
         shorten=lambda spec, algo, samples: (8, {"updates_per_step": 0.5}),
     )
-    monkeypatch.setitem(systems.SYSTEMS, ENV, "test_bench_entry")
+    monkeypatch.setitem(baselines.ENTRIES, ENV, "test_bench_entry")
     module = types.ModuleType("test_bench_entry")
-    monkeypatch.setattr(module, "SYSTEM", system, raising=False)
+    monkeypatch.setattr(module, "ENTRY", system, raising=False)
     monkeypatch.setitem(sys.modules, "test_bench_entry", module)
     return system
 
@@ -174,7 +174,7 @@ def test_environment_throughput(entry, devices, sizes):
         "random",
         (*sizes, 10**9),
         rounds=2,
-        least=1e-6,
+        min_seconds=1e-6,
         limit=2**20,
         devices=devices,
     )
@@ -214,7 +214,7 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
             self.compile_seconds = dict.fromkeys((*rollout_timing.STAGES, "reset"), 1.0)
             self.temporary = dict.fromkeys(rollout_timing.STAGES, 0.0)
 
-        def samplers(self, prefix="", least=0.1):
+        def samplers(self, prefix="", min_seconds=0.1):
             return [lambda: {f"{prefix}{name}": 2.0 for name in (*rollout_timing.STAGES, "reset")}]
 
     monkeypatch.setattr(rollout_timing, "EnvTimer", Fake)
@@ -224,7 +224,7 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
     assert made == [(1, 1), (64, 1)]
     assert [row["together"] for row in found["rows"]] == [1, 64, 64, 64]
     assert [row["stages"]["policy"]["rate"] for row in found["rows"]] == [0.5, 32.0, 32.0, 32.0]
-    assert found["baseline"] is None and found["notes"][0].startswith("1,024 environments: flown 64 at a time")
+    assert found["baseline"] is None and found["notes"][0].startswith("1,024 environments: stepped 64 at a time")
     request = dataclasses.replace(request, at_once=256, num_envs=(1024,))
     assert env_throughput.run(request, RATES, silent)["rows"][0]["together"] == 256
     made.clear()
@@ -304,7 +304,7 @@ def test_sizes_that_do_not_fit_are_skipped():
 def test_the_stand_in_of_coma():
     config = command_line.parse(["--config", "coma_published"]).config
     spec = config.make_env().spec
-    number, changes = coverage.SYSTEM.shorten(spec, config.algo_settings, 512)
+    number, changes = coverage.ENTRY.shorten(spec, config.algo_settings, 512)
     assert number == 512 // (4 * 15) and changes["num_epochs"] == 1 and changes["minibatch_size"] >= 512
 
 
@@ -312,7 +312,7 @@ def test_the_stand_in_of_coma():
 
 
 def test_the_baseline_of_coverage_flies():
-    baseline = coverage.SYSTEM.baseline(dataclasses.asdict(make("coverage", q=3, budget=2)), "random", 0)
+    baseline = coverage.ENTRY.baseline(dataclasses.asdict(make("coverage", q=3, budget=2)), "random", 0)
     baseline.reset()
     ends = []
     for _ in range(3):
@@ -321,7 +321,7 @@ def test_the_baseline_of_coverage_flies():
         ends.append(baseline.step(action))
     assert ends == [False, False, True] and 0 < baseline.measure()["coverage"] < 1
     with pytest.raises(ValueError, match="unknown policy"):
-        coverage.SYSTEM.baseline({}, "clever", 0)
+        coverage.ENTRY.baseline({}, "clever", 0)
 
 
 def test_the_torch_learner_of_coverage_learns():
@@ -330,11 +330,11 @@ def test_the_torch_learner_of_coverage_learns():
         ["--config", "coma_published", "--q", "2", "--budget", "2", "--hidden_size", "4"]
     ).config
     settings = config.algo_settings | {"num_epochs": 1, "minibatch_size": 100}
-    learner = coverage.SYSTEM.learner(config.env_settings, settings, 0)
+    learner = coverage.ENTRY.learner(config.env_settings, settings, 0)
     assert learner.collect(2) == 6 and learner.threads > 0
     learner.learn()
     with pytest.raises(ValueError, match="depth 1"):
-        coverage.SYSTEM.learner(config.env_settings, settings | {"depth": 2}, 0)
+        coverage.ENTRY.learner(config.env_settings, settings | {"depth": 2}, 0)
 
 
 # Results

@@ -23,7 +23,7 @@ def test_rates_are_work_over_time(monkeypatch):
 def test_float32_products_are_not_tf32(monkeypatch):
     """On GPUs, which round to ten bits unless told not to; that rate has a name of its own."""
     asked = {}
-    monkeypatch.setattr(rates, "repeated", lambda name, body, carry, least: asked.setdefault(name, (body, carry)))
+    monkeypatch.setattr(rates, "repeated", lambda name, body, carry, min_seconds: asked.setdefault(name, (body, carry)))
     monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {n: Timing((1.0,)) for n in (*asked, "copy", "fresh")})
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert set(rates.measure(4, quick=True).matmul) == {"float32", "tf32", "bfloat16"}
@@ -35,7 +35,7 @@ def test_float32_products_are_not_tf32(monkeypatch):
 
 
 def test_measured_samplers_run():
-    found = rates.measure(4, quick=True, rounds=1, least=1e-6)
+    found = rates.measure(4, quick=True, rounds=1, min_seconds=1e-6)
     assert min(found.copy, found.fresh, *found.matmul.values(), *found.convolution.values()) > 0
 
 
@@ -62,7 +62,7 @@ def test_a_sample_is_long_enough(monkeypatch):
     clock = iter(float(t) for t in range(100))
     monkeypatch.setattr("bench.harness.timing.time.perf_counter", lambda: next(clock))
     calls = []
-    watch = stopwatch("a", lambda: calls.append(1), least=4.0)
+    watch = stopwatch("a", lambda: calls.append(1), min_seconds=4.0)
     assert watch() == {"a": 1.0 / 4}  # one second for four calls
     assert len(calls) == 1 + 4
     assert seconds_of(lambda: None, calls=2) == 0.5

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from bench import compare, systems, train_throughput
-from bench.systems import reach
+from bench import baselines, compare, train_throughput
+from bench.baselines import reach
 from envs_jax.base import make
 from envs_jax.reach import goals
 from jaxrl.cli import flags as command_line
@@ -49,7 +49,7 @@ def played(baseline):
 
 
 def test_the_baseline_says_what_it_is(without):
-    baseline = systems.find("reach").baseline(settings(horizon=3), "random", 0)
+    baseline = baselines.find("reach").baseline(settings(horizon=3), "random", 0)
     assert baseline.name == "NumPy" and "install the extra 'real'" in baseline.notes[0]
     steps, _, seen = played(baseline)
     assert steps == 3 and seen.shape == (39,)
@@ -110,7 +110,7 @@ def test_both_presets_have_a_torch_learner(without, preset):
     pytest.importorskip("torch")
     flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
-    number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
+    number, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
     learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
     before = learner._learner.critic[1][0].weight.detach().clone()
@@ -124,7 +124,7 @@ def test_other_settings_have_no_torch_learner(without):
     pytest.importorskip("torch")
     config = command_line.parse(["--config", "sac", "--n_step", "3", "--devices", "1"]).config
     with pytest.raises(UsageError, match="n_step 1, not 3"):
-        train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.SYSTEM, 64)
+        train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.ENTRY, 64)
 
 
 # The command
@@ -134,7 +134,7 @@ def test_what_is_compared():
     """Both cases train with their own preset in one environment, and a preset of the user's replaces both."""
     flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": "3", "quick": False}
     parsed = argparse.Namespace(**flags, devices="1")
-    asked = {name: compare.requests(parsed, name, case, False) for name, case in reach.SYSTEM.cases.items()}
+    asked = {name: compare.requests(parsed, name, case, False) for name, case in reach.ENTRY.cases.items()}
     (flown, first), (again, second) = asked.values()
     assert flown == again and flown.num_envs == [1, 64]
     sizes = [(x.config.algo_settings["batch_size"], x.config.algo_settings["layer_norm"]) for x in (first, second)]

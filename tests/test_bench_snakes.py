@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench import systems, train_throughput
-from bench.systems import snakes
+from bench import baselines, train_throughput
+from bench.baselines import snakes
 from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
@@ -20,7 +20,7 @@ def settings(env="snakes_3v3", **changes):
 
 
 def played(env, policy="random", games=1):
-    baseline = systems.find("snakes_3v3").baseline(env, policy, 0)
+    baseline = baselines.find("snakes_3v3").baseline(env, policy, 0)
     ends = []
     for _ in range(games):
         baseline.reset()
@@ -67,7 +67,7 @@ def test_published_presets_in_torch(preset):
     config = command_line.parse(
         ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
     ).config
-    number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
+    number, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": number}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
     before = learner.learner.actor["last"].weight.detach().clone()
@@ -80,4 +80,4 @@ def test_the_recommended_preset_has_no_torch_learner():
     pytest.importorskip("torch")
     config = command_line.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
     with pytest.raises(UsageError, match="use --config ddpg_competition"):
-        train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.SYSTEM, 64)
+        train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.ENTRY, 64)

@@ -45,7 +45,7 @@ class Rates:
 def measure(
     width: int = 256,
     dtype: Any = None,
-    least: float = 0.1,
+    min_seconds: float = 0.1,
     rounds: int = 5,
     quick: bool = False,
 ) -> Rates:
@@ -54,7 +54,7 @@ def measure(
     Args:
         width: channels of the convolution.
         dtype: of the convolution; by default the compute dtype of this device.
-        least: minimum seconds per sample.
+        min_seconds: minimum seconds per sample.
         rounds: samples of each rate.
         quick: use small arrays; the figures are then meaningless.
     """
@@ -69,8 +69,11 @@ def measure(
     if quick:
         sides = dict.fromkeys(sides, 64)
     samples = 8 if quick else 512 if platform == "cpu" else 8192
-    samplers: list[Sampler] = [*copies(cells, least), *(matmul(name, side, least) for name, side in sides.items())]
-    samplers.append(convolution(width, samples, method, dtype, least))
+    samplers: list[Sampler] = [
+        *copies(cells, min_seconds),
+        *(matmul(name, side, min_seconds) for name, side in sides.items()),
+    ]
+    samplers.append(convolution(width, samples, method, dtype, min_seconds))
     seconds = {name: timing.median for name, timing in measure_interleaved(samplers, rounds).items()}
     moved = 2 * 4 * cells
     outputs = (SIDE - KERNEL + 1) ** 2
@@ -85,7 +88,7 @@ def measure(
     )
 
 
-def copies(cells: int, least: float) -> list[Sampler]:
+def copies(cells: int, min_seconds: float) -> list[Sampler]:
     """Return samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
     negate = lambda x: -x  # noqa: E731
     in_place, new = jax.jit(negate, donate_argnums=0), jax.jit(negate)
@@ -95,33 +98,35 @@ def copies(cells: int, least: float) -> list[Sampler]:
         held[0] = in_place(held[0])
         return held[0]
 
-    return [stopwatch("copy", step, least), stopwatch("fresh", lambda: new(held[0]), least)]
+    return [stopwatch("copy", step, min_seconds), stopwatch("fresh", lambda: new(held[0]), min_seconds)]
 
 
-def repeated(name: str, body: Any, carry: Any, least: float) -> Sampler:
+def repeated(name: str, body: Any, carry: Any, min_seconds: float) -> Sampler:
     """Return a sampler of `body` (carry -> carry) run repeatedly inside one compiled loop; seconds per run."""
     loop = jax.jit(lambda carry, times: jax.lax.fori_loop(0, times, lambda _, c: body(c), carry))
     times: list[int] = []
-    watch = stopwatch(name, lambda: loop(carry, jnp.int32(times[0] if times else 2)), least=0.0)
+    watch = stopwatch(name, lambda: loop(carry, jnp.int32(times[0] if times else 2)), min_seconds=0.0)
 
     def sample() -> dict[str, float]:
         if not times:
             watch()  # compiles
             once = watch()[name] / 2
-            times.append(max(2, round(least / once)) if once > 0 else 2)
+            times.append(max(2, round(min_seconds / once)) if once > 0 else 2)
         return {name: watch()[name] / times[0]}
 
     return sample
 
 
-def matmul(dtype: str, side: int, least: float) -> Sampler:
+def matmul(dtype: str, side: int, min_seconds: float) -> Sampler:
     """Return a sampler named after `dtype` (or "tf32") of one product of square matrices."""
     precision = "highest" if dtype == "float32" else None
     ones = jnp.ones((side, side), "float32" if dtype == "tf32" else dtype)
-    return repeated(dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), least)
+    return repeated(
+        dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), min_seconds
+    )
 
 
-def convolution(width: int, samples: int, method: networks.Convolution, dtype: Any, least: float) -> Sampler:
+def convolution(width: int, samples: int, method: networks.Convolution, dtype: Any, min_seconds: float) -> Sampler:
     """Return a sampler, named after `method`, of the forward and backward pass of one layer, with a gradient step."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
     x = jax.random.uniform(key_x, (samples, SIDE, SIDE, width)).astype(dtype)
@@ -135,4 +140,4 @@ def convolution(width: int, samples: int, method: networks.Convolution, dtype: A
         along_x, along_kernel = jax.grad(loss, argnums=(0, 1))(*pair)
         return pair[0] - rate * along_x, pair[1] - rate * along_kernel
 
-    return repeated(method, body, (x, kernel.astype(dtype)), least)
+    return repeated(method, body, (x, kernel.astype(dtype)), min_seconds)

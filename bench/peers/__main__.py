@@ -42,7 +42,7 @@ class Request:
         num_envs: copies.
         only: environments, all if there is none.
         rounds: samples of each environment.
-        least: CPU seconds per sample.
+        min_seconds: CPU seconds per sample.
         limit: bytes that one environment may use.
         algos, seeds: of learners.
         quick: a rehearsal.
@@ -53,7 +53,7 @@ class Request:
     num_envs: Sequence[int]
     only: Sequence[str]
     rounds: int
-    least: float
+    min_seconds: float
     limit: int
     algos: Sequence[str]
     seeds: int
@@ -125,7 +125,7 @@ def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]
                     opened.append((row, worker, []))
         for _ in range(request.rounds + 1):  # the first one chooses the number of steps
             for row, worker, samples in opened:
-                samples.append(worker.ask(sample=row["environment"], seconds=request.least))
+                samples.append(worker.ask(sample=row["environment"], seconds=request.min_seconds))
         for row, _, samples in opened:
             row |= _speed(samples[1:])
         for worker in workers:
@@ -244,7 +244,7 @@ def main(argv: Sequence[str]) -> int:
         num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
         only=only,
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
-        least=1e-3 if parsed.quick else 0.3,
+        min_seconds=1e-3 if parsed.quick else 0.3,
         limit=measure.gibibytes_of(parsed.memory_gb),
         algos=algos,
         seeds=1 if parsed.quick else parse_int(parsed.seeds, "--seeds", 1, 1000),
