@@ -37,7 +37,7 @@ class Unit:
     def load(self) -> Callable[..., dict[str, Any]]:
         """Import the function."""
         module, _, function = self.where.partition(":")
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), function)
 
 
 UNITS = tuple(
