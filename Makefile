@@ -35,7 +35,7 @@ test-long: $(INSTALLED)
 
 test-extras: $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' onnxruntime
-	$(PYTEST) $(patsubst %,tests/test_%.py,adapters export_formats loggers known docs_code bench bench_reach bench_snakes ddpg \
+	$(PYTEST) $(patsubst %,tests/test_%.py,adapters export_formats loggers peers docs_code bench bench_reach bench_snakes ddpg \
 		imports oracle_coverage reach_golden reach_parity recorded_updates simulator torch_weights) tests/test_outward*.py \
 		$(PYTEST_ARGS)
 

@@ -2,7 +2,7 @@
 
 Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7, for
 snakes: random opponents and level 2, for reach: the original's batch and the recommended one), and writes one JSON
-file, a table and a plot. PyTorch is skipped, with a message, where it is not installed or has no learner for the
+file and a table. PyTorch is skipped, with a message, where it is not installed or has no learner for the
 settings.
 """
 
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench import env_throughput, systems, train_throughput
-from bench.harness import measure, plots, rates
+from bench import baselines, env_throughput, train_throughput
+from bench.harness import measure, rates, tables
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from jaxrl.cli import flags as command_line
@@ -26,7 +26,7 @@ SIZES = "1,64,1024,4096"
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    names = ", ".join(systems.SYSTEMS)
+    names = ", ".join(baselines.ENTRIES)
     parser.add_argument("--env", default=env_throughput.DEFAULT_ENV, metavar="NAME", help=f"one of: {names}")
     parser.add_argument("--config", metavar="FILE", help="preset of training (default: the environment's entry has "
                         "one, or the algorithm's own)")  # fmt: skip
@@ -39,11 +39,11 @@ def requests(
     parsed: argparse.Namespace, name: str, case: dict[str, Any], torch: bool
 ) -> tuple[env_throughput.Request, train_throughput.Request]:
     """Return the requests of both benchmarks for one case. Raises UsageError."""
-    system = systems.find(parsed.env)
-    if system is None:
-        raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {closest(parsed.env, systems.SYSTEMS)}")
-    preset = parsed.config or system.presets.get(name, system.preset)
-    flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
+    entry = baselines.find(parsed.env)
+    if entry is None:
+        raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {closest(parsed.env, baselines.ENTRIES)}")
+    preset = parsed.config or entry.presets.get(name, entry.preset)
+    flags = ["--algo", entry.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
     devices = measure.parse_int(parsed.devices, "--devices", 0, measure.MOST)
     asked = command_line.parse(flags, "python -m bench.compare").config
     assert asked is not None
@@ -51,17 +51,17 @@ def requests(
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     num_envs = measure.parse_list(sizes, "--num_envs", 1, measure.MOST)
     count = 1 if parsed.quick else measure.rounds(parsed.rounds)
-    flying = env_throughput.Request(
+    rollout = env_throughput.Request(
         env=parsed.env,
         variants={"": config.env_settings},
-        policy=system.policy,
+        policy=entry.policy,
         num_envs=num_envs,
         rounds=count,
-        least=1e-6 if parsed.quick else 0.2,
+        min_seconds=1e-6 if parsed.quick else 0.2,
         devices=devices,
     )
     seconds = measure.positive(parsed.seconds, "--seconds")
-    return flying, train_throughput.Request(config, num_envs, seconds, count, torch=torch)
+    return rollout, train_throughput.Request(config, num_envs, seconds, count, torch=torch)
 
 
 def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequence[str]) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
     found = rates.measure(train_throughput.network_width(first.config), quick=parsed.quick, rounds=first.rounds)
     result["rates"] = found.plain()
     result["cases"] = {}
-    flown: list[env_throughput.Request] = []
-    for name, (flying, training) in asked.items():
+    measured: list[env_throughput.Request] = []
+    for name, (rollout, training) in asked.items():
         parts: dict[str, dict[str, Any]] = {}
-        if flying not in flown:
+        if rollout not in measured:
             measure.say(f"--- {name}: environment")
-            flown.append(flying)
-            parts["environment"] = {"kind": env_throughput.KIND} | env_throughput.run(flying, found, measure.say)
+            measured.append(rollout)
+            parts["environment"] = {"kind": env_throughput.KIND} | env_throughput.run(rollout, found, measure.say)
         measure.say(f"--- {name}: training")
         parts["training"] = {"kind": train_throughput.KIND} | train_throughput.run(training, found, measure.say)
         result["cases"][name] = parts
@@ -99,20 +99,20 @@ def main(argv: Sequence[str]) -> int:
     parser = measure.parser("python -m bench.compare", __doc__)
     _flags(parser)
     parsed = parser.parse_args(list(argv))
-    if parsed.env not in systems.SYSTEMS:
+    if parsed.env not in baselines.ENTRIES:
         known = parsed.env in environments.registered()
-        advice = "it has no entry in bench.systems" if known else closest(parsed.env, systems.SYSTEMS)
+        advice = "it has no entry in bench.baselines" if known else closest(parsed.env, baselines.ENTRIES)
         raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {advice}")
-    system = systems.find(parsed.env)
-    assert system is not None
-    cases = {name: dict(case) for name, case in system.cases.items()}
+    entry = baselines.find(parsed.env)
+    assert entry is not None
+    cases = {name: dict(case) for name, case in entry.cases.items()}
     if parsed.quick:
         cases = dict([list(cases.items())[-1]])
     path = measure.output(parsed.out, KIND)
     with measure.fresh_compiles():
         result = run(parsed, cases, argv)
     measure.write(result, path)
-    plots.show(result, path)
+    tables.show(result, path)
     return 0
 
 

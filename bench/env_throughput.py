@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
-from bench import systems
-from bench.harness import measure, plots, rates, rollout_timing, threads
+from bench import baselines
+from bench.harness import measure, rates, rollout_timing, tables, threads
 from bench.harness.timing import Sampler, Timing, measure_interleaved
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
@@ -47,7 +47,7 @@ class Request:
         at_once: environments that a device steps at a time, 0 = as training would.
         limit: bytes that may be used, 0 = what is free.
         rounds: samples of everything.
-        least: minimum seconds per sample.
+        min_seconds: minimum seconds per sample.
         baseline: whether to measure the baseline too.
         devices: devices that share the environments, or fewer where they do not divide them; 0 = all of this machine.
     """
@@ -59,12 +59,12 @@ class Request:
     at_once: int = 0
     limit: int = 0
     rounds: int = 5
-    least: float = 0.2
+    min_seconds: float = 0.2
     baseline: bool = True
     devices: int = 1
 
 
-def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
+def baseline_sampler(baseline: baselines.Baseline, min_seconds: float) -> Sampler:
     """Sample seconds per step of whole episodes of the baseline: the three stages, and "baseline reset"."""
 
     def timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
@@ -75,7 +75,7 @@ def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
     def sample() -> dict[str, float]:
         act = observe = step = measured = resetting = 0.0
         episodes = steps = 0
-        while act + observe + step + measured < least:
+        while act + observe + step + measured < min_seconds:
             resetting += timed(baseline.reset)[0]
             episodes, over = episodes + 1, False
             while not over:
@@ -108,7 +108,7 @@ def baseline_threads(sampler: Sampler, rounds: int) -> tuple[int | None, str]:
 
 def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -> dict[str, Any]:
     """Measure; the entries "env", "policy", "rows", "baseline", "baseline_threads" and "notes" of a result."""
-    system = systems.find(request.env) if request.baseline else None
+    entry = baselines.find(request.env) if request.baseline else None
     present = jax.local_device_count()
     if request.devices > present:
         raise UsageError(f"--devices {request.devices}: this machine has {present}, choose at most that many")
@@ -116,15 +116,15 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
     limit = request.limit or memory_plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
     sampler, played, number = None, None, None
-    if system is not None:
+    if entry is not None:
         with usage_errors():
             settings = next(iter(request.variants.values()))
-            played = system.baseline(settings, request.policy, 0)
-        sampler = baseline_sampler(played, request.least)
+            played = entry.baseline(settings, request.policy, 0)
+        sampler = baseline_sampler(played, request.min_seconds)
         number, remark = baseline_threads(sampler, request.rounds)
         notes += [*played.notes, remark]
     elif request.baseline:
-        notes.append(f"'{request.env}' has no baseline (see bench.systems): JAX alone")
+        notes.append(f"'{request.env}' has no baseline (see bench.baselines): JAX alone")
     for note in notes:
         say(note)
     rows: list[dict[str, Any]] = []
@@ -188,7 +188,7 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
                 notes.append(f"skipped {_named(label, num_envs)}: {_too_large(of_one, num_envs // devices, limit)}")
                 continue
             if together < num_envs:
-                notes.append(f"{_named(label, num_envs)}: flown {together} at a time, episode after episode")
+                notes.append(f"{_named(label, num_envs)}: stepped {together} at a time, episode after episode")
             members = groups.setdefault((together, devices), [])
             same = next((member for member in members if member.label == label), None)
             if same is None:
@@ -237,9 +237,9 @@ def _group(
         member.label: rollout_timing.EnvTimer(member.env, together, request.policy, devices=devices)
         for member in members
     }
-    seconds = max(sum(flight.compile_seconds.values()) for flight in made.values())
-    say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, flying")
-    samplers = [s for label, flight in made.items() for s in flight.samplers(f"{label} ", request.least)]
+    seconds = max(sum(timer.compile_seconds.values()) for timer in made.values())
+    say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, stepping")
+    samplers = [s for label, timer in made.items() for s in timer.samplers(f"{label} ", request.min_seconds)]
     timings = measure_interleaved([*([baseline] if baseline else []), *samplers], request.rounds)
     rows = []
     for member in members:
@@ -250,7 +250,7 @@ def _group(
 
 
 def _row(
-    flight: rollout_timing.EnvTimer,
+    timer: rollout_timing.EnvTimer,
     member: Member,
     num_envs: int,
     devices: int,
@@ -259,12 +259,12 @@ def _row(
     machine_rates: rates.Rates | None,
 ) -> dict[str, Any]:
     """Return one row of the table."""
-    together, of_one, spec = flight.num_envs, member.of_one, member.env.spec
+    together, of_one, spec = timer.num_envs, member.of_one, member.env.spec
     stages: dict[str, Any] = {}
     for stage in rollout_timing.STAGES:
         entry = measure.rate(own[stage], together)
-        entry["compile_seconds"] = flight.compile_seconds[stage]
-        entry["temporary_bytes_per_env"] = flight.temporary[stage]
+        entry["compile_seconds"] = timer.compile_seconds[stage]
+        entry["temporary_bytes_per_env"] = timer.temporary[stage]
         entry["needed_bytes_per_step"] = of_one.needed(stage)
         if machine_rates is not None:
             entry["roofline"] = measure.fraction(entry["rate"] / devices, of_one.needed(stage), machine_rates.copy)
@@ -280,7 +280,7 @@ def _row(
         "steps": spec.horizon,
         "state_bytes_per_env": of_one.state,
         "reset": measure.rate(own["reset"], together),
-        "compile_seconds": sum(flight.compile_seconds.values()),
+        "compile_seconds": sum(timer.compile_seconds.values()),
         "stages": stages,
     }
 
@@ -334,17 +334,17 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     _flags(parser)
     settings_of = add_environment(parser, env)
     parsed = parser.parse_args(list(argv))
-    system = systems.find(env)
+    entry = baselines.find(env)
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     request = Request(
         env=env,
         variants=variants(settings_of(vars(parsed)), parsed.vary),
-        policy=parsed.policy or (system.policy if system else "random"),
+        policy=parsed.policy or (entry.policy if entry else "random"),
         num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
         at_once=measure.parse_int(parsed.at_once, "--at_once", 0, measure.MOST),
         limit=measure.gibibytes_of(parsed.memory_gb),
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
-        least=1e-6 if parsed.quick else 0.2,
+        min_seconds=1e-6 if parsed.quick else 0.2,
         baseline=not parsed.no_baseline,
         devices=measure.parse_int(parsed.devices, "--devices", 0, measure.MOST),
     )
@@ -365,7 +365,7 @@ def main(argv: Sequence[str]) -> int:
         found = run(request, machine_rates, measure.say)
     result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
     measure.write(result, path)
-    plots.show(result, path)
+    tables.show(result, path)
     return 0
 
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bench import systems
-from bench.harness import flops, measure, plots, rates, threads
+from bench import baselines
+from bench.harness import flops, measure, rates, tables, threads
 from bench.harness.timing import Sampler, Timing, measure_interleaved, seconds_of, stopwatch
 from envs_jax.progress import start
 from jaxrl.algos.base import Algorithm, Phase
@@ -122,8 +122,8 @@ class Parts:
         flop: of one call of `learn`.
     """
 
-    def __init__(self, setup: Run, least: float = 0.1) -> None:
-        self.setup, self._least = setup, least
+    def __init__(self, setup: Run, min_seconds: float = 0.1) -> None:
+        self.setup, self._min_seconds = setup, min_seconds
         self.phase = measured_phase(setup.algo)
         self.env_steps = self.phase.steps * setup.trainer.layout.num_envs
         trainer = setup.trainer
@@ -140,7 +140,7 @@ class Parts:
 
     def collecting(self, name: str) -> Sampler:
         """Sample seconds of collecting an iteration."""
-        return stopwatch(name, lambda: self._fly(self._state), self._least)
+        return stopwatch(name, lambda: self._fly(self._state), self._min_seconds)
 
     def learning(self, name: str) -> Sampler:
         """Sample seconds of learning from an iteration; compiles."""
@@ -164,7 +164,7 @@ class Parts:
             held[0], metrics = compiled(held[0], *rest)
             return held[0], metrics
 
-        return stopwatch(name, learn, self._least)
+        return stopwatch(name, learn, self._min_seconds)
 
 
 def iterations(setup: Run, block: Any) -> Callable[[], Any]:
@@ -230,23 +230,23 @@ def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
     return Size(setup, block, took, needed, flop, whole=(flop + acting) / flop_rate <= seconds)
 
 
-def stand_ins(request: Request, size: Size, system: systems.System | None) -> tuple[Config, Config] | None:
+def stand_ins(request: Request, size: Size, entry: baselines.Entry | None) -> tuple[Config, Config] | None:
     """Return configurations to project collecting and learning of `size` from; None if there are none."""
     if size.whole:
         return (size.setup.config, size.setup.config)
-    if system is None:
+    if entry is None:
         return None
     run, layout = size.setup.config.run, size.setup.trainer.layout
     chunk = (run.rollout_chunk or layout.local_envs) * layout.devices
     restarts = measured_phase(size.setup.algo).restart
     collecting = request.config.with_run(num_envs=chunk if restarts else size.num_envs, learn_chunk=0)
-    return collecting, shortened(request, system, run.learn_chunk * layout.devices)
+    return collecting, shortened(request, entry, run.learn_chunk * layout.devices)
 
 
-def shortened(request: Request, system: systems.System, samples: int) -> Config:
+def shortened(request: Request, entry: baselines.Entry, samples: int) -> Config:
     """Return a training step of the same kind with about `samples` samples."""
     config = request.config
-    number, changes = system.shorten(config.make_env().spec, config.algo_settings, request.samples or samples)
+    number, changes = entry.shorten(config.make_env().spec, config.algo_settings, request.samples or samples)
     shorter = dataclasses.replace(config, algo_settings=config.algo_settings | changes)
     return shorter.with_run(num_envs=number, rollout_chunk=0, learn_chunk=0, logical_shards=0)
 
@@ -263,7 +263,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
     Raises:
         UserError: no size can be measured.
     """
-    system = systems.find(request.config.env)
+    entry = baselines.find(request.config.env)
     flop_rate = max(machine_rates.convolution.values())
     notes: list[str] = []
     groups: dict[Any, list[Size]] = {}
@@ -277,7 +277,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
             notes.append(f"skipped {num_envs:,} environments: {refused}")
             error = refused
             continue
-        found = stand_ins(request, size, system)
+        found = stand_ins(request, size, entry)
         if found is None:
             notes.append(f"skipped {num_envs:,} environments: an iteration takes longer than --seconds")
             continue
@@ -290,14 +290,14 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
         raise error
     if request.torch and torch is None:
         try:
-            torch = make_torch(request, system, memory_plan.CPU_SAMPLES)
+            torch = make_torch(request, entry, memory_plan.CPU_SAMPLES)
         except UsageError as refused:
             notes.append(f"no PyTorch learner: {refused}")
     for note in notes:
         say(note)
     rows: list[dict[str, Any]] = []
     for sizes in groups.values():
-        rows += _group(request, sizes, system, torch, machine_rates, say)
+        rows += _group(request, sizes, entry, torch, machine_rates, say)
     rows.sort(key=lambda row: row["num_envs"])
     settings = {**request.config.env_settings, **request.config.algo_settings}
     return {
@@ -329,21 +329,21 @@ class Torch:
     step: Callable[[], None]
 
 
-def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch:
-    """Make the PyTorch learner of a system, on the same device as ours.
+def make_torch(request: Request, entry: baselines.Entry | None, samples: int) -> Torch:
+    """Make the PyTorch learner of a entry, on the same device as ours.
 
     Raises:
         UsageError: there is none for these settings.
         UserError: PyTorch is missing.
     """
-    if system is None or system.learner is None or system.algo != request.config.algo:
+    if entry is None or entry.learner is None or entry.algo != request.config.algo:
         raise UsageError(f"there is none for {request.config.algo} on {request.config.env}")
-    short = shortened(request, system, samples)
+    short = shortened(request, entry, samples)
     with usage_errors():
         try:
             device = "cuda" if jax.default_backend() == "gpu" else "cpu"
             given = short.env_settings, short.algo_settings, 0, device
-            pilot, student = (system.learner(*given) for _ in range(2))
+            pilot, student = (entry.learner(*given) for _ in range(2))
         except ImportError as error:
             raise UserError(str(error)) from None
     copies = -(-short.run.num_envs // EPISODES)
@@ -370,13 +370,13 @@ def make_torch(request: Request, system: systems.System | None, samples: int) ->
 def _group(
     request: Request,
     sizes: Sequence[Size],
-    system: systems.System | None,
+    entry: baselines.Entry | None,
     torch: Torch | None,
     machine_rates: rates.Rates,
     say: measure.Say,
 ) -> list[dict[str, Any]]:
     """Return rows of sizes that share their parts."""
-    configs = stand_ins(request, sizes[0], system)
+    configs = stand_ins(request, sizes[0], entry)
     assert configs is not None
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: compiling parts")
     learning = Parts(build_run(configs[1]))
@@ -501,7 +501,7 @@ def main(argv: Sequence[str]) -> int:
         found = run(request, machine_rates, measure.say)
     result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
     measure.write(result, path)
-    plots.show(result, path)
+    tables.show(result, path)
     return 0
 
 

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs_jax
 from envs_jax import check_env, make
 from envs_jax.adapters.common import Joined, quiet
-from envs_jax.base import ADAPTERS, find
+from envs_jax.base import find
 from jaxrl.cli import evaluate, train
 from jaxrl.runtime.config import schema_of
 
@@ -128,14 +127,6 @@ def test_gymnax_numbers_of_states_are_one_hot():
     np.testing.assert_array_equal(rows[0].observation, np.eye(16, dtype=np.float32)[:1])
 
 
-def test_gymnax_defaults():
-    needs("gymnax")
-    assert make("gymnax:Pendulum-v1").spec.horizon == 200
-    assert make("gymnax:CartPole-v1").spec.horizon == 500
-    action = make("gymnax:Pendulum-v1").spec.action
-    assert (action.shape, action.low, action.high) == ((1,), -2.0, 2.0)
-
-
 # jumanji
 
 
@@ -210,14 +201,6 @@ def test_brax_steps_as_brax_does_and_tells_ends_apart():
     assert ends(rows[: fallen + 1]) == (True, False)
     short = make("brax:inverted_pendulum", backend="spring", horizon=fallen - 1)
     assert ends(episode(short, [[1.0]] * (fallen - 1))) == (False, True)
-
-
-def test_brax_fast():
-    brax = needs("brax")
-    with quiet():
-        theirs = brax.get_environment("fast")
-    rows = compare_brax(make("brax:fast", horizon=4), theirs, [0.5], 4)
-    assert ends(rows) == (False, True)
 
 
 @pytest.mark.long
@@ -338,26 +321,6 @@ def test_jaxmarl_maps(name, chosen, agents):
     np.testing.assert_array_equal(np.asarray(timestep.observation).reshape(agents, -1), wanted)
 
 
-def test_settings_are_checked_before_the_package_is_asked():
-    needs("brax")
-    with pytest.raises(ValueError, match="unknown backend 'sprung': did you mean 'spring'"):
-        make("brax:hopper", backend="sprung")
-
-
-@pytest.mark.parametrize(
-    ("name", "chosen", "sentence"),
-    [
-        ("HeuristicEnemySMAX", "3mm", "has no map '3mm': did you mean '3m'"),
-        ("overcooked", "ring", "has no map 'ring'"),
-        ("MPE_simple_spread_v3", "3m", "has no maps: leave out --map"),
-    ],
-)
-def test_jaxmarl_refuses_maps(name, chosen, sentence):
-    needs("jaxmarl")
-    with pytest.raises(ValueError, match=sentence):
-        make(f"jaxmarl:{name}", map=chosen)
-
-
 def test_jaxmarl_tells_ends_apart():
     """In the switch riddle an announcement ends the game for good, in the last step too; time alone truncates."""
     needs("jaxmarl")
@@ -418,13 +381,6 @@ def test_names_make_one_class():
     assert env != pendulum() and dataclasses.replace(env, horizon=200) == pendulum()
 
 
-def test_every_library_is_an_extra():
-    text = (importlib.resources.files(envs_jax) / ".." / "pyproject.toml").read_text()
-    for library in ADAPTERS:
-        assert f"\n{library} = [" in text, library
-    assert set(ADAPTERS) == set(MODULES)
-
-
 @pytest.mark.parametrize(
     ("library", "name", "closest"),
     [
@@ -469,12 +425,6 @@ def test_missing_package(monkeypatch, library):
     monkeypatch.setitem(sys.modules, MODULES[library], None)
     with pytest.raises(ValueError, match=rf"'{MODULES[library]}' is not installed: pip install -e '\.\[{library}\]'"):
         find(f"{library}:Absent")
-
-
-def test_missing_package_on_the_command_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "gymnax", None)
-    assert train.main(["--algo", "sac", "--env", "gymnax:Missing-v1", "--total_env_steps", "9"]) == 2
-    assert "pip install -e '.[gymnax]'" in capsys.readouterr().err
 
 
 def module(monkeypatch, name, **contents):

@@ -41,7 +41,6 @@ SLOW = ("own_network.py", "own_optimizer.py", "seeds.py", "play.py")
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FILES])
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert len(FILES[name].splitlines()) <= 30
     assert "._" not in FILES[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(FILES[name])
@@ -225,9 +224,6 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         jaxrl.evaluate(point, Corridor())
     for arguments, words in (
         ({"episodes": 0}, "episodes must lie between 1 and 1,000,000, not 0"),
-        ({"episodes": 2.5}, "episodes must be a whole number, not 2.5"),
-        ({"episodes": "4"}, "episodes must be a whole number, not '4'"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
         ({"seed": 2**32}, "seed must lie between 0 and 4,294,967,295"),
         ({"baselines": 5}, "baselines must be a list of names"),
     ):
@@ -235,13 +231,7 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
             jaxrl.evaluate(point, **arguments)
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"callbacks": print}, "callbacks must be a list of functions"),
-        ({"callbacks": 5}, "callbacks must be a list of functions"),
         ({"preset": 3}, "preset must be a name from configs/ or a YAML file, not 3"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
-        ({"seed": -1}, "seed must lie between 0 and 4,294,967,295, not -1"),
-        ({"seed": 2**63}, "seed must lie between 0 and 4,294,967,295"),
-        ({"num_envs": 10**9}, "num_envs must lie between 0 and 16,777,216, not 1000000000"),
-        ({"total_env_steps": 10**18}, "total_env_steps must lie between 0 and 1"),
         ({"runs": "~nobody-of-this-name/x"}, "names a home directory that is not known here"),
         ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import correct, job, results, score, watch
-from bench.gpu.units import PARTS, UNITS, Unit
+from bench.gpu import correct, results, score
+from bench.gpu.results import PARTS, UNITS, Unit
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner, records
 from bench.parity.comparison import Comparison, Figure
 from jaxrl.cli import train
 from jaxrl.common.errors import UserError
-from jaxrl.report import gpu
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -60,37 +59,25 @@ def test_a_killed_rehearsal_goes_on_with_what_is_missing(tmp_path: Path) -> None
     assert kept["took"] > 0 and isinstance(results.read(elsewhere)[second.name]["seconds"], dict)
 
 
-@pytest.mark.parametrize(("leads", "code"), [(False, 1), (True, -signal.SIGKILL)])
-def test_the_worker_ends_with_whoever_started_it(leads: bool, code: int, tmp_path: Path) -> None:
-    """With the processes that it has started, where these are a group of its own."""
+def test_the_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    """With the processes that it has started."""
     flags = [str(tmp_path), str(time.time() + 60), "--quick", "environments_coverage"]
     with subprocess.Popen(
         [sys.executable, "-m", "bench.gpu.worker", *flags],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=leads,
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
     ) as worker:  # fmt: skip
         assert worker.stdout is not None and worker.stdin is not None
         assert worker.stdout.readline() == b"begins environments_coverage\n"
         worker.stdin.close()
-        assert worker.wait(timeout=30) == code
+        assert worker.wait(timeout=30) == -signal.SIGKILL
     assert list(results.read(tmp_path)) == ["environments_coverage"]
     assert results.waiting(tmp_path, PARTS) == list(UNITS)  # it was cut off, and comes in its turn
 
 
-def test_no_unit_begins_when_the_time_is_almost_over(tmp_path: Path) -> None:
-    flags = [str(tmp_path), str(time.time() + 10), "--quick", "environments_coverage"]
-    command = [sys.executable, "-m", "bench.gpu.worker", *flags]
-    parent = subprocess.PIPE  # which stays open: a worker ends with whoever started it
-    with subprocess.Popen(command, cwd=ROOT, stdin=parent, stdout=subprocess.PIPE) as worker:
-        assert worker.wait() == 0
-        assert worker.stdout is not None and not worker.stdout.read()
-    assert not list(tmp_path.iterdir())
-
-
-NAMES = ("hangs", "slow", "compiles", "breaks", "fails", "correct_graphs", "works")
-STRANGERS = tuple(Unit("device", name, 2.0, f"strange_units:{name}") for name in NAMES)
+NAMES = ("hangs", "slow", "breaks", "fails", "correct_graphs", "works")
 STRANGE = f"""
-import os, sys, time
-from bench.gpu import results, units
+import os, time
+from bench.gpu import results
 
 def hangs(quick, folder): time.sleep(60)
 def slow(quick, folder):
@@ -98,47 +85,38 @@ def slow(quick, folder):
     results.note(folder, "slow", rows=[*rows, ["a size", len(rows), ""]])
     time.sleep(0 if rows else 60)
     return {{"rows": results.read(folder)["slow"]["rows"]}}
-def compiles(quick, folder):
-    time.sleep(1.5)
-    results.note(folder, "compiles", runs=time.time())
-    time.sleep(1.5)  # longer than its time limit, together
-    return {{"rows": []}}
 def breaks(quick, folder): os._exit(7)
 def fails(quick, folder): raise RuntimeError(f"a|b, process {{os.getpid()}}")
+def correct_graphs(quick, folder):
+    results.note(folder, "correct_graphs", process=os.getpid())
+    raise RuntimeError("no graphs")
 def works(quick, folder):
     return {{"rows": [["a figure", 1234.5, "things"], ["graphs", os.environ.get("JAXRL_GRAPHS"), ""]],
             "flags": os.environ.get("XLA_FLAGS", ""), "error": "a word of its own"}}
-def correct_graphs(quick, folder):
-    results.note(folder, "correct_graphs", runs=time.time(), process=os.getpid())
-    raise RuntimeError("no graphs")
 
-units.UNITS = tuple(units.Unit("device", name, 2.0, f"strange_units:{{name}}") for name in {NAMES})
+results.UNITS = tuple(results.Unit("device", name, 2.0, f"strange_units:{{name}}") for name in {NAMES})
 """
-
-
-def strange(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
-    """Let the worker know of other units, by a module that Python imports when it starts; a folder for results."""
-    (folder / "strange_units.py").write_text(text)
-    (folder / "sitecustomize.py").write_text("import strange_units\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
-    return folder / "out"
 
 
 def test_units_that_hang_or_end_their_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A unit that takes too long is tried once more, after all others, with its notes."""
-    out = strange(tmp_path, monkeypatch, STRANGE)
+    """A unit that takes too long is tried again, after all others, with its notes."""
+    # The worker knows these units by a module that Python imports when it starts.
+    (tmp_path / "strange_units.py").write_text(STRANGE)
+    (tmp_path / "sitecustomize.py").write_text("import strange_units\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    out = tmp_path / "out"
+    units = tuple(Unit("device", name, 2.0, f"strange_units:{name}") for name in NAMES)
     for module in (command, results):
-        monkeypatch.setattr(module, "UNITS", STRANGERS)
+        monkeypatch.setattr(module, "UNITS", units)
     assert command.main(["--out", str(out), "--parts", "device"]) == 1
     begun = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("device: ")]
-    assert begun == [*NAMES, "hangs", "slow"]
+    assert begun == [*NAMES, "hangs", "slow", "hangs"]
     found = results.read(out)
-    assert [found[name]["error"] for name in ("hangs", "slow", "compiles", "breaks", "works")] == [
-        "took longer than 2 s", None, None, "its process ended with exit code 7", None
+    assert [found[name]["error"] for name in ("hangs", "slow", "breaks", "works")] == [
+        "cut off after 2 s", None, "its process ended with exit code 7", None
     ]  # fmt: skip
-    assert found["hangs"]["cuts"] == 2 * [results.LIMIT]
     assert [row[1] for row in found["slow"]["rows"]] == [0, 1]
     assert "| works | a figure | 1,234 things |" in results.table(out)
     assert found["works"]["rows"][1] == ["graphs", "off", ""]  # since they failed
@@ -146,54 +124,37 @@ def test_units_that_hang_or_end_their_process(
     process = found["correct_graphs"]["process"]  # a new one behind a unit that failed
     assert found["fails"]["error"].startswith("RuntimeError: a|b, process ")
     assert found["fails"]["error"] != f"RuntimeError: a|b, process {process}"
-    told = f"| fails | did not end | FAILED: {found['fails']['error']} (--again fails does it anew) |"
-    assert told.replace("a|b", "a\\|b") in results.table(out)
+    row = f"| fails | did not end | FAILED: {found['fails']['error']} (--again fails does it anew) |"
+    assert row.replace("a|b", "a\\|b") in results.table(out)
     assert command.main(["--out", str(out), "--parts", "device", "--again", "works", "--minutes", "0.3"]) == 1
     assert set(results.read(out)) == set(NAMES) - {"works"}
 
 
-def test_a_unit_that_was_cut_off_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = UNITS[:2]
-    for _ in range(results.CALLS):
-        results.begin(tmp_path, first, True)
-        assert results.waiting(tmp_path, PARTS)[:2] == [first, second]
-    results.begin(tmp_path, first, True)
-    assert results.waiting(tmp_path, PARTS)[0] == second
-
-
-@pytest.mark.parametrize(("runs", "again"), [(False, True), (True, False)])
-def test_graphs_are_to_blame_only_when_they_run(runs: bool, again: bool, tmp_path: Path) -> None:
-    """Not for a compiler that takes too long, nor where the call was ended."""
-    (graphs,) = (unit for unit in UNITS if unit.name == "correct_graphs")
-    results.begin(tmp_path, graphs, True)
-    results.note(tmp_path, graphs.name, runs=time.time() if runs else None)
-    assert not results.without_graphs(tmp_path)
-    results.end(tmp_path, graphs, True, "took longer than 2 s", limit=True)
-    assert results.without_graphs(tmp_path) == runs and (graphs in results.waiting(tmp_path, PARTS)) == again
-    results.begin(tmp_path, graphs, True)
-    results.note(tmp_path, graphs.name, runs=time.time() if runs else None)
-    results.write(tmp_path, graphs, True, error="RuntimeError: no memory")
-    assert results.without_graphs(tmp_path) == runs
+def test_graphs_are_not_to_blame_for_what_was_cut_off(tmp_path: Path) -> None:
+    (graphs,) = (unit for unit in UNITS if unit.name == results.GRAPHS)
+    for error, blamed in ((f"{results.CUT} after 2 s", False), ("RuntimeError: no memory", True)):
+        results.begin(tmp_path, graphs, True)
+        assert not results.without_graphs(tmp_path)
+        results.end(tmp_path, graphs, True, error=error)
+        assert results.without_graphs(tmp_path) == blamed
+        assert (graphs in results.waiting(tmp_path, PARTS)) != blamed
 
 
 def test_a_resume_that_learns_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The bits agree, and would whatever the learner did."""
-    rows = correct.resume_is_exact(True, tmp_path)["rows"]
+    rows = correct.resume(True, tmp_path)["rows"]
     assert [row[:2] for row in rows] == [
         ["coma: a resumed run has the same bits", True],
         ["coma: all of the learner has moved", True],
     ]
     monkeypatch.setattr(correct, "ITERATIONS", 2)
     monkeypatch.setattr(correct, "SAVED", 1)
-    found = correct.resume_is_exact(True, tmp_path)
+    found = correct.resume(True, tmp_path)
     assert [row[1] for row in found["rows"]] == [True, False] and found["wrong"]
     correct._program.cache_clear()
 
 
-ENTRY = '{"device_rates": {"part": "device", "unit": "device_rates", "quick": true, "error": null}}'
-DAMAGED = ("{", "[1]", '{"device_rates": [1]}', '{"device_rates": {"quick": true}}', "\udcff",
-           ENTRY.replace("null", "7"), ENTRY.replace("null", 'null, "rows": [["a", 1]]'),
-           ENTRY.replace("null", 'null, "rows": 5'), ENTRY.replace("null", 'null, "cuts": 1'))  # fmt: skip
+DAMAGED = ("{", "[1]", '{"device_rates": [1]}', '{"device_rates": {"quick": true}}', "\udcff")
 
 
 @pytest.mark.parametrize("text", DAMAGED)
@@ -225,37 +186,9 @@ def test_usage(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_rehearsal_and_measurements_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results.write(tmp_path, UNITS[0], quick=True, result={"rows": []})
+    results.end(tmp_path, UNITS[0], True, {"rows": []})
     assert command.main(["--out", str(tmp_path), "--parts", "device"]) == 1
     assert "holds a rehearsal (--quick): choose another folder" in capsys.readouterr().err
-
-
-def test_readings_while_the_device_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([gpu.DeviceReading(1, None, 0.5, 300.0), gpu.DeviceReading(1, None, 1.0, None)])
-    asked = gpu.DeviceReading(1, None, None, None)
-
-    class Fake(gpu.Monitor):
-        def read(self) -> gpu.DeviceReading:
-            return next(readings, asked)
-
-    monkeypatch.setattr(watch, "Monitor", Fake)
-    monkeypatch.setattr(watch, "EVERY", 0.01)
-    calls: list[int] = []
-    found = watch.watch(lambda: calls.append(time.sleep(0.005) or 1), 0.2, settle=0.05)
-    assert (found["utilisation"], found["power"]) == (0.75, 300.0)
-    assert 2 < found["readings"] < 25 and found["calls"] < len(calls) and found["seconds"] >= 0.2
-    assert watch.rows("it", found) == [["it: GPU busy", 75.0, "%"], ["it: power", 300.0, "W"]]
-
-
-def test_what_cannot_be_read_is_told() -> None:
-    found = watch.watch(lambda: None, 0.0, settle=0.0)
-    assert found["calls"] == 1 and found["utilisation"] is None
-    assert [row[1:] for row in watch.rows("it", found)] == 2 * [[watch.UNKNOWN, ""]]
-
-
-def test_without_readings_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(job, "_program", lambda *_: pytest.fail("compiles"))
-    assert job.busy_16384(False, tmp_path) == {"rows": [["16,384 missions: GPU busy", watch.UNKNOWN, ""]]}
 
 
 @pytest.mark.parametrize("source", ["own", "recorded"])
@@ -319,105 +252,52 @@ def test_comparisons() -> None:
 
 def test_a_run_without_a_line_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(train, "main", lambda argv: 0)
-    monkeypatch.setattr(score, "follow_latest", lambda run: tmp_path)
-    for lines in ("", '{"iteration": 0, "eval/entropy": 1.0}\n'):
-        (tmp_path / "metrics.jsonl").write_text(lines)
-        with pytest.raises(UserError, match="before its first line of metrics"):
-            score.coma(True, tmp_path)
+    with pytest.raises(UserError, match="before its first line of metrics"):
+        score.coma(True, tmp_path)
 
 
 def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is cut off once, goes on with its run, and the clock stands still meanwhile."""
+    """Rows are saved while it trains; the clock starts with the first line of metrics, after compiling."""
     unit = next(unit for unit in UNITS if unit.name == "score_sac")
     monkeypatch.setattr(score, "EVERY", 0.01)
-    calls: list[list[str]] = []
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").touch()
 
     def line(**values: Any) -> None:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"env_steps": 1, **values}) + "\n")
 
-    def cut_off(argv: list[str]) -> int:
-        calls.append(argv)
+    def reaches(argv: list[str]) -> int:
         place = Path(argv[argv.index("--runs") + 1])
         place.mkdir(parents=True)
         (place / "latest").write_text(str(run))
-        line(iteration=1, **{"time/unix": time.time() - 100})
-        line(iteration=2, **{"time/unix": time.time() - 60})
+        began = time.time()
+        line(iteration=1, **{"time/unix": began + 50})
+        line(iteration=2, **{"time/unix": began + 57})
         line(iteration=2, **{"eval/success": 0.5})
-        time.sleep(0.1)
-        raise KeyboardInterrupt
-
-    def reaches(argv: list[str]) -> int:
-        calls.append(argv)
-        line(iteration=3, **{"time/unix": time.time() + 50})  # a long start
-        line(iteration=4, **{"time/unix": time.time() + 57})
-        line(iteration=4, **{"eval/success": 0.96})
+        while "rows" not in results.read(tmp_path)[unit.name]:
+            time.sleep(0.01)
         ended: list[int] = []
-        former = signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+        signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+        line(iteration=3, **{"time/unix": began + 90})
+        line(iteration=3, **{"eval/success": 0.96})
         until = time.monotonic() + 20
         while not ended and time.monotonic() < until:
             time.sleep(0.01)
         assert ended
-        signal.signal(signal.SIGTERM, former)
         return 0
 
     results.begin(tmp_path, unit, False)
-    monkeypatch.setattr(train, "main", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        score.sac(False, tmp_path)
-    noted = results.read(tmp_path)[unit.name]
-    assert noted["rows"][0] == ["sac: to success 0.95", "not reached", ""] and noted["error"] == results.CUT
-    assert "| score_sac | sac: success after 40 s | 0.5 |" in results.table(tmp_path)
-    results.begin(tmp_path, unit, False)
     monkeypatch.setattr(train, "main", reaches)
-    found = score.sac(False, tmp_path)
-    assert found["rows"][0] == ["sac: to success 0.95", pytest.approx(40 + 7, abs=0.2), "s"]
-    first = {"iteration": 1, "env_steps": 1, "time/unix": 130.0}
-    rows = score._found("sac", {"success": ("max", (0.9,))}, [first], [100.0, 120.0, 140.0])[0]["rows"]
-    assert rows[-1] == ["sac: before the first block", 10.0, "s"]  # the first call was cut off while it compiled
-    assert calls[0][-1] == "90" and calls[1][calls[1].index("--resume") + 1 :][0] == str(run)
-    assert calls[1][-1] == "50"
+    rows = score.sac(False, tmp_path)["rows"]
+    assert rows[0] == ["sac: to success 0.95", pytest.approx(40), "s"]
+    assert rows[1] == ["sac: success after 40 s", 0.96, ""]
+    assert rows[2] == ["sac: before the first block", pytest.approx(50, abs=1), "s"]
 
 
 # What a machine needs
 
 OPTIONAL = ("tensorboardX", "torch", "pytest", "hypothesis", "metaworld", "gymnasium")
-
-
-def tracked() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("this is no checkout of the repository")
-    return [name for name in listed.stdout.split("\0") if name]
-
-
-def test_the_working_tree_is_small() -> None:
-    assert sum((ROOT / name).stat().st_size for name in tracked() if (ROOT / name).is_file()) < 64 * 2**20
-
-
-IMPORTS = """
-import importlib, sys
-for name in {blocked}: sys.modules[name] = None
-from bench.gpu import worker, __main__
-from bench.gpu.units import UNITS
-for unit in UNITS: unit.load()
-from bench.parity import records
-names = {{"coverage_missions", "snakes_transitions", "reach_episodes"}}
-files = {{module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}}
-print(*files, *(records.path(name, "own") for name in names), sep="\\n")
-"""
-
-
-def test_everything_needed_is_tracked_and_the_rest_is_optional() -> None:
-    code = IMPORTS.format(blocked=OPTIONAL)
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    own = {Path(name).relative_to(ROOT) for name in ended.stdout.split("\n") if name.startswith(f"{ROOT}/")}
-    own = {path for path in own if path.parts[0] != ".venv"}
-    assert len(own) > 80 and own <= {Path(name) for name in tracked()}
 
 
 @pytest.mark.long
@@ -427,7 +307,7 @@ def test_a_rehearsal_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "sitecustomize.py").write_text(blocked)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     out, done = tmp_path / "out", set[str]()
-    for seconds in (20, 40, 60):
+    for seconds in (20, 60):
         process = call(out)
         try:
             process.communicate(timeout=seconds)

@@ -8,10 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from bench import compare, systems, train_throughput
-from bench.reference.reach.torch_learner import TorchSac
-from bench.systems import reach
-from envs_jax.base import Box, EnvSpec, make
+from bench import baselines, compare, train_throughput
+from bench.baselines import reach
+from envs_jax.base import make
 from envs_jax.reach import goals
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
@@ -50,7 +49,7 @@ def played(baseline):
 
 
 def test_the_baseline_says_what_it_is(without):
-    baseline = systems.find("reach").baseline(settings(horizon=3), "random", 0)
+    baseline = baselines.find("reach").baseline(settings(horizon=3), "random", 0)
     assert baseline.name == "NumPy" and "install the extra 'real'" in baseline.notes[0]
     steps, _, seen = played(baseline)
     assert steps == 3 and seen.shape == (39,)
@@ -58,14 +57,6 @@ def test_the_baseline_says_what_it_is(without):
 
 def test_the_scripted_policy_reaches_the_goal(without):
     assert played(reach.OneArm(settings(horizon=90), "scripted", 0))[:2] == (90, 1.0)
-
-
-@real
-@quiet
-def test_the_scripted_policy_reaches_the_goal_in_meta_world():
-    baseline = reach.OneArm(settings(horizon=90), "scripted", 0)
-    assert (baseline.name, list(baseline.notes)) == ("Meta-World", [])
-    assert played(baseline)[:2] == (90, 1.0)
 
 
 @real
@@ -112,22 +103,6 @@ def test_settings_that_meta_world_lacks():
 # The PyTorch learner
 
 OBS, ACTIONS = 39, 4
-ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400)
-
-
-def test_actions_of_the_torch_learner_are_those_of_its_policy():
-    """tanh(mean + deviation x noise): the inverse has the mean and the spread that the network says."""
-    torch = pytest.importorskip("torch")
-    learner = TorchSac(OBS, ACTIONS, hidden_size=4, buffer_size=5)
-    with torch.no_grad():
-        learner.actor[-1].weight.zero_()
-        learner.actor[-1].bias.copy_(torch.tensor([0.3, 0.0, -0.4, 0.0] + 4 * [0.7]))
-    actions = np.array([learner.act(np.zeros(OBS, np.float32)) for _ in range(2000)])
-    assert actions.shape == (2000, ACTIONS) and np.abs(actions).max() < 1
-    before = np.arctanh(actions.astype(np.float64))
-    spread = np.exp(-20 + 11 * (np.tanh(0.7) + 1))
-    np.testing.assert_allclose(before.mean(0), [0.3, 0.0, -0.4, 0.0], atol=5 * spread / 2000**0.5)
-    np.testing.assert_allclose(before.std(0), spread, rtol=0.1)
 
 
 @pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
@@ -135,7 +110,7 @@ def test_both_presets_have_a_torch_learner(without, preset):
     pytest.importorskip("torch")
     flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
-    number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
+    number, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
     learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
     before = learner._learner.critic[1][0].weight.detach().clone()
@@ -149,7 +124,7 @@ def test_other_settings_have_no_torch_learner(without):
     pytest.importorskip("torch")
     config = command_line.parse(["--config", "sac", "--n_step", "3", "--devices", "1"]).config
     with pytest.raises(UsageError, match="n_step 1, not 3"):
-        train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.SYSTEM, 64)
+        train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.ENTRY, 64)
 
 
 # The command
@@ -159,7 +134,7 @@ def test_what_is_compared():
     """Both cases train with their own preset in one environment, and a preset of the user's replaces both."""
     flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": "3", "quick": False}
     parsed = argparse.Namespace(**flags, devices="1")
-    asked = {name: compare.requests(parsed, name, case, False) for name, case in reach.SYSTEM.cases.items()}
+    asked = {name: compare.requests(parsed, name, case, False) for name, case in reach.ENTRY.cases.items()}
     (flown, first), (again, second) = asked.values()
     assert flown == again and flown.num_envs == [1, 64]
     sizes = [(x.config.algo_settings["batch_size"], x.config.algo_settings["layer_norm"]) for x in (first, second)]

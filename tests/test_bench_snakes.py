@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench import systems, train_throughput
-from bench.reference.snakes.torch_learner import TorchDdpg
-from bench.systems import snakes
+from bench import baselines, train_throughput
+from bench.baselines import snakes
 from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
@@ -21,7 +20,7 @@ def settings(env="snakes_3v3", **changes):
 
 
 def played(env, policy="random", games=1):
-    baseline = systems.find("snakes_3v3").baseline(env, policy, 0)
+    baseline = baselines.find("snakes_3v3").baseline(env, policy, 0)
     ends = []
     for _ in range(games):
         baseline.reset()
@@ -62,37 +61,13 @@ def test_settings_that_the_baseline_lacks():
             snakes.NumpyGames(settings(**changes), "randm" if not changes else "random", 0)
 
 
-def test_the_ring_of_the_torch_learner():
-    pytest.importorskip("torch")
-    learner = TorchDdpg(3, 2, hidden_size=4, batch_size=4, buffer_size=5)
-    for k in range(7):
-        assert (learner.train_step() is None) == (k < 4)
-        step = {"observation": np.full((3, 2), k), "vector": np.ones((3, 4)), "reward": np.full(3, k), "done": 0.0}
-        learner.remember(next=np.full((3, 2), k + 1), **step)
-    assert learner.replay["reward"][:, 0].tolist() == [5, 6, 2, 3, 4]
-    assert learner.replay["next"][0, 0].tolist() == [6, 6]
-
-
-def test_exploration_of_the_torch_learner():
-    """Vectors are softmax vectors or uniform numbers, actions follow them, epsilon shrinks with every step."""
-    pytest.importorskip("torch")
-    learner = TorchDdpg(3, 2, hidden_size=4, eps_start=0.5, eps_decay=0.999)
-    vectors = np.array([learner.act(np.zeros((3, 2), np.float32))[1] for _ in range(400)])
-    explored = np.abs(vectors.sum(-1) - 1).max(-1) > 1e-4
-    assert 0.35 < explored.mean() < 0.5 and learner.epsilon == pytest.approx(0.5 * 0.999**400)
-    learner.epsilon = 0.0
-    actions = np.array([learner.act(np.zeros((3, 2), np.float32))[0] for _ in range(1000)])
-    share = (actions[..., None] == np.arange(4)).mean((0, 1))
-    np.testing.assert_allclose(share, vectors[~explored][0, 0], atol=0.05)
-
-
 @pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])
 def test_published_presets_in_torch(preset):
     pytest.importorskip("torch")
     config = command_line.parse(
         ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
     ).config
-    number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
+    number, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": number}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
     before = learner.learner.actor["last"].weight.detach().clone()
@@ -105,4 +80,4 @@ def test_the_recommended_preset_has_no_torch_learner():
     pytest.importorskip("torch")
     config = command_line.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
     with pytest.raises(UsageError, match="use --config ddpg_competition"):
-        train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.SYSTEM, 64)
+        train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.ENTRY, 64)

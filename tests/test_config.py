@@ -166,15 +166,12 @@ def test_types_of_yaml() -> None:
     ("flag", "value", "wanted"),
     [
         ("num_envs", "many", "--num_envs must be a whole number, not 'many'"),
-        ("num_envs", "2.5", "--num_envs must be a whole number, not '2.5'"),
         ("lr", "nan", "--lr must be a number, not 'nan'"),
-        ("lr", "inf", "--lr must be a number, not 'inf'"),
         ("flag", "perhaps", "--flag must be true or false, not 'perhaps'"),
         ("layers", "1,x", "--layers must be a whole number, not 'x'"),
         ("span", "1,2,3", "--span must be a list of 2 numbers"),
         ("mode", "fsat", "--mode is 'fsat': did you mean 'fast'?"),
         ("order", "3", "--order is '3': choose from: 1, 2"),
-        ("compute_dtype", "float31", "--compute_dtype is 'float31': did you mean 'float32'?"),
     ],
 )
 def test_wrong_values_of_flags(flag: str, value: str, wanted: str) -> None:
@@ -185,13 +182,10 @@ def test_wrong_values_of_flags(flag: str, value: str, wanted: str) -> None:
     ("name", "value", "wanted"),
     [
         ("num_envs", True, "num_envs must be a whole number, not True"),
-        ("num_envs", None, "num_envs must be a whole number, not None"),
         ("lr", "fast", "lr must be a number, not 'fast'"),
-        ("lr", float("nan"), "lr must be a number, not nan"),
         ("flag", "yes", "flag must be true or false, not 'yes'"),
         ("label", 5, "label must be a word, not 5"),
         ("layers", 5, "layers must be a list of numbers, not 5"),
-        ("span", [1], "span must be a list of 2 numbers, not [1]"),
         ("mode", "quick", "mode is 'quick': choose from: fast, slow"),
         ("gama", 0.9, "unknown setting 'gama': did you mean 'gamma'?"),
     ],
@@ -218,11 +212,6 @@ def test_closest_flags() -> None:
     assert "unknown flag '--seeds': did you mean --num_seeds?" in sentence(*TINY, "--seeds", "1")
 
 
-@pytest.mark.parametrize("word", ["--learning_rate", "--learning-rate", "--lr"])
-def test_a_learning_rate_is_one_of_several(word: str) -> None:
-    assert "did you mean --actor_lr or --critic_lr" in sentence("--algo", "ddpg", word, "1e-3")
-
-
 def test_an_unknown_key_is_answered_in_some_words(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     for key, wanted in (("learning_rate", "did you mean actor_lr or critic_lr"), ("zzzzzz", "see --help for all")):
@@ -230,10 +219,6 @@ def test_an_unknown_key_is_answered_in_some_words(tmp_path: Path) -> None:
         found = sentence("--config", str(file))
         assert wanted in found
         assert len(found) < 250
-
-
-def test_flags_are_never_abbreviated() -> None:
-    assert "unknown flag '--see'" in sentence(*TINY, "--see", "1")
 
 
 def test_help_names_every_setting_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,22 +266,14 @@ def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixtu
     [
         ("seed: 2024-13-45", "month must be in 1..12"),
         ("seed: !!int foo", "the value in line 3 cannot be read (invalid literal for int() with base 10: 'foo')"),
-        ("gamma: !!float foo", "could not convert string to float: 'foo'"),
         ("layer_norm: !!bool foo", "the value in line 3 cannot be read ('foo')"),
-        ("seed: !!timestamp foo", "the value in line 3 cannot be read"),
         ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor for the tag"),
         (f"seed: {'9' * 5000}", "Exceeds the limit"),
-        (f"seed: {'9' * 4000}", "seed must lie between 0 and 4,294,967,295, not 99999"),
-        (f"seed: 0x{'f' * 9000}", "seed must be a whole number, not '0xffff"),
         (f"seed: {'[' * 3000}", "it is nested too deeply"),
-        (f"seed: {'[' * 100}{']' * 100}", "seed must be a whole number, not [[["),
         (f"seed: {'x' * 10_000}", "seed must be a whole number, not 'xxx"),
         (f"{'k' * 900}: 1", "unknown setting 'kkk"),
-        ("seed: 2024-01-01", "seed must be a whole number, not datetime.date(2024, 1, 1)"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nseed: [*b, *b]", "it holds an alias (*name): write the value itself"),
-        ("<<: {seed: 3}\nseed: [1, &a 2, *a]", "it holds an alias"),
         ('seed: "\\0"', r"seed must be a whole number, not '\x00'"),
-        ("actor_lr: 1e30", "actor_lr must lie between 1e-12 and 10, not 1e+30"),
         ("#" * 2**20, "it is larger than 1,048,576 bytes"),
     ],
 )
@@ -313,12 +290,6 @@ def test_values_are_shortened(value: Any) -> None:
     found = short_repr(value)
     assert len(found) <= 80 and found.isprintable()
     assert short_repr(value, 20)[:15] == repr(value)[:15]
-
-
-def test_every_setting_has_a_sentence() -> None:
-    for cls in (RunSettings, find_env("coverage"), find_algo("coma")):
-        for field in dataclasses.fields(cls):
-            assert field.name in ("spec", "layout", "custom") or field.metadata["help"], field.name
 
 
 def test_config_yaml_is_a_way_back(tmp_path: Path) -> None:

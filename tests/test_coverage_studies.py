@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bench.harness import training
 from bench.studies import small_to_large
 from jaxrl.common.errors import UserError
 
@@ -32,7 +31,7 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
         (folder / "coma_coverage" / "0001").mkdir(parents=True)
         return Done()
 
-    monkeypatch.setattr(training.subprocess, "run", run)
+    monkeypatch.setattr(small_to_large.subprocess, "run", run)
     monkeypatch.setattr(small_to_large, "read_metrics", lambda run: [])
     monkeypatch.setattr(small_to_large, "of_selection", lambda lines, score: [])
     monkeypatch.setattr(small_to_large.policies, "load_run", lambda run: run)
@@ -56,7 +55,7 @@ def test_picture_of_the_curves(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert list(first.get_xdata()) == [1, 2] and list(second.get_xdata()) == [3, 4]
     assert list(second.get_ydata()) == [0.5, 0.25] and second.get_label() == "seed 1"
     path = tmp_path / "found.json"
-    for kind, code in (("studies.small_to_large", 0), ("studies.plans", 1)):
+    for kind, code in (("studies.small_to_large", 0), ("compare", 1)):
         path.write_text(json.dumps(result | {"kind": kind, "format": 1}))
         assert small_to_large.main(["--draw", str(path)]) == code
     assert (tmp_path / "found.png").stat().st_size > 1000
@@ -65,4 +64,4 @@ def test_picture_of_the_curves(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 def test_failed_training_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training coma_fats failed: see"):
-        training.train(["coma_fats"], tmp_path)
+        small_to_large.train("coma_fats", tmp_path / "new", {})

@@ -58,22 +58,12 @@ def trained(folder: Path) -> Path:
 
 
 def test_the_page_shows_its_files(folder: Path) -> None:
-    assert sorted(path.name for path in folder.glob("*.py")) == [
-        "actor_critic.py",
-        "check.py",
-        "orchard.py",
-        "play.py",
-        "sgd.py",
-        "wide.py",
-    ]
-    for path in folder.glob("*.py"):
-        assert max(map(len, path.read_text().splitlines())) <= 120
-    assert len((folder / "actor_critic.py").read_text().splitlines()) <= 60
+    names = ["actor_critic.py", "check.py", "orchard.py", "play.py", "sgd.py", "wide.py"]
+    assert sorted(path.name for path in folder.glob("*.py")) == names
 
 
 def test_the_environment_of_the_page_keeps_the_contract(folder: Path) -> None:
     runpy.run_path(str(folder / "check.py"))
-    assert len((folder / "orchard.py").read_text().splitlines()) <= 50
 
 
 def test_the_environment_of_the_page_is_played_without_a_trainer(folder: Path, capsys: Any) -> None:
@@ -157,24 +147,7 @@ def test_links_and_names_of_modules_exist(page: Path) -> None:
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), verb
 
 
-def test_the_readme_is_short_and_says_how_to_begin() -> None:
-    lines = README.read_text().splitlines()
-    assert len(lines) <= 150
-    commands = [line.split("#")[0].strip() for line in lines]
-    before = commands.index("source .venv/bin/activate")
-    assert "make train" in commands[:before]
-    assert not any(line.startswith("python ") for line in commands[:before])
-
-
 def test_presets_of_their_page_are_all_there_are() -> None:
     rows = PRESETS.read_text().split("| preset |")[1].split("\n\n")[0].splitlines()[2:]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(named) == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-
-
-def test_examples_of_the_readme_name_the_first_run_of_its_kind() -> None:
-    found = set(re.findall(r"runs/(\w+)/(\d+)", README.read_text()))
-    assert ("coma_coverage", "0001") in found
-    for kind in {kind for kind, _ in found}:
-        numbers = sorted(int(number) for other, number in found if other == kind)
-        assert numbers == list(range(1, len(numbers) + 1)), kind

@@ -90,7 +90,6 @@ EXCEPT = {
     ("docs/metaworld.md", "python -m bench"): "package metaworld",
     ("docs/other_libraries.md", "pip install"): "network",
     ("docs/other_libraries.md", "python -m jaxrl.train"): "package gymnax",
-    ("docs/other_libraries.md", "python -m bench.studies.known"): "minutes: tests/test_known.py",
     ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
     ("docs/presets.md", "python -m jaxrl.train --config ddpg"): "published weights: tests/test_torch_weights.py",
     ("docs/peers.md", "python -m bench.peers"): "network, minutes: tests/test_peers.py",

@@ -273,12 +273,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (out / "submission.py").read_bytes() == source(AGENT)
     agent, actor = agent_games.load_agent(out), setup.algo.policy(state.algo)["params"]
     np.testing.assert_array_equal(agent.POLICY.weights["fc2_kernel"], actor["fc2_kernel"])
-    capsys.readouterr()
-    assert agent_games.main([str(out), "--games", "2", "--opponents", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[2:5]] == [["2", "first"], ["2", "second"], ["2", "both"]]
-    assert agent_games.main([str(tmp_path)]) == 1
-    assert "name the directory that jaxrl.export wrote" in capsys.readouterr().err
 
 
 def test_the_agent_needs_numpy_alone(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from jaxrl.algos.student import TEACHES, Student
 from jaxrl.cli import export as command
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation.policy import Policy
-from jaxrl.integrations.export.formats import FORMATS, export
+from jaxrl.integrations.export.formats import export
 from jaxrl.rl.data_parallel import DataParallel
 
 SAMPLES, STEPS = 32, 5
@@ -436,8 +436,3 @@ def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         "[('observation', ['batch', 1, 39])]",
         "(8, 1, 4) True",
     ]
-    assert len(PAGE.read_text().splitlines()) <= 60
-
-
-def test_export_is_public() -> None:
-    assert jaxrl.export is export and set(FORMATS) == {"safetensors", "stablehlo", "onnx", "numpy", "jidi"}

@@ -1,9 +1,7 @@
 """The NumPy oracle of the coverage environment against the recorded missions, and its own properties."""
 
 import itertools
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from bench.reference.coverage import baselines, oracle, torch_learner
 from bench.reference.coverage.oracle import Mission, Settings
 
 BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # tolerances: the records are float32
-SMALL = Settings(q=5)
 
 
 def recorded_settings(record: golden.CoverageRecord) -> Settings:
@@ -218,29 +215,6 @@ def test_greedy_baseline_reproduces_gains_and_actions(name: str) -> None:
 # ---------------------------------------------------------------- rules by hand
 
 
-def test_map_sides_and_radii() -> None:
-    sides = {57: 493, 29: 251, 28: 242, 11: 95, 7: 60, 6: 51, 5: 43}
-    assert {q: oracle.map_side(q) for q in sides} == sides
-    assert [oracle.radius(z, 57) for z in oracle.ALTITUDES] == [28, 57, 85]
-    assert [oracle.radius(z, 7) for z in oracle.ALTITUDES] == [3, 7, 10]
-
-
-def test_actions_move_one_lattice_step() -> None:
-    start = np.array([25, 25, 10])
-    reached = [tuple(oracle.move(start, a, 6) - start) for a in range(6)]
-    assert reached == [(0, 0, 5), (-5, 0, 0), (0, -5, 0), (0, 5, 0), (5, 0, 0), (0, 0, -5)]
-    assert tuple(oracle.MOVES[27][0]) == (-5, -5, 5) and tuple(oracle.MOVES[27][26]) == (5, 5, -5)
-    assert not oracle.MOVES[27][13].any()
-
-
-def test_an_empty_mask_falls_back_to_the_boundary() -> None:
-    mission = Mission(replace(SMALL, num_actions=4), np.random.default_rng(0), start=[[0, 0, 15]] * 4)
-    earlier = [np.array([5, 0, 15]), np.array([0, 5, 15])]
-    boundary = oracle.boundary_mask(mission.positions[2], 4)
-    assert not oracle.collision_mask(boundary, mission.positions[2], np.array(earlier)).any()
-    np.testing.assert_array_equal(mission.action_mask(2, earlier), boundary)
-
-
 def test_belief_update_adds_log_odds_and_clips_before() -> None:
     p = np.array([0.5, 0.2, 1.0, 0.0])
     odds = np.log(np.clip(p, 1e-4, 0.9999) / (1 - np.clip(p, 1e-4, 0.9999)))
@@ -249,16 +223,6 @@ def test_belief_update_adds_log_odds_and_clips_before() -> None:
             expected = 1 / (1 + np.exp(-(odds + sign * ell)))
             np.testing.assert_allclose(oracle.bayes(p, reading, altitude), expected, rtol=1e-6)
     assert oracle.bayes(np.array([1.0]), True, 5)[0] > oracle.P_MAX
-
-
-def test_other_priors_are_subtracted_and_do_not_drift() -> None:
-    settings = replace(SMALL, prior=0.3, communication_range=100.0)
-    mission = Mission(settings, np.random.default_rng(0))
-    while not mission.done:
-        mission.step(mission.random_actions())
-    np.testing.assert_allclose(mission.global_belief[~mission.seen], 0.3, rtol=1e-14)
-    updated = oracle.bayes(np.array([0.3]), True, 15, prior=0.3)[0]
-    assert updated == pytest.approx(0.625)  # the first reading alone decides
 
 
 def test_reward_by_hand() -> None:
@@ -271,90 +235,7 @@ def test_reward_by_hand() -> None:
     assert oracle.reward(sure, sure, Settings()) == -0.5
 
 
-def test_targets_by_hand() -> None:
-    reward, done, q = np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 1]), np.array([10.0, 20.0, 30.0, 40.0])
-    target = oracle.td_targets(reward, done, q, 0.5, 0.25)
-    np.testing.assert_allclose(target, [1 + 0.5 * (0.75 * 20 + 0.25 * 2), 2, 4 + 0.5 * (0.75 * 40 + 0.25 * 8), 8])
-
-
-def test_resize_to_blocks_and_enlarging_keep_constants() -> None:
-    image = np.arange(22 * 22, dtype=float).reshape(22, 22)
-    np.testing.assert_allclose(oracle.resize(image), image.reshape(11, 2, 11, 2).mean((1, 3)))
-    for side in (4, 6, 10, 43, 493):
-        np.testing.assert_allclose(oracle.resize(np.full((side, side), 0.3)), 0.3, rtol=1e-12)
-
-
-@pytest.mark.parametrize("family", [*oracle.TERRAINS, "mixed"])
-def test_terrains_have_both_classes(family: str) -> None:
-    for seed in range(20):
-        truth = oracle.draw_terrain(np.random.default_rng(seed), 60, family)
-        assert truth.shape == (60, 60) and truth.dtype == bool
-        assert 0.1 < truth.mean() < 0.9
-
-
-def test_terrain_shapes() -> None:
-    def drawn(truth: np.ndarray) -> list[str]:
-        return ["".join(".#"[int(cell)] for cell in row) for row in truth[::5, ::5]]
-
-    assert drawn(oracle.corner_terrain(20, 1, 56, 56)) == ["....", "....", "###.", "###."]
-    assert drawn(oracle.band_terrain(20, 2, 25, 75)) == [".##."] * 4
-    assert drawn(oracle.band_terrain(20, 1, 25, 75)) == ["####", "....", "....", "####"]
-    assert drawn(oracle.diagonal_terrain(20, 0, 51)) == ["##..", "##..", "..##", "..##"]
-    assert drawn(oracle.diagonal_terrain(20, 1, 51)) == ["..##", "..##", "##..", "##.."]
-    assert drawn(oracle.four_terrain(20, 0, 30)) == ["##.#", "##.#", "....", "##.#"]
-    assert drawn(oracle.four_terrain(20, 1, 30)) == ["..#.", "..#.", "####", "..#."]
-
-
-def test_wrong_settings_are_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="num_actions is 9"):
-        Settings(num_actions=9)
-    with pytest.raises(ValueError, match="unknown terrain"):
-        Settings(terrain="hills")
-    with pytest.raises(ValueError, match="unknown start"):
-        Settings(start="middle")
-    with pytest.raises(ValueError, match="give it a generator"):
-        Mission(SMALL)
-
-
 # ---------------------------------------------------------------- properties
-
-
-@pytest.mark.parametrize("level", range(3))
-def test_readings_are_true_as_often_as_stated(level: int) -> None:
-    truth = oracle.split_terrain(493, 0, 45)
-    rng = np.random.default_rng(1)
-    box = (0, 493, 0, 493)
-    right = oracle.draw_readings(rng, truth, box, oracle.ALTITUDES[level]) == truth
-    assert right.mean() == pytest.approx(1 - oracle.ERROR_RATES[level], abs=0.004)
-    assert right[truth].mean() == pytest.approx(right[~truth].mean(), abs=0.008)
-
-
-def test_unseen_cells_keep_the_prior_and_the_last_row_and_column_are_never_seen() -> None:
-    for seed in range(5):
-        mission = Mission(replace(SMALL, num_agents=8), np.random.default_rng(seed))
-        while not mission.done:
-            mission.step(mission.random_actions())
-        assert np.all(mission.global_belief[~mission.seen] == 0.5)
-        assert not mission.seen[-1].any() and not mission.seen[:, -1].any()
-        assert 0 < mission.metrics()["coverage"] <= (42 / 43) ** 2
-
-
-def test_with_unlimited_range_every_belief_is_the_global_one() -> None:
-    settings = replace(SMALL, communication_range=100.0, num_actions=4, budget=3)
-    mission = Mission(settings, np.random.default_rng(0))
-    while not mission.done:  # at most 16 readings at 15 m: the clip, which depends on the order, is not reached
-        for belief in mission.local_beliefs:
-            np.testing.assert_allclose(belief, mission.global_belief, atol=1e-12)
-        mission.step(mission.random_actions())
-
-
-def test_without_range_agents_know_their_own_measurements_only() -> None:
-    start = np.array([[0, 0, 15], [50, 50, 15]])
-    settings = replace(SMALL, num_agents=2, communication_range=0.0, budget=1)
-    mission = Mission(settings, np.random.default_rng(0), start=start)
-    mission.step(mission.random_actions())
-    assert np.all(mission.local_beliefs[0][-10:, -10:] == 0.5) and np.all(mission.local_beliefs[1][:10, :10] == 0.5)
-    np.testing.assert_array_equal(mission.received, np.eye(2, dtype=bool))
 
 
 def test_agents_in_one_place_hear_each_other_whatever_fails() -> None:
@@ -365,80 +246,7 @@ def test_agents_in_one_place_hear_each_other_whatever_fails() -> None:
     np.testing.assert_array_equal(lossy, [[1, 1, 1], [1, 1, 0], [0, 1, 1]])
 
 
-def test_exchanging_the_axes_exchanges_the_results() -> None:
-    n = oracle.map_side(5)
-    noise = np.random.default_rng(3)
-    readings = {(k, i): noise.random((n, n)) < 0.5 for k, i in np.ndindex(6, 3)}
-    truth = oracle.split_terrain(n, 0, 40)
-    start = np.array([[0, 25, 15], [10, 45, 15], [30, 30, 15]])
-    swapped_action = [0, 2, 1, 4, 3, 5]
-
-    def mission(swap: bool) -> Mission:
-        def read(k: int, agent: int, box: oracle.Box) -> np.ndarray:
-            image = readings[k, agent]
-            return (image.T if swap else image)[box[0] : box[1], box[2] : box[3]]
-
-        settings = replace(SMALL, num_agents=3, budget=4)
-        begin = start[:, [1, 0, 2]] if swap else start
-        return Mission(settings, np.random.default_rng(0), truth=truth.T if swap else truth, start=begin, readings=read)
-
-    one, other = mission(False), mission(True)
-    while not one.done:
-        actions = one.random_actions()
-        swapped = [swapped_action[a] for a in actions]
-        state = one.critic_state(actions).swapaxes(1, 2)[..., :11]  # channel 11 holds action numbers
-        np.testing.assert_allclose(state, other.critic_state(swapped)[..., :11], atol=1e-6)
-        assert one.step(actions)[0] == pytest.approx(other.step(swapped)[0], abs=1e-9)
-    assert one.metrics() == pytest.approx(other.metrics())
-
-
-@pytest.mark.parametrize("num_actions", [4, 6, 27])
-def test_random_missions_stay_inside(num_actions: int) -> None:
-    settings = replace(SMALL, num_actions=num_actions, num_agents=8, failure_rate=0.2, fix_range=False)
-    mission = Mission(replace(settings, terrain="mixed"), np.random.default_rng(num_actions))
-    while not mission.done:
-        actions = mission.random_actions()
-        obs, state = mission.observe(), mission.critic_state(actions)
-        assert obs.shape == (8, 11, 11, 7) and state.shape == (8, 11, 11, 12)
-        assert np.isfinite(state).all() and obs.min() >= 0 and obs.max() <= 1
-        reward, _ = mission.step(actions)
-        assert np.isfinite(reward)
-        assert (mission.positions >= (0, 0, 5)).all() and (mission.positions <= (50, 50, 15)).all()
-    with pytest.raises(ValueError, match="mission is over"):
-        mission.step(actions)
-
-
 # ---------------------------------------------------------------- scripted policies
-
-
-def test_lawnmower_paths() -> None:
-    paths = np.stack([baselines.lawnmower_path(i, 10) for i in range(4)])
-    assert paths.shape == (4, 15, 3)
-    np.testing.assert_array_equal(np.abs(np.diff(paths, axis=1)).sum(-1), 5)
-    assert paths[1, 0].tolist() == [10, 30, 10] and paths[1, -1].tolist() == [10, 40, 10]
-    np.testing.assert_array_equal(paths[2], paths[0][:, [1, 0, 2]])
-
-
-@pytest.mark.parametrize(("policy", "options"), [("random", {}), ("ig", {}), ("lawnmower", {"altitude": 10})])
-def test_fly_returns_whole_curves(policy: str, options: dict[str, Any]) -> None:
-    curves = baselines.fly(policy, SMALL, seed=3, **options)
-    assert curves["entropy"].shape == (17,) and curves["reward"].shape == (15,)
-    assert curves["entropy"][0] == 1.0 and curves["f1"][0] == 0.0 and curves["coverage"][0] == 0.0
-    assert np.all(np.diff(curves["coverage"]) >= 0) and np.all(curves["roi_coverage"] <= 1)
-    again = baselines.fly(policy, SMALL, seed=3, **options)
-    np.testing.assert_array_equal(curves["reward"], again["reward"])
-    if policy == "lawnmower":
-        path = baselines.lawnmower_path(0, 10)
-        np.testing.assert_array_equal(curves["positions"][:, 0], np.concatenate([path, path[-2:-1]]))
-
-
-def test_greedy_beats_random() -> None:
-    settings = Settings(q=7)
-
-    def final(policy: str) -> float:
-        return float(np.mean([baselines.fly(policy, settings, seed)["entropy"][-1] for seed in range(12)]))
-
-    assert final("ig") < final("random") - 0.1
 
 
 # ---------------------------------------------------------------- PyTorch learner
@@ -451,16 +259,6 @@ def torch() -> Iterator[Any]:
     module.set_num_threads(1)  # the networks are small; threads that wait for a busy core cost more than they save
     yield module
     module.set_num_threads(threads)
-
-
-def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match="pip install"):
-        torch_learner.TorchComa(4, 6)
-
-
-def test_epsilon_schedule() -> None:
-    assert [torch_learner.epsilon(e) for e in (5000, 10_000, 20_000)] == pytest.approx([0.26, 0.02, 0.02])
 
 
 def test_learner_reproduces_the_recorded_training_step(torch: Any) -> None:
@@ -524,28 +322,6 @@ def summary(learner: torch_learner.TorchComa, network: str) -> np.ndarray:
 
 def gradient_norms(network: Any) -> np.ndarray:
     return np.array([p.grad.double().norm().item() for p in network.parameters()])
-
-
-def test_advantage_of_a_uniform_critic_is_zero(torch: Any) -> None:
-    learner = torch_learner.TorchComa(2, 6, hidden_size=8)
-    mask = torch.tensor([[1.0, 1, 0, 1, 0, 1]]).repeat(5, 1)
-    masked = learner.masked(torch.softmax(torch.randn(5, 6), -1), mask)
-    minibatch = {"action": torch.tensor([0, 1, 3, 5, 0]), "mask": mask}
-    np.testing.assert_allclose(masked.sum(-1), 1.0, atol=1e-6)
-    advantage = learner.advantage(masked, torch.full((5, 6), 3.0), minibatch)
-    np.testing.assert_allclose(advantage, 0.0, atol=1e-5)
-
-
-def test_masked_actions_are_never_chosen(torch: Any) -> None:
-    learner = torch_learner.TorchComa(4, 6, hidden_size=8)
-    rng = np.random.default_rng(0)
-    obs = rng.random((4, 11, 11, 7), dtype=np.float32)
-    for _ in range(200):
-        mask = rng.random((4, 6)) < 0.4
-        mask[:, rng.integers(6)] = True
-        for greedy in (False, True):
-            actions = learner.act(obs, mask, eps=0.3, greedy=greedy)
-            assert mask[np.arange(4), actions].all()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """The oracle of the snakes game against the recorded transitions, and its own properties."""
 
 import functools
-import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -75,26 +74,6 @@ def test_every_recorded_transition() -> None:
         assert rewards.tolist() == arrays["reward"][row][:n], row
         assert game.hit.tolist() == arrays["hit"][row][:n], row
         assert done == arrays["done"][row], row
-
-
-def test_recorded_respawns_are_as_varied_as_described() -> None:
-    """Tells that the comparison above has met the odd cases."""
-    seen: Counter[str] = Counter()
-    for row in recorded_rows():
-        settings, after = recorded_settings(row), recorded_state(row, "after")
-        for body, direction in itertools.compress(
-            zip(after.bodies, after.directions, strict=True), record()["hit"][row]
-        ):
-            seen["deaths"] += 1
-            if not body:
-                seen["failed"] += 1
-                continue
-            around = [settings.neighbour(body[0], d) for d in oracle.DIRECTIONS]
-            seen["head in the middle"] += set(body[1:]) < set(around)
-            seen["disconnected"] += body[2] not in [settings.neighbour(body[1], d) for d in oracle.DIRECTIONS]
-            seen["into the neck"] += body[1] == around[direction]
-    expected = {"deaths": 4967, "failed": 8, "head in the middle": 697, "disconnected": 637, "into the neck": 205}
-    assert seen == expected
 
 
 @pytest.mark.parametrize(("place", "level"), list(enumerate([1, 2, 3, 4, EVASION])))
@@ -210,16 +189,6 @@ def test_beans_keep_their_order() -> None:
     assert game.state.beans == [(9, 19), (9, 17), (8, 8), (7, 7), (8, 9)]
 
 
-def test_a_game_has_as_many_steps_as_stated() -> None:
-    for settings in oracle.CONFIGURATIONS.values():
-        game = Game(settings, np.random.default_rng(1))
-        steps = 0
-        while not game.done:
-            game.step(game.rng.integers(4, size=settings.num_snakes))
-            steps += 1
-        assert steps == settings.max_step and game.state.step_count == settings.max_step + 1
-
-
 def test_a_full_board_ends_the_game() -> None:
     settings = Settings(3, 4, num_snakes=1, num_beans=2, teams=1)
     snake = [(0, 3), (0, 2), (0, 1), (0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 1), (2, 0)]
@@ -294,17 +263,6 @@ def test_the_local_rule_of_respawns_equals_the_search() -> None:
     assert 300 < sum(result is None for result in results) < 2000
 
 
-def test_fixed_respawns_are_connected_and_look_ahead() -> None:
-    for settings, occupied in random_occupations():
-        fixed = replace(settings, fixed_respawn=True)
-        result = oracle.respawn(occupied, fixed)
-        assert (result is None) == (oracle.respawn(occupied, settings) is None)
-        if result is not None:
-            (head, middle, last), direction = result
-            assert fixed.neighbour(middle, direction) == head
-            assert last in [fixed.neighbour(middle, d) for d in oracle.DIRECTIONS]
-
-
 def test_respawns_see_earlier_ones_and_beans_but_not_the_dead() -> None:
     dead = line((0, 2), (0, 1), (0, 0), towards=RIGHT), line((0, 3), (0, 4), (0, 5), towards=LEFT)
     game = started(*dead, beans=[(0, 6), (1, 1), (9, 9), (9, 11), (9, 13)])
@@ -346,120 +304,12 @@ def test_a_snake_off_the_board_counts_as_zeros() -> None:
 # ---------------------------------------------------------------- draws
 
 
-def chi_square(counts: Counter[Any], outcomes: int) -> float:
-    """Of counts against the uniform law, less its mean, in its standard deviations."""
-    expected = counts.total() / outcomes
-    value = sum((count - expected) ** 2 for count in counts.values()) / expected + (outcomes - len(counts)) * expected
-    return (value - (outcomes - 1)) / (2 * (outcomes - 1)) ** 0.5
-
-
-def test_reversals_are_redrawn_from_the_three_other_directions() -> None:
-    rng = np.random.default_rng(0)
-    for direction in oracle.DIRECTIONS:
-        for action in set(oracle.DIRECTIONS) - {direction ^ 1}:
-            assert oracle.resolve([action], [direction], rng) == [action]
-        counts = Counter(oracle.resolve([direction ^ 1], [direction], rng)[0] for _ in range(1000))
-        assert direction ^ 1 not in counts and abs(chi_square(counts, 3)) < 4
-
-
-def test_new_beans_are_drawn_uniformly_from_the_free_cells() -> None:
-    rng = np.random.default_rng(0)
-    settings = Settings(4, 3, num_snakes=1, num_beans=3, teams=1)
-    state = State([[(0, 0), (0, 1), (0, 2)]], [LEFT], [(3, 0)])
-    drawn = [oracle.refill(state, settings, rng).beans for _ in range(5000)]
-    assert all(beans[0] == (3, 0) and len(set(beans)) == 3 for beans in drawn)
-    assert abs(chi_square(Counter((b, c) for _, b, c in drawn), 8 * 7)) < 4
-    crowded = replace(settings, num_beans=20)
-    assert len(oracle.refill(state, crowded, rng).beans) == 9  # as many as there is room for
-
-
-def test_resets_are_uniform_and_straight() -> None:
-    rng = np.random.default_rng(0)
-    states = [oracle.reset(BOARD, rng) for _ in range(2000)]
-    for state in states:
-        assert len(state.occupied()) == 6 * 3 + 5 and state.step_count == 1
-        for (head, middle, tail), direction in zip(state.bodies, state.directions, strict=True):
-            assert BOARD.neighbour(tail, direction) == middle and BOARD.neighbour(middle, direction) == head
-    assert abs(chi_square(Counter((state.bodies[0][2], state.directions[0]) for state in states), 800)) < 4
-
-
-def test_the_last_of_two_snakes_is_placed_uniformly_over_what_is_left() -> None:
-    rng = np.random.default_rng(0)
-    settings = Settings(3, 3, num_snakes=2, num_beans=0)
-    places: dict[frozenset[Cell], Counter[Any]] = {}
-    for _ in range(6000):
-        state = oracle.reset(settings, rng)
-        second = (state.bodies[1][2], state.directions[1])
-        places.setdefault(frozenset(state.bodies[0]), Counter())[second] += 1
-    assert len(places) == 6  # on this board a snake fills a row or a column, and another one parallel to it
-    assert all(abs(chi_square(counts, 12)) < 4 for counts in places.values())
-
-
-def test_impossible_draws_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot go 0"):
-        started(EASTWARDS).step([RIGHT], resolved=[UP])
-    with pytest.raises(ValueError, match="cannot go 2"):
-        started(EASTWARDS).step([LEFT], resolved=[LEFT])
-    with pytest.raises(ValueError, match="1 new beans, 0 are missing"):
-        started(EASTWARDS).step([RIGHT], new_beans=[(0, 0)])
-    with pytest.raises(ValueError, match="not distinct free"):
-        started(EASTWARDS, beans=FAR[:4]).step([RIGHT], new_beans=[(5, 4)])
-
-
-def test_invariants_of_ordinary_play() -> None:
-    rng = np.random.default_rng(0)
-    for level in (0, 2, EVASION):
-        game = Game(BOARD, rng)
-        while not game.done:
-            before = game.state
-            copy = State([list(b) for b in before.bodies], list(before.directions), list(before.beans))
-            game.step([a for side in (0, 1) for a in scripted(level)(game, side)])
-            assert before == replace(copy, step_count=before.step_count)  # nothing is changed in place
-            bodies = game.state.bodies
-            assert min(map(len, bodies)) >= 3 and len(game.state.beans) == 5
-            assert len(game.state.occupied()) == sum(map(len, bodies)) + 5
-            assert game.totals.tolist() == game.scores.tolist()
-
-
 # ---------------------------------------------------------------- observations and rewards
 
 
 def test_differences_wrap_and_keep_both_signs_at_half() -> None:
     assert [oracle.wrapped(x, 10) for x in (-9, -6, -5, 0, 5, 6, 9)] == [1, 4, -5, 0, 5, -4, -1]
     assert [oracle.wrapped(x, 11) for x in (-6, -5, 5, 6)] == [5, -5, 5, -5]
-
-
-def test_missing_beans_in_the_observations() -> None:
-    game = Game(BOARD, np.random.default_rng(0))
-    (row, column), bean = game.state.bodies[0][0], (9, 19)
-    game.state.beans = [bean]
-    offset = [oracle.wrapped(19 - column, 20), oracle.wrapped(9 - row, 10)]
-    thirty, thirty_five = game.observe("30")[0], game.observe("35")[0]
-    assert thirty[6:8].tolist() == thirty_five[16:18].tolist() == offset
-    assert thirty[9:12].tolist() == [0, 0, 40] and thirty_five[19:22].tolist() == [0, 0, 0]
-    assert thirty[14:26].tolist() == [9, 19] + [0] * 10
-    assert game.observe("26")[0, 6:16].tolist() == thirty_five[6:16].tolist() == [9, 19] + [0] * 8
-
-
-@pytest.mark.parametrize("layout", oracle.LAYOUTS)
-def test_the_second_seat_sees_the_game_as_the_first_one_does(layout: str) -> None:
-    game = Game(BOARD, np.random.default_rng(0))
-    for _ in range(60):
-        game.step(game.rng.integers(4, size=6))
-        state = game.state
-        exchanged = State(
-            [state.bodies[(k + 3) % 6] for k in range(6)],
-            [state.directions[(k + 3) % 6] for k in range(6)],
-            state.beans,
-        )
-        np.testing.assert_array_equal(game.observe(layout, side=1), oracle.observe(exchanged, BOARD, layout))
-    assert game.observe("26", side=1)[0, :2].tolist() == list(game.state.bodies[3][0])
-
-
-def test_observations_of_other_configurations() -> None:
-    shapes = {"snakes_3v3": (3, 26), "snakes_5p": (5, 24), "snakes_1v1": (1, 18), "snakes_2p": (2, 18)}
-    for name, settings in oracle.CONFIGURATIONS.items():
-        assert Game(settings, np.random.default_rng(0)).observe().shape == shapes[name]
 
 
 def test_lead_codes() -> None:
@@ -484,20 +334,6 @@ def test_shaped_rewards_by_hand() -> None:
         np.testing.assert_allclose(oracle.shaped_rewards(variant, state, rewards, hit, 4, range(4)), values)
     state.beans = []
     assert oracle.shaped_rewards("original", state, rewards, hit, 0, [2]) == [0.0]
-
-
-def test_a_game_pays_the_lead_of_each_seat() -> None:
-    game = Game(BOARD, np.random.default_rng(3))
-    seen = set()
-    while not game.done:
-        game.step([a for side in (0, 1) for a in scripted(2)(game, side)])
-        one, other = game.totals[:3].sum(), game.totals[3:].sum()
-        codes = (oracle.lead_code(game.done, one, other), oracle.lead_code(game.done, other, one))
-        for side, code in enumerate(codes):
-            expected = oracle.shaped_rewards("plus", game.state, game.rewards, game.hit, code, game.settings.team(side))
-            np.testing.assert_array_equal(game.shaped("plus", side), expected)
-        seen.add(codes)
-    assert {(3, 4), (4, 3)} <= seen
 
 
 # ---------------------------------------------------------------- scripted players
@@ -540,79 +376,6 @@ def test_evasion_claims_the_way_on() -> None:
     walls = [(5, 3), (6, 4), (4, 6), (6, 5), (5, 6)]
     assert opponents.safe_directions((5, 5), {(5, 5), *walls}, BOARD) == [UP]
     assert opponents.safe_directions((5, 5), {(5, 5), (4, 5), *walls}, BOARD) == [LEFT]
-
-
-def test_safe_directions_in_closed_form() -> None:
-    """On boards of five rows and columns or more only the diagonals can be claimed twice."""
-    rng = np.random.default_rng(0)
-    settings = Settings(5, 6)
-    for _ in range(500):
-        bodies = {cell for cell in settings.cells() if rng.random() < 0.6} | {(2, 2)}
-
-        def free(*moves: int, bodies: set[Cell] = bodies) -> bool:
-            cell = (2, 2)
-            for d in moves:
-                cell = settings.neighbour(cell, d)
-            return cell not in bodies
-
-        u, d, x, r = UP, DOWN, LEFT, RIGHT
-        closed = [
-            free(u) and (free(u, u) or free(u, x) or free(u, r)),
-            free(d) and (free(d, d) or free(d, x) or free(d, r)),
-            free(x) and (free(x, x) or (free(u, x) and not free(u)) or (free(d, x) and not free(d))),
-            free(r) and (free(r, r) or (free(u, r) and not free(u)) or (free(d, r) and not free(d))),
-        ]
-        assert opponents.safe_directions((2, 2), bodies, settings) == np.flatnonzero(closed).tolist()
-
-
-def test_third_level_in_whole_numbers() -> None:
-    """A blocked cell at squared distance q is better than a free one at p iff t = p - q - 25 > 0 and t^2 > 100 q."""
-    for q, p in itertools.product(range(500), repeat=2):
-        t = p - q - 25
-        assert (q**0.5 + 5 < p**0.5) == (t > 0 and t * t > 100 * q)
-        assert (q**0.5 + 5 == p**0.5) == (t >= 0 and t * t == 100 * q)
-
-
-def test_team_mates_of_either_seat_play_alike() -> None:
-    game = Game(BOARD, np.random.default_rng(4))
-    for _ in range(40):
-        game.step(game.rng.integers(4, size=6))
-        turned = oracle.relabelled(game.state, BOARD, 1)
-        for level in opponents.LEVELS[1:]:
-            assert choose(game.state, BOARD, BOARD.team(1), level) == choose(turned, BOARD, BOARD.team(0), level)
-
-
-def test_levels_of_a_training() -> None:
-    def starts(strategy: str) -> list[int]:
-        levels = [opponents.scheduled_level(strategy, episode, 50_000) for episode in range(1, 50_001)]
-        assert levels == sorted(levels)
-        return [levels.index(level) + 1 for level in range(1, 5)]
-
-    assert starts("linear") == starts("anything") == [12_500, 25_000, 37_500, 50_000]
-    assert starts("exponential") == [19_843, 31_499, 41_275, 50_000]
-    assert starts("curriculum") == [5_000, 15_000, 30_000, 42_500]
-
-
-def test_wrong_settings_are_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="three rows"):
-        Settings(height=2)
-    with pytest.raises(ValueError, match="cannot form 2 equal teams"):
-        Settings(num_snakes=5)
-    with pytest.raises(ValueError, match="no side 1"):
-        Settings(num_snakes=5, teams=1).team(1)
-    with pytest.raises(ValueError, match="no room for 4 snakes"):
-        oracle.reset(replace(Settings(3, 3), num_snakes=4, num_beans=0), np.random.default_rng(0))
-    game = Game(BOARD, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="unknown layout"):
-        game.observe("29")
-    with pytest.raises(ValueError, match="unknown reward"):
-        game.shaped("v2")
-    with pytest.raises(ValueError, match="unknown level"):
-        choose(game.state, BOARD, range(3), 5)
-    with pytest.raises(ValueError, match="needs two teams"):
-        oracle.observe(game.state, replace(BOARD, num_beans=4), "35")
-    with pytest.raises(ValueError, match="give it a generator"):
-        Game(BOARD)
 
 
 # (level of each team; mean score of each on the original engine and its standard error), section 12 of the rules

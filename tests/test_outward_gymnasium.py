@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs, needs_gymnasium
+from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs_gymnasium
 from helpers.tiny import Corridor, PointMass
 
 import envs_jax
@@ -125,26 +125,6 @@ def test_one_copy_equals_gymnasiums_own_vector_environment(name: str) -> None:
 
 
 @needs_gymnasium
-def test_gymnasiums_wrappers_understand_the_vector_environment() -> None:
-    from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
-
-    env = Corridor(length=3, horizon=5)
-    vector = DictInfoToList(RecordEpisodeStatistics(GymnasiumVectorEnv(env, 4, seed=1)))
-    vector.reset()
-    returns, lengths, seen = np.zeros(4), np.zeros(4, int), []
-    done = np.zeros(4, bool)
-    for action in drawn(env, 4, 30):
-        _, rewards, terminated, truncated, infos = vector.step(action[:, 0])
-        returns, lengths = np.where(done, 0, returns + rewards), np.where(done, 0, lengths + 1)
-        done = terminated | truncated
-        for i in np.flatnonzero(done):
-            seen.append((infos[i]["episode"]["r"], infos[i]["episode"]["l"]))
-            assert seen[-1] == (returns[i], lengths[i])
-            assert infos[i]["reached"] == float(terminated[i])
-    assert len(seen) > 8 and {value for value, _ in seen} == {0.0, 1.0}
-
-
-@needs_gymnasium
 def test_seeds() -> None:
     env = Corridor(length=20)
     vector = GymnasiumVectorEnv(env, 5, seed=4)
@@ -168,20 +148,6 @@ def test_seeds() -> None:
     assert np.array_equal(single.reset(seed=11)[0], seeded[0][0])
     assert not all(np.array_equal(single.reset()[0], seeded[0][0]) for _ in range(5))
     assert vector.reset(seed=outward.LARGEST_SEED)[0].shape == (5, 21)
-
-
-@needs_gymnasium
-def test_equal_environments_are_compiled_once() -> None:
-    former = outward._compiled.cache_info().misses
-    for length in (7, 7, 8):
-        GymnasiumEnv(Corridor(length=length))
-    assert outward._compiled.cache_info().misses == former + 2
-    assert GymnasiumEnv(Corridor(length=(unhashable := _Length(3)))).reset()[0].shape == (4,)
-    assert unhashable == 3
-
-
-class _Length(int):
-    __hash__ = None
 
 
 @needs_gymnasium
@@ -230,63 +196,6 @@ def test_refusals_of_gymnasium() -> None:
 
 
 # Other people's learners
-
-
-@needs_gymnasium
-@needs("stable_baselines3")
-@pytest.mark.filterwarnings("ignore")
-def test_ppo_of_stable_baselines3_trains_on_reach() -> None:
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_checker import check_env
-
-    env = GymnasiumEnv(envs_jax.make("reach", horizon=20))
-    check_env(env)
-    model = PPO("MlpPolicy", env, n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
-    before = [weight.detach().numpy().copy() for weight in model.policy.parameters()]
-    model.learn(256)
-    after = [weight.detach().numpy() for weight in model.policy.parameters()]
-    assert model.num_timesteps == 256
-    assert all(np.isfinite(weight).all() for weight in after)
-    assert any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
-    lengths = {episode["l"] for episode in model.ep_info_buffer}
-    assert lengths == {20}  # episodes of the whole horizon
-
-
-@needs_gymnasium
-@needs("torch")
-@pytest.mark.filterwarnings("ignore")
-def test_a_loop_in_torch_learns_from_the_vector_environment() -> None:
-    """One-step actor-critic with masks; rows of reset steps are left out, truncated ends bootstrap."""
-    import torch
-
-    torch.manual_seed(0)
-    envs = GymnasiumVectorEnv(ENVS["snakes"](), 16, seed=0)
-    size = int(np.prod(envs.single_observation_space.shape))
-    net = torch.nn.Sequential(torch.nn.Linear(size, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5))
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    observation, infos = envs.reset()
-    done, ends, losses = np.zeros(16, bool), 0, []
-    for _ in range(40):
-        out = net(torch.from_numpy(observation).float())
-        closed = torch.from_numpy(infos["action_mask"] == 0)
-        policy = torch.distributions.Categorical(logits=out[:, :4].masked_fill(closed, -1e9))
-        action = policy.sample()
-        valid = torch.from_numpy(~done)
-        assert torch.from_numpy(infos["action_mask"])[torch.arange(16), action][valid].all()
-        observation, reward, terminated, truncated, infos = envs.step(action.numpy())
-        done = terminated | truncated
-        ends += int(done.sum())
-        with torch.no_grad():
-            following = net(torch.from_numpy(observation).float())[:, 4]
-        target = torch.from_numpy(reward).float() + 0.95 * following * torch.from_numpy(~terminated)
-        advantage = target - out[:, 4]
-        loss = (advantage.square() - policy.log_prob(action) * advantage.detach())[valid].sum() / 16
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert np.isfinite(losses).all() and ends >= 5 * 16  # 40 steps, episodes of 6 and a reset step
-    envs.close()
 
 
 WORKERS = """

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiny import PointMass
 
-from bench.harness import measure
 from bench.peers import __main__ as command
-from bench.peers import environments, installs, learners, tables
+from bench.peers import environments, installs, learners, libraries
 from bench.peers.environments import Measured, Skipped, open_environment
 from bench.peers.installs import Peer
-from bench.studies import presets
+from bench.peers.tasks import PENDULUM, Task, Watch
 from jaxrl.common.errors import UserError
 
 pytestmark = pytest.mark.long
@@ -63,8 +63,6 @@ def test_environments_of_a_worker(fake, tmp_path, capsys):
     assert data["peers"]["fake"]["packages"] == {"fake": "1.0"}
     row = data["rows"][0]
     assert (row["rate"], row["wall_rate"], row["samples"]) == (200.0, 100.0, [0.005, 0.005])
-    assert command.main(["--table", str(tmp_path / "out.json")]) == 0
-    assert capsys.readouterr().out.splitlines() == table
 
 
 def test_learners_of_a_worker(fake, tmp_path, capsys):
@@ -79,26 +77,6 @@ def test_nothing_was_measured(fake, capsys):
     """A call that finds no figure ends with exit code 1 and the first reason."""
     assert command.main(["environments", "--num_envs", "64", *fake]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "error: nothing was measured: one copy at a time"
-
-
-def test_rows_are_added(fake, tmp_path, capsys):
-    """What is there is not measured again, and how it came about stays in the record."""
-    out = tmp_path / "out.json"
-    assert command.main(["environments", "--num_envs", "1", "--rounds", "2", *fake]) == 0
-    data = json.loads(out.read_text())
-    data["rows"][0]["rate"] = 7.0
-    out.write_text(json.dumps(data))
-    capsys.readouterr()
-    for only in (["--only", "board"], []):
-        assert command.main(["environments", "--num_envs", "1,2", "--rounds", "3", "--add", *only, *fake]) == 0
-    assert capsys.readouterr().out.splitlines()[2].startswith("| fake | game | 7 |  |")
-    added = json.loads(out.read_text())
-    assert [len(row["samples"]) for row in added["rows"]] == [2, 2, 3, 3]
-    assert [row["environment"] for row in added["rows"]] == ["game", "board", "board", "game"]
-    assert (added["earlier"][0]["command"], len(added["earlier"])) == (data["command"], 2)
-    words = ["learners", "--algos", "sac", "--seeds", "2", *fake[:-1], str(tmp_path / "sac.json")]
-    assert command.main(words) == command.main([*words, "--add"]) == 0
-    assert len(json.loads((tmp_path / "sac.json").read_text())["rows"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -123,24 +101,6 @@ def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
     assert error.startswith("error: ") and sentence in error
 
 
-def test_another_result_is_refused(fake, tmp_path, capsys):
-    """As a table, or to add rows to; it stays as it is."""
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps({"format": measure.FORMAT, "kind": "studies.known", "rows": []}))
-    before = other.read_bytes()
-    assert command.main(["--table", str(other)]) == 1
-    assert f"{other} is no result of bench.peers for environments or learners" in capsys.readouterr().err
-    assert command.main(["environments", "--num_envs", "1", "--add", *fake[:-1], str(other)]) == 1
-    assert f"{other} is no result of bench.peers for environments: name another file" in capsys.readouterr().err
-    assert other.read_bytes() == before
-
-
-def test_other_studies_refuse_in_a_sentence(tmp_path, capsys):
-    assert presets.main(["--preset", "ppo --env 'coverage", "--out", str(tmp_path / "a.json")]) == 2
-    assert "No closing quotation: close the quotation mark" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_make_says_what_pip_says(monkeypatch, tmp_path):
     """Packages come with their versions; a failure is one sentence."""
     calls = []
@@ -155,14 +115,6 @@ def test_make_says_what_pip_says(monkeypatch, tmp_path):
         installs.make("brax")
     assert [words[2] for words in calls] == ["venv", "pip"]
     assert "brax==0.14.2" in calls[1]
-
-
-def test_versions_are_pinned():
-    """All but our own package, and what pip chooses for others, have one version."""
-    for peer in installs.PEERS.values():
-        loose = {word for word in peer.packages if "==" not in word and not word.startswith(("-", "/"))}
-        assert loose <= {"six", "packaging", "tyro"} or peer.packages[0] == "--no-deps"
-        assert set(peer.learners) <= set(installs.ALL)
 
 
 @pytest.mark.parametrize("name", ["tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"])
@@ -222,7 +174,7 @@ def test_clock_stands_still_while_it_scores(monkeypatch):
         return act
 
     monkeypatch.setattr(learners, "scored", slow)
-    clock = learners.Clock(learners.PENDULUM, -200.0)
+    clock = learners.Clock(PENDULUM, -200.0)
     monkeypatch.setattr(learners, "EVALUATIONS", 3)
     assert [clock.evaluate(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
     assert [row["return"] for row in clock.rows] == [-300.0, -200.0, -250.0]
@@ -235,7 +187,7 @@ def test_seconds_of_the_compiler(monkeypatch):
     times = iter([(0.0, 0.0), (5.0, 10.0), (8.0, 11.0), (9.0, 12.0), (9.5, 13.0)])
     monkeypatch.setattr(learners, "_now", lambda: np.array(next(times)))
     monkeypatch.setattr(learners, "scored", lambda name, act: 0.0)
-    clock = learners.Clock(learners.PENDULUM, -200.0)
+    clock = learners.Clock(PENDULUM, -200.0)
     for seconds in (4.0, 1.5):
         clock._listen("/jax/core/compile/backend_compile_duration", seconds)
     clock.evaluate(1, 1, None)
@@ -280,15 +232,31 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
     assert learners.learn("fake", "sac", 1, quick=False)["cpu_to_score"] is None
 
 
-def test_table_of_what_could_not_be_measured():
-    data = {
-        "work": "environments", "machine": {"processor": "AMD EPYC", "started": "2026-01-02 03:04:05"},
-        "peers": {"jidi": {}},
-        "rows": [{"peer": "jidi", "environment": "b", "num_envs": 1, "skipped": "why"}],
-    }  # fmt: skip
-    lines = tables.rows(data).splitlines()
-    assert lines[2] == "| jidi | b | why |  |  |  |"
-    assert lines[4] == "One core, AMD EPYC, 2026-01-02:"
+def test_actions_of_peers_span_the_box():
+    """-1, 0 and 1 are the ends and the middle of the environment's own box; what lies outside is clipped."""
+    given = jnp.array([[-1.0, 0.0], [1.0, 3.0]])
+    np.testing.assert_array_equal(libraries.to_box(PointMass(box=2.0), given), [[[-2.0, 0.0]], [[2.0, 2.0]]])
+
+
+SHORT = Task("Pendulum-v1", 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("peer", "algo"),
+    [("ours", "sac"), ("ours", "td3"), ("ours", "ppo"), ("brax", "sac"), ("sb3", "td3"), ("sbx", "sac")],
+)
+@pytest.mark.filterwarnings("ignore")  # their own
+def test_learners_make_the_steps_of_a_task(peer, algo):
+    """They are watched as often as is asked for, and count an update for each step after the random ones."""
+    for name in learners.IMPORTS[peer]:
+        pytest.importorskip(name)
+    calls = []
+    task = SHORT if algo != "ppo" else Task("CartPole-v1", 2048, num_envs=8, hidden_size=8)
+    watch = Watch(task.steps // 2, lambda steps, updates, act: calls.append((steps, updates)))
+    learners.LEARNERS[peer](algo, task, 1, watch)
+    assert [steps for steps, _ in calls] == [task.steps // 2, task.steps]
+    updates = calls[-1][1]
+    assert updates == 2 * 16 if algo == "ppo" else 64 - 16 <= updates <= 64 - 16 + 4  # ours: of the 16th step, too
 
 
 @pytest.mark.long

@@ -210,7 +210,7 @@ def test_our_presets_are_not_taken_for_theirs() -> None:
         assert published.convert(yaml.safe_load(path.read_text()), None) is None, path
 
 
-def test_the_page_has_the_table_and_is_short() -> None:
+def test_the_page_has_the_table() -> None:
     text = PAGE.read_text()
     for system in published.SYSTEMS:
         rows = ["| theirs | here | |", "|---|---|---|"]
@@ -221,8 +221,6 @@ def test_the_page_has_the_table_and_is_short() -> None:
         same = ", ".join(dict.fromkeys(f"`{name.ours}`" for name in system.names if name.flag == name.ours))
         table = "\n".join(rows)
         assert f"<!-- names: {system.name} -->\n\n{table}\n\nThe same here: {same}.\n" in text
-    words = re.sub(r"<!--.*?-->|[|`]", " ", text).split()
-    assert len([word for word in words if re.search(r"\w", word)]) <= 700
 
 
 # Their flags
@@ -235,8 +233,6 @@ def test_the_page_has_the_table_and_is_short() -> None:
         ("--algo bicnet --c_lr=2e-4", "critic_lr", 2e-4),
         ("--algo ddpg --opponent_difficulty_strategy exponential", "opponent", "exponential"),
         ("--algo coma --n_agents 3", "num_agents", 3),
-        ("--algo coma --lambda 0.7", "td_lambda", 0.7),
-        ("--algo coma --batch_size 300", "minibatch_size", 300),
         ("--algo sac --num_train_steps 1000", "total_env_steps", 1000),
         ("--algo student --num_student_online_trainsteps2 1000", "total_env_steps", 1000),
     ],
@@ -249,15 +245,12 @@ def test_flags_that_mean_the_same(words: str, setting: str, value: Any) -> None:
     ("words", "sentence"),
     [
         ("--algo ddpg --save_interval 1000", "save_interval of the snakes trainer is --checkpoint_every here"),
-        ("--algo ddpg --load_model", "is --init_from here (RUN --checkpoint N"),
         ("--algo ddpg --enable_opponent_evasion", "is --opponent here ('curriculum evasion@0.8'"),
         ("--algo coma --n_episodes 1500", "is --total_episodes here (missions, not training steps"),
         ("--algo coma --learning_rate 1e-4", "learning_rate of ipp-marl is --actor_lr or --critic_lr here"),
         ("--algo coma --max_altitude 25", "has no setting here (altitudes are 5, 10, 15 m)"),
-        ("--algo sac --save_freq 9", "save_freq of the collective repository is --checkpoint_every here"),
         ("--algo ppo --c_lr 1", "c_lr of the snakes trainer is --critic_lr here"),  # not trained by ppo: only a hint
         ("--algo sac experiment.num_train_steps=9", "of the collective repository is --total_env_steps here"),
-        ("--algo coma --gama 0.9", "did you mean '--gamma'?"),
     ],
 )
 def test_flags_that_are_refused_with_what_to_type(words: str, sentence: str) -> None:

@@ -37,15 +37,10 @@ def begin(env, seed: int = 0):
     [
         ({"task": "reech"}, "reach: unknown task 'reech': did you mean 'reach'?"),
         ({"task": "reach,reach"}, "names a task twice"),
-        ({"task": ""}, "unknown task ''"),
         ({"horizon": 501}, "horizon must lie between 1 and 500, not 501"),
-        ({"horizon": 0}, "horizon must lie between 1"),
         ({"goals": "pol"}, "unknown goals 'pol': did you mean 'pool'?"),
-        ({"goals": "ordered"}, "unknown goals 'ordered': did you mean 'order'?"),
-        ({"pool_seed": -1}, "pool_seed must lie between 0"),
         ({"reward": "v3"}, "unknown reward 'v3'"),
         ({"success_radius": 0.0}, "success_radius must lie between 0.001 and 0.5"),
-        ({"weld": "v1"}, "unknown weld 'v1'"),
     ],
 )
 def test_impossible_settings_are_sentences(changed, sentence):

@@ -14,7 +14,6 @@ from PIL import Image
 
 from envs_jax import viewing
 from envs_jax.base import make
-from envs_jax.coverage.actions import MOVES
 from jaxrl.cli import evaluate, render
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import records, reports
@@ -46,12 +45,6 @@ def test_the_episode_is_the_evaluated_one(coverage, shown):
     assert shown.steps == 3 and shown.actions.shape == (3, 2)
     assert shown.states.maps.beliefs.shape == (4, 3, 17, 17)
     np.testing.assert_allclose(shown.rewards.cumsum(), shown.curves["return"], rtol=1e-5)
-
-
-def test_actions_lead_from_row_to_row(shown):
-    moves = MOVES[6][shown.actions]
-    np.testing.assert_array_equal(shown.states.positions[1:], shown.states.positions[:-1] + moves)
-    assert shown.timesteps.first.tolist() == [True, False, False, False]
 
 
 def test_early_ends_are_cut_off():
@@ -172,14 +165,11 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
     [
         (["--policy", "ig"], 2, "say what to write: --out mission.html"),
         (["--policy", "ig", "--out", "x.htm"], 2, "cannot write '.htm' files; did you mean '.html'?"),
-        (["--policy", "ig", "--out", "x.mp4"], 2, "cannot write '.mp4' files"),
         (["--policy", "ig", "--out", "mission"], 2, "choose from: .gif, .html, .png"),
         (["--policy", "ig", "--out", "/no/such/folder/x.png"], 1, "cannot write /no/such/folder/x.png"),
         (["--out", "OUT/x.png"], 2, "without a run, --policy says who acts"),
         (["--policy", "greedy", "--out", "OUT/x.png"], 2, "policy 'greedy' needs a run"),
-        (["--policy", "lawnmover", "--out", "OUT/x.png"], 2, "did you mean 'lawnmower'?"),
         (["--policy", "ig", "--episode", "-1", "--out", "OUT/x.png"], 2, "--episode must lie between 0"),
-        (["--policy", "ig", "--episode", "1.5", "--out", "OUT/x.png"], 2, "--episode must be a whole number"),
         (["--env", "helpers.tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 1, "has no viewer"),
         (["nowhere", "--out", "OUT/x.gif"], 1, "does not exist"),
     ],
@@ -189,43 +179,6 @@ def test_errors_are_one_sentence(argv, code, words, capsys, tmp_path: Path):
     out, err = capsys.readouterr()
     assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
     assert not list(tmp_path.iterdir())
-
-
-def cut(report):
-    report["policies"]["random"]["entropy"]["mean"] = [0.5]
-
-
-def deep(report):
-    report["policies"]["random"]["entropy"]["mean"] = [[0.5]] * len(report["policies"]["random"]["entropy"]["mean"])
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda report: report.pop("score_mode"),
-        lambda report: report.update(score_mode="best"),
-        lambda report: report.update(score=["entropy"]),
-        lambda report: report.update(policies=[1]),
-        lambda report: report.update(policies={"random": {"entropy": 3}}),
-        lambda report: report.update(env_settings=None),
-        cut,
-        deep,
-    ],
-)
-def test_an_evaluation_that_somebody_has_changed(damage, evaluated, coverage, tmp_path: Path):
-    report = json.loads(evaluated)
-    damage(report)
-    (tmp_path / "numbers.json").write_text(json.dumps(report))
-    with pytest.raises(UserError, match="numbers") as caught:
-        records.read_evaluation(tmp_path / "numbers.json", coverage, "random")
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"env": ' + "9" * 5000 + "}", "\x00", "1e999", '"\\ud800"'])
-def test_an_evaluation_that_is_none(text, coverage, tmp_path: Path):
-    (tmp_path / "numbers.json").write_text(text)
-    with pytest.raises(UserError, match="is not an evaluation"):
-        records.read_evaluation(tmp_path / "numbers.json", coverage, "random")
 
 
 def test_a_folder_that_is_named_like_a_picture(capsys, tmp_path: Path):

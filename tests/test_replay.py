@@ -199,11 +199,6 @@ def test_too_many_rows_are_refused() -> None:
         jax.eval_shape(lambda: replays.create(SEEN, ANSWER, 1, 1, 2**20, 2**11))
 
 
-def test_sizes() -> None:
-    assert replays.row_bytes(SEEN, ANSWER, AGENTS) == 4 + 8 + 2 + 8 + 1
-    assert replays.rows_for(100_000, 1, 1) == 100_001 and replays.rows_for(100, 64, 3) == 5
-
-
 @pytest.mark.parametrize(
     ("box", "expected"),
     [

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
-from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.trials import trials
 
@@ -374,11 +372,3 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
             for name, learned in wanted.learning.items():
                 found = np.asarray(metrics.learning[name])[:, index]
                 np.testing.assert_allclose(found, learned, rtol=2e-3, atol=2e-4, err_msg=name)
-
-
-def test_the_mesh_of_seeds() -> None:
-    """Two devices with two seeds each compute the same as one device with four."""
-    one: Any = dataclasses.replace(make_trainer(CASES["sac"].algo, CASES["sac"].env, **CASES["sac"].settings), seeds=4)
-    two = dataclasses.replace(one, mesh=make_mesh(2))
-    for a, b in zip(*(jax.tree.leaves(t.init(t.keys(0)).algo.replicated) for t in (one, two)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)

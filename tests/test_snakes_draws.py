@@ -200,22 +200,3 @@ def test_room_for_every_start():
     assert always_room(Board(3, 3), 3)
     assert not always_room(Board(3, 3), 4)
     assert not always_room(Board(4, 4), 5)
-
-
-WORKED = [  # bodies, directions taken, bean, hit, rewards
-    ([[(5, 5), (5, 4), (5, 3)], [(3, 6), (4, 6), (5, 6)]], [3, 0], [], [0, 0], [0, 0]),
-    ([[(5, 5), (5, 4), (5, 3)], [(4, 6), (4, 7), (5, 7), (5, 6)]], [3, 2], [(4, 5)], [1, 0], [0, 1]),
-    ([[(5, 5), (5, 6), (6, 6), (6, 5)]], [1], [], [0], [0]),
-    ([[(5, 5), (5, 4), (5, 3), (5, 2), (5, 1)], [(5, 7), (5, 8), (5, 9)]], [3, 2], [(5, 6)], [1, 1], [-2, 0]),
-    ([[(5, 5), (5, 4), (5, 3)], [(5, 6), (5, 7), (5, 8)]], [3, 2], [], [1, 1], [0, 0]),
-]
-
-
-@pytest.mark.parametrize(("bodies", "taken", "beans", "hit", "paid"), WORKED)
-def test_worked_cases(bodies, taken, beans, hit, paid):
-    board = Board(10, 20)
-    game = jax.tree.map(jnp.asarray, from_segments(board, bodies, taken, beans, 5))
-    after, reward, died, _ = jax.jit(functools.partial(rules.move, board))(game, jnp.asarray(taken, jnp.int32))
-    assert np.asarray(died).tolist() == [bool(h) for h in hit]
-    assert np.asarray(reward).tolist() == paid
-    assert (np.asarray(after.beans) == -1).all()

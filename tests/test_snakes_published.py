@@ -44,20 +44,14 @@ def test_a_table_says_what_differs():
     assert text.startswith("random against level 2")
 
 
-def test_the_oracle_plays_the_same_games(monkeypatch, tmp_path, capsys):
-    """Both engines fill the same figures; the verdict goes to the exit code and the file."""
-    few = published_snakes.play_numpy(CASE, 3, 0)
-    assert set(few) == set(games())
-    assert (few["win"] + few["defeat"] + few["draw"] == 1).all()
-    assert (few["opponent_deaths"] > 0).all() and (few["opponent_meals"] > few["opponent_score"]).all()
+def test_the_verdict(monkeypatch, tmp_path, capsys):
+    """It goes to the exit code and the file."""
     monkeypatch.setattr(published_snakes, "CASES", (CASE,))
     monkeypatch.setattr(published_snakes, "play", lambda case, episodes, seed: games(meals=9.0))
     out = tmp_path / "published.json"
     assert published_snakes.main(["--episodes", "2000", "--out", str(out)]) == 1
     assert "8 of 9 figures agree" in capsys.readouterr().out
     assert [row["metric"] for row in json.loads(out.read_text())["rows"] if not row["within"]] == ["meals"]
-    assert published_snakes.main(["--engine", "torch"]) == 2
-    assert "jax, numpy" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -10,7 +10,6 @@ import types
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import matplotlib.text
 import numpy as np
 import pytest
@@ -19,8 +18,8 @@ from hypothesis import strategies as st
 
 from envs_jax import viewing
 from envs_jax.base import make
-from envs_jax.coverage import terrain, viewer
-from envs_jax.viewing import charts, pictures
+from envs_jax.coverage import viewer
+from envs_jax.viewing import pictures
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
@@ -48,16 +47,6 @@ def scene(record) -> viewer.Scene:
     return viewer.scene(record)
 
 
-def test_palette_is_told_apart():
-    table = viewer.palette().astype(int)
-    assert table.shape == (256, 3)
-    free, unknown, interest, unseen = table[1], table[128], table[255], table[0]
-    assert free[2] > free[0] + 60 and interest[0] > interest[2] + 60  # blue, orange
-    assert unknown.min() > 240 and 190 < unseen.mean() < 230  # white, grey
-    steps = np.abs(np.diff(table[1:], axis=0)).max()
-    assert steps < 6  # no jumps
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 7).flatmap(lambda n: st.lists(st.booleans(), min_size=n * n, max_size=n * n)))
 def test_borders_are_the_edges_of_the_region(cells):
@@ -83,13 +72,6 @@ def test_borders_are_the_edges_of_the_region(cells):
             if inside(x, y - 1) != inside(x, y):
                 expected.add((x, y, "h"))
     assert unit_edges == expected
-
-
-def test_shrink_averages():
-    values = np.arange(36.0).reshape(6, 6)
-    assert np.array_equal(viewer.shrink(values, 6), values)
-    np.testing.assert_allclose(viewer.shrink(values, 3), values.reshape(3, 2, 3, 2).mean((1, 3)))
-    assert viewer.shrink(np.ones((493, 493)), 200).shape == (165, 165)
 
 
 def test_geometry_in_metres(record, scene):
@@ -120,12 +102,6 @@ def test_belief_and_what_was_never_seen(record, scene):
         np.testing.assert_allclose(drawn[seen], p[seen], atol=0.5 / 254 + 1e-5)
 
 
-def test_messages_are_heard_within_reach(record, scene):
-    for positions, heard in zip(scene.positions, scene.heard, strict=True):
-        distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
-        np.testing.assert_array_equal(heard, distance <= 15.0)
-
-
 def test_lost_messages_are_those_of_the_environment():
     made = make("coverage", q=2, num_agents=4, communication_range=100.0, failure_rate=0.5)
     steps = 4
@@ -146,48 +122,6 @@ def test_lost_messages_are_those_of_the_environment():
         np.testing.assert_array_equal(heard[k], expected)
         lost += np.sum(~np.asarray(expected))
     assert lost > 0
-
-
-def test_images_lie_as_on_a_chart(record, scene):
-    (panel,) = viewer.CoverageViewer().drawing(record).panels
-    for k, cells in enumerate(scene.belief):
-        colours = viewer.palette()[cells]  # axis 0 is x, axis 1 is y
-        for x, y in itertools.product((0, 5, len(cells) - 1), repeat=2):
-            assert np.array_equal(panel.images[k][len(cells) - 1 - y, x], colours[x, y])
-
-
-def test_the_border_encloses_the_true_region(record, scene):
-    ground = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), record.states.terrain)
-    truth = np.asarray(terrain.whole(ground, record.env.n))
-    lengths = np.abs(np.diff(scene.borders, axis=1)).sum()
-    padded = np.pad(truth, 1).astype(int)
-    edges = np.abs(np.diff(padded, axis=0)).sum() + np.abs(np.diff(padded, axis=1)).sum()
-    assert lengths == pytest.approx(edges * scene.side / record.env.n)
-
-
-def test_agents_in_one_place_stand_side_by_side():
-    positions = np.array([[10.0, 10, 5], [10, 10, 15], [30, 30, 5]])
-    places = viewer._beside(positions)
-    assert np.array_equal(places[2], [30, 30])
-    assert places[1, 0] - places[0, 0] == pytest.approx(2.6) and places[:2, 0].mean() == 10
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_labels_do_not_touch(places):
-    found = charts.spread(sorted(places), 0.1)
-    assert len(found) == len(places)
-    assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(found))
-    if all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(places))):
-        np.testing.assert_allclose(found, sorted(places))
-
-
-@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_ticks_are_round_and_few(low, width):
-    found = charts.ticks(low, low + width)
-    assert 2 <= len(found) <= 7
-    assert all(low - 1e-6 * width <= value <= low + (1 + 1e-6) * width for value, _ in found)
-    gaps = np.diff([value for value, _ in found])
-    assert float(f"{gaps[0]:.1g}") == pytest.approx(gaps[0], rel=1e-3) and np.allclose(gaps, gaps[0], rtol=1e-3)
 
 
 # Pages and figures of every environment
@@ -216,35 +150,6 @@ def any_record(request) -> viewing.Record:
     )
 
 
-def test_pages_fit_a_phone_and_have_a_dark_mode(any_record):
-    page = any_record.env.viewer().html(any_record)
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
-    style = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
-    narrow = re.sub(r"max-width: *\d+px|@media[^{]*", "", style)  # what they allow, not what they need
-    main = re.search(r"@media \(max-width: 820px\) \{ main \{ grid-template-columns: ([^;]+);", style)
-    assert main is not None and main[1] == "minmax(0, 1fr)"  # one column, not wider than the screen
-    narrow = narrow.replace("minmax(320px, min(62vw, calc(100vh - 190px))) minmax(300px, 1fr)", "")
-    sizes = [int(size) for size in re.findall(r"(?:width|minmax)[:(] *(\d+)px", narrow)]
-    assert sizes and max(sizes) <= 120  # several stand side by side, in rows that wrap
-    assert re.search(r"\.bar \{[^}]*flex-wrap: wrap", style)
-    dark = re.search(r"@media \(prefers-color-scheme: dark\) \{ :root \{([^}]*)\}", style)
-    light = re.search(r":root \{([^}]*)\}", style)
-    assert dark is not None and light is not None and "color-scheme: light dark" in light[1]
-
-    def grey(block: str, name: str) -> float:
-        colour = re.search(rf"--{name}: #(\w+)", block)[1]
-        colour = "".join(2 * letter for letter in colour) if len(colour) == 3 else colour
-        return sum(int(colour[k : k + 2], 16) for k in (0, 2, 4)) / 765
-
-    for name in ("paper", "card"):
-        assert grey(dark[1], name) < 0.2 < 0.9 < grey(light[1], name)
-    for name in ("ink", "soft"):
-        assert grey(dark[1], name) > 0.6 > grey(light[1], name)
-    own = re.sub(r"\.drawn [^}]*\}", "", style.replace(dark[0], "").replace(light[0], ""))  # what lies on no drawing
-    colours = re.findall(r"[^-](?:background|color|fill): *#(\w+)", own)
-    assert set(colours) <= {"fff", "0072b2", "fafbfc"}  # the button, and the ground of drawings
-
-
 def test_charts_of_pages_hold_all_curves(any_record):
     """Baselines with names and units, and the limit of success."""
     page = any_record.env.viewer().html(any_record)
@@ -263,20 +168,6 @@ def test_charts_of_pages_hold_all_curves(any_record):
     used = {shape[1] for chart in data["charts"].values() for shape in chart}
     used |= {shape[1] for panel in data["panels"] for shape in itertools.chain(panel["still"], *panel["steps"])}
     assert all(f".drawn .{name} {{" in page for name in used)
-
-
-def test_curves_lie_where_the_axis_says(any_record):
-    """The places of the ticks' words, extended to the ends of the episode's curve, give its values."""
-    metric = any_record.env.viewer().drawing(any_record).metrics
-    metric = metric[0] if metric else any_record.env.spec.score
-    line = viewing.Line("x", "#123456", np.asarray(any_record.curves[metric], float))
-    panel, _ = charts.chart(any_record, metric, [line])
-    ticks = np.array([[shape.parts[0][1] - 4, float(shape.value)] for shape in panel.still if shape.style == "left"])
-    (curve,) = (np.reshape(shape.parts[0], (-1, 2)) for shape in panel.still if shape.kind == "trail")
-    slope, start = np.polyfit(ticks[:, 0], ticks[:, 1], 1)
-    span = np.ptp(ticks[:, 1]) or 1.0
-    np.testing.assert_allclose(slope * curve[:, 1] + start, line.values, atol=0.02 * span)
-    assert np.all(np.diff(curve[:, 0]) > 0)
 
 
 def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):

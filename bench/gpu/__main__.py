@@ -2,9 +2,8 @@
 
 Runs units of work in order of importance, each in a process that is stopped when it takes too long. DIR/results.json
 holds what they found and DIR/summary.md, printed at the end, a table of it; both are rewritten after each unit.
-Run again with the same DIR, or with one that holds only results.json, it does the missing units; those that
-took too long are retried once after all others.
-Nothing is downloaded.
+Run again with the same DIR, or with one that holds only results.json, it does the missing units; those that were cut
+off are tried once more after all others. Nothing is downloaded.
 """
 
 import os
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu import results
-from bench.gpu.units import LEAST, PARTS, UNITS, Unit
+from bench.gpu.results import MIN_SECONDS, PARTS, UNITS, Unit
 from bench.harness import measure
 from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     results.check(folder, asked.quick)
     results.forget(folder, again)  # also checks that results can be written
     while missing := results.waiting(folder, parts):
-        if until - time.monotonic() < LEAST:
+        if until - time.monotonic() < MIN_SECONDS:
             measure.say(f"out of time, {len(missing)} units are missing: call it again with the same --out")
             break
         _work(missing, folder, asked.quick, until)
@@ -87,17 +86,14 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     began: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child, began), daemon=True)
     reader.start()
-    unit, left, error, limit = None, until - time.monotonic(), "", False
+    unit, left, error = None, until - time.monotonic(), ""
     try:
         while True:
             try:
                 name = began.get(timeout=max(left, 0.0))
             except queue.Empty:
                 if unit is not None and time.monotonic() < until:
-                    if (more := unit.seconds - results.running(folder, unit)) > 0:
-                        left = min(more, until - time.monotonic())
-                        continue
-                    error, limit = f"took longer than {unit.seconds:.0f} s", True
+                    error = f"{results.CUT} after {unit.seconds:.0f} s"
                 break
             if name is None:
                 if code := child.wait():
@@ -113,8 +109,8 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
         child.communicate()
     if error and unit is None:
         raise UserError(f"no unit was begun, {error}: see its messages above")
-    if error and unit is not None:
-        results.end(folder, unit, quick, error, limit)
+    if error and unit is not None and results.read(folder)[unit.name]["error"] == results.CUT:
+        results.end(folder, unit, quick, error=error)
 
 
 def _read(child: subprocess.Popen[str], began: "queue.Queue[str | None]") -> None:

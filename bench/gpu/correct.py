@@ -6,11 +6,12 @@ Reference data of the environments are the recordings of the original systems, w
 
 import dataclasses
 import functools
+import os
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,7 @@ import numpy as np
 
 import envs_jax
 from bench import train_throughput
-from bench.gpu import job, results
-from bench.gpu.units import GRAPHS
+from bench.gpu import job
 from bench.harness.state_digest import digest
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
@@ -81,29 +81,27 @@ def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
     return {"rows": rows, "wrong": not all(comparison.agrees for comparison in found.values()), "source": source}
 
 
-def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
+def maps(quick: bool, folder: Path) -> dict[str, Any]:
     """Compare map backends of accelerators at the published resolution, on the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
-    dense, pallas = (envs_jax.make("coverage", q=q, map_backend=engine) for engine in ("dense", "pallas"))
+    dense, pallas = (envs_jax.make("coverage", q=q, map_backend=backend) for backend in ("dense", "pallas"))
     exact, real = map_backends.compare((dense, pallas), missions, 15)
     agree = map_backends.agree(exact, real)
     rows = [[f"dense and pallas agree, q {q}", agree, f"({exact} exact values differ, others by {real:.1e} at most)"]]
     return {"rows": rows, "wrong": not agree, "exact": exact, "real": real, "q": q, "missions": missions}
 
 
-def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
+def graphs(quick: bool, folder: Path) -> dict[str, Any]:
     """Check that blocks run as CUDA graphs and launched kernel by kernel, and compare their states.
 
     GPUs may add up numbers in any order, so that equal bits are reported, not demanded.
     """
     rows, idle = [], []
     algos = ["coma"] if quick else list(SMALL)
-    programs = {(algo, graphs): _program(algo, quick, graphs) for algo in algos for graphs in (True, False)}
-    results.note(folder, GRAPHS[1], runs=time.time())
     for algo in algos:
         digests = []
-        for graphs in (True, False, False):
-            state, still = _trained(*programs[algo, graphs], ITERATIONS)
+        for with_graphs in (True, False, False):
+            state, still = _trained(*_program(algo, quick, with_graphs), ITERATIONS)
             digests.append(digest(state))
             idle += still
         rows.append([f"{algo}: the same bits with and without CUDA graphs", digests[0] == digests[1], ""])
@@ -112,7 +110,7 @@ def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
     return {"rows": rows, "wrong": bool(idle)}
 
 
-def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
+def resume(quick: bool, folder: Path) -> dict[str, Any]:
     """Compare two blocks of iterations with and without a checkpoint between them.
 
     GPUs may add up numbers in any order, so that equal bits are reported, not demanded.
@@ -134,7 +132,7 @@ def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
-def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
+def donation(quick: bool, folder: Path) -> dict[str, Any]:
     """Return the share of the state that is donated to a block."""
     shares = {}
     for algo in SMALL if not quick else ["coma"]:
@@ -145,10 +143,10 @@ def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def _program(algo: str, quick: bool, graphs: bool = True) -> tuple[Run, Any]:
+def _program(algo: str, quick: bool, with_graphs: bool = True) -> tuple[Run, Any]:
     """Build the run of a configuration and compile its last phase, with or without CUDA graphs, cached."""
     request = command_line.parse((job.QUICK if quick else SMALL)[algo].split(), "python -m bench.gpu")
-    with job.with_graphs(graphs):
+    with mock.patch.dict(os.environ, {} if with_graphs else {"JAXRL_GRAPHS": "off"}):
         setup = build_run(request.config.with_run(eval_every=0))
         return setup, train_throughput.compile_block(setup)
 

@@ -7,16 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.harness import measure, rates
+from bench.harness import measure
+from bench.harness.rates import measure as measure_rates
 from bench.harness.timing import measure_interleaved, stopwatch
 
 OPERATIONS = 512  # length of the chain for counting launches
 GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}
 
 
-def rates_of_device(quick: bool, folder: Path) -> dict[str, Any]:
+def rates(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure versions, memory, copy rate, matrix products, the convolution of the main job."""
-    found = rates.measure(quick=quick, rounds=1 if quick else 5)
+    found = measure_rates(quick=quick, rounds=1 if quick else 5)
     machine = measure.machine()
     rows: list[list[Any]] = [
         ["device", machine["device"], ""],

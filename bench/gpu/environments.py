@@ -50,7 +50,7 @@ def _of(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
             policy="random",
             num_envs=[size],
             rounds=1 if quick else 5,
-            least=1e-6 if quick else 0.2,
+            min_seconds=1e-6 if quick else 0.2,
             baseline=False,
         )
         found = env_throughput.run(request, machine_rates, measure.say)

@@ -1,20 +1,11 @@
 """Part "job": the main job, `python -m jaxrl.train --algo coma --num_envs 4096`, and four times as many missions."""
 
-import contextlib
-import functools
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench import train_throughput
-from bench.gpu import watch
 from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
-from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.config import Config
-
-SECONDS = 5.0  # of readings of utilisation and power
 
 SMALL = "--num_envs 8 --hidden_size 8 --buffer_size 512 --batch_size 8"
 QUICK = {  # the same tiny programs for all parts of a rehearsal, which is bound by the compiler
@@ -37,53 +28,9 @@ def coma_16384(quick: bool, folder: Path) -> dict[str, Any]:
     return _coma(2 if quick else 16384, quick)
 
 
-def busy_4096(quick: bool, folder: Path) -> dict[str, Any]:
-    """Measure utilisation and power at 4,096 missions."""
-    return _busy(2 if quick else 4096, quick)
-
-
-def busy_16384(quick: bool, folder: Path) -> dict[str, Any]:
-    """Measure utilisation and power at 16,384 missions."""
-    return _busy(2 if quick else 16384, quick)
-
-
-def _busy(missions: int, quick: bool) -> dict[str, Any]:
-    if not quick and not watch.answers():
-        return {"rows": [[f"{missions:,} missions: GPU busy", watch.UNKNOWN, ""]]}  # before anything is compiled
-    work = train_throughput.iterations(*_program(missions, quick))
-    found = watch.watch(work, 0.1, 0.0) if quick else watch.watch(work, SECONDS)
-    return {"rows": watch.rows(f"{missions:,} missions", found), "found": found}
-
-
-@contextlib.contextmanager
-def with_graphs(graphs: bool) -> Iterator[None]:
-    """Compile programs as CUDA graphs, or not."""
-    before = os.environ.get("JAXRL_GRAPHS")
-    if not graphs:
-        os.environ["JAXRL_GRAPHS"] = "off"
-    try:
-        yield
-    finally:
-        os.environ.pop("JAXRL_GRAPHS", None)
-        if before is not None:
-            os.environ["JAXRL_GRAPHS"] = before
-
-
-@functools.lru_cache(maxsize=1)
-def _program(missions: int, quick: bool, graphs: bool = True) -> tuple[Run, Any]:
-    """Build the run of a configuration and compile its iteration, cached between units."""
-    with with_graphs(graphs):
-        setup = build_run(_config(missions, quick).with_run(num_envs=missions))
-        return setup, train_throughput.compile_block(setup)
-
-
-def _config(missions: int, quick: bool) -> Config:
-    request = command_line.parse((QUICK["coma"] if quick else "--algo coma").split(), "python -m bench.gpu")
-    return request.config
-
-
 def _coma(missions: int, quick: bool) -> dict[str, Any]:
-    config = _config(missions, quick)
+    flags = QUICK["coma"] if quick else "--algo coma"
+    config = command_line.parse(flags.split(), "python -m bench.gpu").config
     width = train_throughput.network_width(config)
     machine_rates = rates.measure(width, quick=quick, rounds=1 if quick else 3)
     asked = train_throughput.Request(config, [missions], seconds=60.0, rounds=1 if quick else 5)

@@ -1,90 +1,102 @@
-"""The file that `bench.gpu` writes, and the table made of it."""
+"""Units of work of `bench.gpu`, in order of importance; the file of their results, and the table made of it."""
 
+import dataclasses
+import importlib
 import json
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.units import GRAPHS, UNITS, Unit
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 RESULTS, SUMMARY = "results.json", "summary.md"  # {unit: its result}; the table
-CUT = "cut off"  # the error of a running unit
-CALL, LIMIT = "end of the call", "time limit"  # reasons to cut a unit off
-CALLS, LIMITS = 3, 1  # cuts after which a unit is still retried: in all, and by its time limit
+CUT = "cut off"  # begins the error of a running unit, and of one that took too long
+TRIES = 3  # of a unit that was cut off: with its programs in the cache it gets further
+GRAPHS = "correct_graphs"  # if this unit fails, the others run without CUDA graphs
+MIN_SECONDS = 20.0  # left of a call for a unit to begin
 
 
-def write(
-    folder: Path,
-    unit: Unit,
-    quick: bool,
-    result: dict[str, Any] | None = None,
-    error: str | None = None,
-    took: float | None = None,
-    cuts: Sequence[str] = (),
-) -> None:
-    """Save the result of a unit, and rewrite the table. One process at a time. Raises UserError.
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One job with a result of its own.
 
-    Args:
-        folder: of the results.
-        unit: the unit that ended, or begins.
-        quick: a rehearsal, whose figures mean nothing.
-        result: its result; without an error it replaces earlier notes.
-        error: why it did not finish.
-        took: seconds, if it did.
-        cuts: CALL or LIMIT for each time that it was cut off; without any an error is final.
+    Attributes:
+        part: that it belongs to.
+        name: of its result.
+        seconds: limit, compiling included.
+        where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
+            [[what, figure, unit], ...] for the table, and entries of its own.
     """
-    entries = read(folder)
-    noted = entries.get(unit.name, {}) if error else {}
-    own = {"part": unit.part, "unit": unit.name, "quick": quick, "error": error, "took": took, "cuts": list(cuts)}
-    _store(folder, entries | {unit.name: noted | (result or {}) | own})
+
+    part: str
+    name: str
+    seconds: float
+    where: str
+
+    def load(self) -> Callable[..., dict[str, Any]]:
+        """Import the function."""
+        module, _, function = self.where.partition(":")
+        return getattr(importlib.import_module(module), function)
+
+
+UNITS = tuple(
+    Unit(part, f"{part}_{name}", seconds, f"bench.gpu.{part}:{name}")
+    for part, name, seconds in (
+        ("device", "rates", 60),
+        ("device", "launches", 30),
+        ("correct", "graphs", 240),
+        ("correct", "coverage", 120),
+        ("correct", "snakes", 120),
+        ("correct", "reach", 120),
+        ("correct", "learner", 120),
+        ("correct", "maps", 90),
+        ("correct", "resume", 180),
+        ("correct", "donation", 60),
+        ("job", "coma_4096", 240),
+        ("job", "coma_16384", 240),
+        ("score", "coma", 450),
+        ("score", "ddpg", 360),
+        ("score", "sac", 270),
+        ("environments", "coverage", 240),
+        ("environments", "snakes", 240),
+        ("environments", "reach", 240),
+    )
+)
+PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))
 
 
 def begin(folder: Path, unit: Unit, quick: bool) -> None:
     """Save that a unit is running, in case its process is killed. Raises UserError."""
-    cuts = read(folder).get(unit.name, {}).get("cuts", [])
-    write(folder, unit, quick, {"runs": None}, error=CUT, cuts=[*cuts, CALL])
+    tries = read(folder).get(unit.name, {}).get("tries", 0) + 1
+    end(folder, unit, quick, error=CUT, tries=tries)
 
 
-def note(folder: Path, name: str, **found: Any) -> None:
+def note(folder: Path, name: str, **entries: Any) -> None:
     """Save the results of a running unit so far, in case it is cut off. Raises UserError."""
-    entries = read(folder)
-    if name in entries:  # not where the unit was called from elsewhere
-        _store(folder, entries | {name: entries[name] | found})
+    results = read(folder)
+    if name in results:  # not where the unit was called from elsewhere
+        _store(folder, results | {name: results[name] | entries})
 
 
-def running(folder: Path, unit: Unit) -> float:
-    """Return seconds since a unit reported that its programs are compiled and run; infinite if it has not."""
-    began = read(folder).get(unit.name, {}).get("runs")
-    return time.time() - began if began else float("inf")
-
-
-def end(folder: Path, unit: Unit, quick: bool, error: str, limit: bool = False) -> None:
-    """Save why the process of a unit has ended, unless the unit has; after its time limit it may be retried.
-
-    Raises:
-        UserError: nothing can be written.
-    """
-    entry = read(folder).get(unit.name, {})
-    if entry.get("error") == CUT:
-        write(folder, unit, quick, error=error, cuts=[*entry["cuts"][:-1], LIMIT] if limit else ())
+def end(folder: Path, unit: Unit, quick: bool, result: dict[str, Any] | None = None, **entries: Any) -> None:
+    """Save the result of a unit, or its "error", and rewrite the table. One process at a time. Raises UserError."""
+    results = read(folder)
+    noted = {} if result is not None else results.get(unit.name, {})
+    entry = {"part": unit.part, "unit": unit.name, "quick": quick, "error": None}
+    _store(folder, results | {unit.name: noted | (result or {}) | entry | entries})
 
 
 def waiting(folder: Path, parts: Collection[str]) -> list[Unit]:
-    """Return the units to do: those without a result, then retries after their time limit."""
-    entries = read(folder)
-    found = [
-        unit for unit in UNITS if unit.part in parts and (unit.name not in entries or _may_retry(entries[unit.name]))
-    ]
-    return sorted(found, key=lambda unit: entries.get(unit.name, {}).get("cuts", []).count(LIMIT))
+    """Return the units to do: those without a result, then those that were cut off."""
+    results = read(folder)
+    missing = [unit for unit in UNITS if unit.part in parts and unit.name not in results]
+    return missing + [unit for unit in UNITS if unit.part in parts and may_retry(results.get(unit.name, {}))]
 
 
-def _may_retry(entry: dict[str, Any]) -> bool:
-    """Return whether a unit was cut off, and not too often: with its programs in the cache it gets further now."""
-    cuts = entry.get("cuts", [])
-    return 0 < len(cuts) <= CALLS and cuts.count(LIMIT) <= LIMITS and not _blames_graphs(entry)
+def may_retry(entry: Mapping[str, Any]) -> bool:
+    """Return whether a unit was cut off, and not too often."""
+    return (entry.get("error") or "").startswith(CUT) and entry["tries"] < TRIES
 
 
 def forget(folder: Path, names: Collection[str]) -> None:
@@ -92,9 +104,9 @@ def forget(folder: Path, names: Collection[str]) -> None:
     _store(folder, {name: entry for name, entry in read(folder).items() if name not in names})
 
 
-def _store(folder: Path, entries: dict[str, dict[str, Any]]) -> None:
+def _store(folder: Path, results: dict[str, dict[str, Any]]) -> None:
     try:
-        write_atomically(folder / RESULTS, json.dumps(entries, indent=1) + "\n")
+        write_atomically(folder / RESULTS, json.dumps(results, indent=1) + "\n")
         write_atomically(folder / SUMMARY, table(folder))
     except OSError as error:
         raise UserError(f"cannot write into {folder} ({error.strerror}): choose another folder with --out") from None
@@ -104,27 +116,13 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the results by unit, in the order of the units. Raises UserError."""
     file = folder / RESULTS
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        results = json.loads(file.read_text(encoding="utf-8"))
+        assert all({"part", "unit", "quick", "error"} <= entry.keys() for entry in results.values())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(map(_is_entry, found.values())):
-        raise UserError(f"{file} cannot be read, or holds no results: choose another folder with --out")
-    return {unit.name: found[unit.name] for unit in UNITS if unit.name in found} | found
-
-
-def _is_entry(found: Any) -> bool:
-    if not isinstance(found, dict) or not {"part", "unit", "quick", "error"} <= found.keys():
-        return False
-    rows, cuts, error = found.get("rows", []), found.get("cuts", []), found["error"]
-    return (
-        isinstance(found["unit"], str)
-        and (error is None or isinstance(error, str))
-        and isinstance(cuts, list)
-        and isinstance(rows, list)
-        and all(isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) for row in rows)
-    )
+    except (OSError, ValueError, RecursionError, AttributeError, AssertionError):
+        raise UserError(f"{file} cannot be read, or holds no results: choose another folder with --out") from None
+    return {unit.name: results[unit.name] for unit in UNITS if unit.name in results} | results
 
 
 def check(folder: Path, quick: bool) -> None:
@@ -140,28 +138,23 @@ def failed(folder: Path) -> list[str]:
 
 
 def without_graphs(folder: Path) -> bool:
-    """Return whether CUDA graphs have failed here, or given other results."""
-    return _blames_graphs(read(folder).get(GRAPHS[1], {}))
-
-
-def _blames_graphs(entry: dict[str, Any]) -> bool:
-    """Return whether an error came when the programs ran (since `runs`): slow compiling proves nothing about graphs."""
-    return bool(entry.get("runs")) and entry.get("error") not in (None, CUT)
+    """Return whether CUDA graphs have failed here; slow compiling proves nothing about them."""
+    error = read(folder).get(GRAPHS, {}).get("error")
+    return error is not None and not error.startswith(CUT)
 
 
 def table(folder: Path) -> str:
     """Return all results as Markdown."""
-    lines, entries = ["| unit | what | figure |", "|---|---|---|"], read(folder)
-    for name, entry in entries.items():
+    lines, results = ["| unit | what | figure |", "|---|---|---|"], read(folder)
+    for name, entry in results.items():
         if entry["error"]:
-            told = f"FAILED: {entry['error']}"
-            told += ", it is tried again" if _may_retry(entry) else f" (--again {name} does it anew)"
-            lines.append(f"| {name} | did not end | {_cell(told)} |")
+            again = ", it is tried again" if may_retry(entry) else f" (--again {name} does it anew)"
+            lines.append(f"| {name} | did not end | {_cell('FAILED: ' + entry['error'] + again)} |")
         for what, figure, unit in entry.get("rows", ()):
             lines.append(f"| {name} | {_cell(what)} | {_cell(f'{_number(figure)} {unit}')} |")
     if without_graphs(folder):
-        lines.append(f"\n{GRAPHS[1]} failed: the rest was done without CUDA graphs. Train with JAXRL_GRAPHS=off here.")
-    if any(entry["quick"] for entry in entries.values()):
+        lines.append(f"\n{GRAPHS} failed: the rest was done without CUDA graphs. Train with JAXRL_GRAPHS=off here.")
+    if any(entry["quick"] for entry in results.values()):
         lines.append("\nA rehearsal (--quick): the figures mean nothing.")
     return "\n".join(lines) + "\n"
 

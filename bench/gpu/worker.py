@@ -1,8 +1,7 @@
 """Process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR UNTIL [--quick] UNIT ...
 
-Prints "begins NAME" to stdout before each unit, and starts none shortly before UNTIL (seconds since 1970). It ends when
-its standard input does, that is with its parent, and after a unit that failed, since a process may be unable to use
-the device from then on.
+Prints "begins NAME" to stdout before each unit, and starts none shortly before UNTIL (seconds since 1970). It ends with
+its parent, whose pipe is its standard input, and after a unit that failed: it may not be able to use the device again.
 """
 
 import os
@@ -14,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from bench.gpu import results
-from bench.gpu.units import LEAST, UNITS
+from bench.gpu.results import MIN_SECONDS, UNITS
 from jaxrl.common.errors import UserError, one_line
 
 
@@ -26,7 +25,7 @@ def main(argv: list[str]) -> int:
     say, sys.stdout = sys.stdout, sys.stderr  # stdout is for messages to the parent
     units = {unit.name: unit for unit in UNITS}
     for unit in (units[name] for name in names):
-        if until - time.time() < LEAST:
+        if until - time.time() < MIN_SECONDS:
             break
         results.begin(folder, unit, quick)
         print(f"begins {unit.name}", file=say, flush=True)
@@ -34,13 +33,13 @@ def main(argv: list[str]) -> int:
         try:
             result = unit.load()(quick=quick, folder=folder)
         except UserError as error:
-            results.write(folder, unit, quick, error=one_line(str(error)))
+            results.end(folder, unit, quick, error=one_line(str(error)))
         except Exception as error:  # a bug in one unit must not stop the others
             traceback.print_exc()
-            results.write(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
+            results.end(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
             break
         else:
-            results.write(folder, unit, quick, result=result, took=time.perf_counter() - began)
+            results.end(folder, unit, quick, result, took=time.perf_counter() - began)
         if results.without_graphs(folder) and os.environ.get("JAXRL_GRAPHS") != "off":
             break  # the next process sets it
     return 0

@@ -1,1 +1,1 @@
-"""Code that all benchmarks share: flags, results, plots, FLOP counts."""
+"""Code that all benchmarks share: flags, results, tables, FLOP counts."""

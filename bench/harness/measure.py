@@ -1,7 +1,7 @@
 """Code that all benchmarks share: flags, the record of the machine, results as JSON.
 
 A result is a plain mapping with "kind", "command", "machine", "rates", "notes" and the benchmark's own entries; every
-time in it is a median with its samples. `bench.harness.plots` makes tables and plots of it.
+time in it is a median with its samples. `bench.harness.tables` makes tables of it.
 """
 
 import argparse

@@ -6,8 +6,7 @@ allocates new pages, and some backends compile an operation in a loop differentl
 
 import dataclasses
 import operator
-from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +14,7 @@ import jax.numpy as jnp
 from bench.harness.timing import Sampler, measure_interleaved, stopwatch
 from jaxrl.nn import networks
 
-METHODS: tuple[networks.Convolution, ...] = get_args(networks.Convolution)
-
-
-@dataclasses.dataclass(frozen=True)
-class Convolution:
-    """A valid convolution with stride 1, as in `networks.ConvStack`.
-
-    Attributes:
-        side: of the square input, in pixels.
-        kernel: side of the kernel, in pixels.
-        channels: of the input.
-        features: of the output.
-        first: whether it is the first layer, whose input needs no gradient.
-    """
-
-    side: int
-    kernel: int
-    channels: int
-    features: int
-    first: bool = False
-
-    def flop(self, samples: int) -> int:
-        """Return FLOPs of the forward and backward pass: 2 per multiply-add, one product per gradient."""
-        outputs = (self.side - self.kernel + 1) ** 2
-        product = 2 * samples * outputs * self.kernel**2 * self.channels * self.features
-        return product * (2 if self.first else 3)
-
-
-def layers(width: int, channels: int, side: int = 11) -> dict[str, Convolution]:
-    """Return the three convolutions of `networks.ConvStack` on images of side x side x channels."""
-    found, inputs = {}, channels
-    for number, size in enumerate((5, 4, 0), start=1):
-        kernel = size or side
-        found[f"conv{number}"] = Convolution(side, kernel, inputs, width, first=number == 1)
-        side, inputs = side - kernel + 1, width
-    return found
+SIDE, KERNEL = 7, 4  # of the second convolution of `networks.ConvStack`, in pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +46,7 @@ class Rates:
 def measure(
     width: int = 256,
     dtype: Any = None,
-    methods: Sequence[networks.Convolution] | None = None,
-    least: float = 0.1,
+    min_seconds: float = 0.1,
     rounds: int = 5,
     quick: bool = False,
 ) -> Rates:
@@ -92,14 +55,13 @@ def measure(
     Args:
         width: channels of the convolution.
         dtype: of the convolution; by default the compute dtype of this device.
-        methods: of `networks.convolve`; by default this backend's.
-        least: minimum seconds per sample.
+        min_seconds: minimum seconds per sample.
         rounds: samples of each rate.
         quick: use small arrays; the figures are then meaningless.
     """
     platform = jax.default_backend()
     dtype = jnp.dtype(dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16))
-    methods = methods or [networks.convolution_methods(width, platform)[1]]
+    method = networks.convolution_methods(width, platform)[1]
     cells = 2**18 if quick else 2**26 if platform == "cpu" else 2**28
     # CPUs emulate bfloat16 slowly: smaller
     sides = {"float32": 1024, "bfloat16": 512} if platform == "cpu" else {"float32": 8192, "bfloat16": 8192}
@@ -108,22 +70,26 @@ def measure(
     if quick:
         sides = dict.fromkeys(sides, 64)
     samples = 8 if quick else 512 if platform == "cpu" else 8192
-    layer = layers(width, 12)["conv2"]
-    samplers: list[Sampler] = [*copies(cells, least), *(matmul(name, side, least) for name, side in sides.items())]
-    samplers += [convolution(name, layer, samples, name, dtype, least) for name in methods]
+    samplers: list[Sampler] = [
+        *copies(cells, min_seconds),
+        *(matmul(name, side, min_seconds) for name, side in sides.items()),
+    ]
+    samplers.append(convolution(width, samples, method, dtype, min_seconds))
     seconds = {name: timing.median for name, timing in measure_interleaved(samplers, rounds).items()}
     moved = 2 * 4 * cells
+    outputs = (SIDE - KERNEL + 1) ** 2
+    flop = 3 * 2 * samples * outputs * KERNEL**2 * width**2  # a product forward, and for each gradient
     return Rates(
         copy=moved / seconds["copy"],
         fresh=moved / seconds["fresh"],
         matmul={name: 2 * side**3 / seconds[name] for name, side in sides.items()},
-        convolution={name: layer.flop(samples) / seconds[name] for name in methods},
+        convolution={method: flop / seconds[method]},
         width=width,
         dtype=dtype.name,
     )
 
 
-def copies(cells: int, least: float) -> list[Sampler]:
+def copies(cells: int, min_seconds: float) -> list[Sampler]:
     """Return samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
     in_place, new = jax.jit(operator.neg, donate_argnums=0), jax.jit(operator.neg)
     held = [jnp.ones(cells, jnp.float32)]
@@ -132,51 +98,46 @@ def copies(cells: int, least: float) -> list[Sampler]:
         held[0] = in_place(held[0])
         return held[0]
 
-    return [stopwatch("copy", step, least), stopwatch("fresh", lambda: new(held[0]), least)]
+    return [stopwatch("copy", step, min_seconds), stopwatch("fresh", lambda: new(held[0]), min_seconds)]
 
 
-def repeated(name: str, body: Any, carry: Any, least: float) -> Sampler:
+def repeated(name: str, body: Any, carry: Any, min_seconds: float) -> Sampler:
     """Return a sampler of `body` (carry -> carry) run repeatedly inside one compiled loop; seconds per run."""
     loop = jax.jit(lambda carry, times: jax.lax.fori_loop(0, times, lambda _, c: body(c), carry))
     times: list[int] = []
-    watch = stopwatch(name, lambda: loop(carry, jnp.int32(times[0] if times else 2)), least=0.0)
+    watch = stopwatch(name, lambda: loop(carry, jnp.int32(times[0] if times else 2)), min_seconds=0.0)
 
     def sample() -> dict[str, float]:
         if not times:
             watch()  # compiles
             once = watch()[name] / 2
-            times.append(max(2, round(least / once)) if once > 0 else 2)
+            times.append(max(2, round(min_seconds / once)) if once > 0 else 2)
         return {name: watch()[name] / times[0]}
 
     return sample
 
 
-def matmul(dtype: str, side: int, least: float) -> Sampler:
+def matmul(dtype: str, side: int, min_seconds: float) -> Sampler:
     """Return a sampler named after `dtype` (or "tf32") of one product of square matrices."""
     precision = "highest" if dtype == "float32" else None
     ones = jnp.ones((side, side), "float32" if dtype == "tf32" else dtype)
-    return repeated(dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), least)
+    return repeated(
+        dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), min_seconds
+    )
 
 
-def convolution(
-    name: str, layer: Convolution, samples: int, method: networks.Convolution, dtype: Any, least: float
-) -> Sampler:
-    """Return a sampler of the forward and backward pass of one layer, with ReLU and a gradient step."""
+def convolution(width: int, samples: int, method: networks.Convolution, dtype: Any, min_seconds: float) -> Sampler:
+    """Return a sampler, named after `method`, of the forward and backward pass of one layer, with a gradient step."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
-    shape = (layer.kernel, layer.kernel, layer.channels, layer.features)
-    x = jax.random.uniform(key_x, (samples, layer.side, layer.side, layer.channels)).astype(dtype)
-    fan_in = layer.kernel**2 * layer.channels
-    kernel = (jax.random.normal(key_kernel, shape) * (2.0 / fan_in) ** 0.5).astype(dtype)
+    x = jax.random.uniform(key_x, (samples, SIDE, SIDE, width)).astype(dtype)
+    kernel = jax.random.normal(key_kernel, (KERNEL, KERNEL, width, width)) * (2.0 / (KERNEL**2 * width)) ** 0.5
 
     def loss(x: Any, kernel: Any) -> Any:
         return jnp.sum(jnp.square(jax.nn.relu(networks.convolve(x, kernel, method))).astype(jnp.float32))
 
     def body(pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        x, kernel = pair
         rate = jnp.asarray(1e-9, dtype)
-        if layer.first:
-            return x, kernel - rate * jax.grad(loss, argnums=1)(x, kernel)
-        along_x, along_kernel = jax.grad(loss, argnums=(0, 1))(x, kernel)
-        return x - rate * along_x, kernel - rate * along_kernel
+        along_x, along_kernel = jax.grad(loss, argnums=(0, 1))(*pair)
+        return pair[0] - rate * along_x, pair[1] - rate * along_kernel
 
-    return repeated(name, body, (x, kernel), least)
+    return repeated(method, body, (x, kernel.astype(dtype)), min_seconds)

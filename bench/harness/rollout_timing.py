@@ -129,22 +129,22 @@ class EnvTimer:
             memory = self._programs[stage].memory_analysis()
             self.temporary[stage] = memory.temp_size_in_bytes * devices / num_envs if memory else 0.0
 
-    def samplers(self, prefix: str = "", least: float = 0.1) -> list[Sampler]:
+    def samplers(self, prefix: str = "", min_seconds: float = 0.1) -> list[Sampler]:
         """Return samplers: seconds of ONE step of all environments, "<prefix><stage>", and "<prefix>reset"."""
-        return [self._sampler(prefix, stage, least) for stage in self.stages]
+        return [self._sampler(prefix, stage, min_seconds) for stage in self.stages]
 
-    def _sampler(self, prefix: str, stage: str, least: float) -> Sampler:
+    def _sampler(self, prefix: str, stage: str, min_seconds: float) -> Sampler:
         def sample() -> dict[str, float]:
-            flown, episodes, resetting = 0.0, 0, 0.0
-            while flown < least:
+            stepping, episodes, resetting = 0.0, 0, 0.0
+            while stepping < min_seconds:
                 resetting -= time.perf_counter()
                 state, timestep = jax.block_until_ready(self._reset(self._keys))
                 now = time.perf_counter()
                 resetting += now
                 jax.block_until_ready(self._programs[stage](state, timestep, self._tape, self._keys))
-                flown += time.perf_counter() - now
+                stepping += time.perf_counter() - now
                 episodes += 1
-            seconds = {f"{prefix}{stage}": flown / (episodes * self.steps)}
+            seconds = {f"{prefix}{stage}": stepping / (episodes * self.steps)}
             return seconds | ({f"{prefix}reset": resetting / episodes} if stage == self.stages[0] else {})
 
         return sample

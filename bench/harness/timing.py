@@ -49,14 +49,14 @@ def seconds_of(function: Callable[[], Any], calls: int = 1) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def stopwatch(name: str, function: Callable[[], Any], least: float = 0.05) -> Sampler:
-    """Return a sampler of `function`, called as often as makes a sample at least `least` seconds long."""
+def stopwatch(name: str, function: Callable[[], Any], min_seconds: float = 0.05) -> Sampler:
+    """Return a sampler of `function`, called as often as makes a sample at least `min_seconds` seconds long."""
     calls: list[int] = []
 
     def sample() -> dict[str, float]:
         if not calls:
             once = seconds_of(function)
-            calls.append(max(1, round(least / once)) if 0 < once < least else 1)
+            calls.append(max(1, round(min_seconds / once)) if 0 < once < min_seconds else 1)
         return {name: seconds_of(function, calls[0])}
 
     return sample

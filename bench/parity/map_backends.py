@@ -1,28 +1,20 @@
-"""python -m bench.parity.map_backends --q 57 --num_envs 64: do two map backends agree on this device?
+"""Do two map backends agree on this device?
 
 Both run the same missions with the same random moves. What is exact must be equal bit for bit: stored beliefs and
-counts of cells. Real numbers (observations, rewards, metrics) may differ by rounding; the largest is printed.
-Ends with status 1 if the backends disagree.
-`python -m bench.env_throughput --vary map_backend=dense,pallas` measures their speed.
+counts of cells. Real numbers (observations, rewards, metrics) may differ by rounding.
 """
 
 import functools
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-import envs_jax
-from bench.harness import measure
 from envs_jax.base import Array
 from envs_jax.batch import batched
 from envs_jax.coverage.env import Coverage
 from envs_jax.coverage.types import State
 from envs_jax.progress import start
-from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import usage_errors
 from jaxrl.evaluation.rollouts import scripted
 from jaxrl.rl.data_parallel import graphs
 
@@ -86,35 +78,3 @@ def _stored(env: Coverage, state: State) -> tuple[Array, Array]:
     if beliefs.dtype == jnp.float32:  # stored beliefs are exact in either form
         beliefs = jax.lax.bitcast_convert_type(beliefs, jnp.int32)
     return beliefs, state.maps.sums.counts
-
-
-@exit_on_error
-def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
-    assert __doc__ is not None
-    flags = measure.parser("python -m bench.parity.map_backends", __doc__)
-    flags.add_argument(
-        "--backends", nargs=2, default=["dense", "pallas"], metavar="NAME", help="two backends to compare"
-    )
-    flags.add_argument("--q", default="57", metavar="N", help="resolution of the maps (default: 57)")
-    flags.add_argument("--num_envs", default="64", metavar="N", help="missions (default: 64)")
-    flags.add_argument("--steps", default="15", metavar="N", help="steps of each mission (default: 15)")
-    flags.add_argument("--belief_dtype", default="int16", metavar="NAME", help="int16 or float32 (default: int16)")
-    chosen = flags.parse_args(list(argv))
-    num_envs = measure.parse_int(chosen.num_envs, "--num_envs", 1, measure.MOST)
-    steps = measure.parse_int(chosen.steps, "--steps", 1, 15)
-    settings = {"q": measure.parse_int(chosen.q, "--q", 1, 1000), "belief_dtype": chosen.belief_dtype}
-    with usage_errors():
-        first, second = (envs_jax.make("coverage", **settings, map_backend=backend) for backend in chosen.backends)
-    exact, real = compare((first, second), num_envs, steps)
-    device, equal = jax.devices()[0], agree(exact, real)
-    print(
-        f"{' and '.join(chosen.backends)} on {device.device_kind} ({device.platform}), {num_envs} missions of "
-        f"{steps} steps at q {chosen.q}, {chosen.belief_dtype}: {exact} exact values differ, real numbers by "
-        f"{real:.1e} at most (allowed {TOLERANCE:.0e}): {'they agree' if equal else 'THEY DISAGREE'}"
-    )
-    return 0 if equal else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

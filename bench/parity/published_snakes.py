@@ -2,7 +2,7 @@
 
 The original's figures were measured with the engine of the public repository jidiai/Competition_3v3snakes and the
 scripted players of zhizhengzhao/snake: mean team scores, results, deaths and meals per game and team. Here each pair
-plays its own games (or, with --engine numpy, the slow oracle does: it shows which figure is wrong).
+plays its own games.
 
 Every figure must lie within three standard errors of the difference, plus half a unit of the last published digit:
 scores with the published error and ours; shares of games with the binomial error at the pooled share; deaths and
@@ -19,16 +19,13 @@ from typing import Any
 import numpy as np
 
 from bench.harness import measure
-from bench.reference.snakes import opponents, oracle
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
-from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
 from jaxrl.report.cache import enable_compilation_cache
 
 ERRORS = 3.0
-ENGINES = ("jax", "numpy")
 SCORES = ("score", "opponent_score")
 RESULTS = ("win", "defeat", "draw")
 EVENTS = ("deaths", "opponent_deaths", "meals", "opponent_meals")
@@ -87,22 +84,6 @@ def play(case: Case, episodes: int, seed: int) -> Games:
     return {name: curves[name][-1].astype(np.float64) for name in (*SCORES, *RESULTS, *EVENTS)}
 
 
-def play_numpy(case: Case, episodes: int, seed: int) -> Games:
-    """Play games of a case in the oracle, one after the other."""
-    scripted = [opponents.scripted(int(level) if level.isdecimal() else level) for level in (case.one, case.two)]
-    rows = []
-    for number in range(episodes):
-        game = oracle.Game(rng=np.random.default_rng((seed, number)))
-        deaths, meals = np.zeros((2, 2))
-        while not game.done:
-            game.step([action for side, policy in enumerate(scripted) for action in policy(game, side)])
-            deaths += game.hit.reshape(2, -1).sum(1)
-            meals += (game.rewards > 0).reshape(2, -1).sum(1)
-        own, other = game.totals.reshape(2, -1).sum(1)
-        rows.append([own, other, own > other, own < other, own == other, *deaths, *meals])
-    return dict(zip((*SCORES, *RESULTS, *EVENTS), np.array(rows, np.float64).T, strict=True))
-
-
 def compare(case: Case, games: Games) -> list[dict[str, Any]]:
     """Return rows of one case, one per metric; shares of games in per cent."""
     rows = []
@@ -159,21 +140,17 @@ def main(argv: Sequence[str]) -> int:
     parser = measure.parser("python -m bench.parity.published_snakes", __doc__)
     parser.add_argument("--episodes", default="2000", metavar="N", help="games per pair (default: 2000)")
     parser.add_argument("--seed", default="0", metavar="N", help="seed of the games (default: 0)")
-    parser.add_argument("--engine", default="jax", metavar="NAME", help="jax or numpy, the oracle (default: jax)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
     episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
     seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
-    if parsed.engine not in ENGINES:
-        raise UsageError(f"--engine must be one of {', '.join(ENGINES)}, not '{parsed.engine}'")
     path = measure.output(parsed.out, "published_snakes") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        rows += compare(case, (play if parsed.engine == "jax" else play_numpy)(case, episodes, seed))
+        rows += compare(case, play(case, episodes, seed))
         print(table(rows[-9:]), flush=True)
     result = measure.header("snakes.published", argv, quick=False, module="parity.published_snakes") | {
         "notes": [],  # scores do not depend on how busy the machine is
-        "engine": parsed.engine,
         "episodes": episodes,
         "seed": seed,
         "rows": rows,

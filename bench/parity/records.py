@@ -2,7 +2,7 @@
 
 The records of the original systems are large and not part of the repository. They are searched in the directory named
 by the environment variable JAXRL_GOLDEN, or else in `../shared/golden` next to the repository. Our own data lie in
-`tests/data`, in the same form: records of the NumPy oracles in `bench/`, written by `scripts/record_parity.py`.
+`tests/data`, in the same form: records of the NumPy oracles in `bench/`, made at commit abbf87e.
 """
 
 import functools

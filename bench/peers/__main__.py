@@ -21,7 +21,6 @@ from typing import Any
 from bench.harness import measure
 from bench.harness.timing import Timing
 from bench.peers import installs
-from bench.peers.environments import ALONE
 from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
@@ -43,11 +42,10 @@ class Request:
         num_envs: copies.
         only: environments, all if there is none.
         rounds: samples of each environment.
-        least: CPU seconds per sample.
+        min_seconds: CPU seconds per sample.
         limit: bytes that one environment may use.
         algos, seeds: of learners.
         quick: a rehearsal.
-        rows, peers: of an earlier call; its rows are not measured again.
     """
 
     pythons: Mapping[str, Path]
@@ -55,17 +53,11 @@ class Request:
     num_envs: Sequence[int]
     only: Sequence[str]
     rounds: int
-    least: float
+    min_seconds: float
     limit: int
     algos: Sequence[str]
     seeds: int
     quick: bool
-    rows: Sequence[dict[str, Any]] = ()
-    peers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def has(self, **key: Any) -> bool:
-        """Return whether an earlier call has measured a row."""
-        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
 
 
 class Worker:
@@ -113,19 +105,18 @@ class Worker:
 
 def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
-    peers, found = dict(request.peers), list(request.rows)
+    peers, found = dict[str, Any](), list[dict[str, Any]]()
     for copies in request.num_envs:
         workers: list[Worker] = []
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
         for peer, python in request.pythons.items():
             names = [name for name in installs.PEERS[peer].environments if name in request.only or not request.only]
-            left = [name for name in names if not request.has(peer=peer, environment=name, num_envs=copies)]
-            if not left:
+            if not names:
                 continue
             worker = Worker(peer, python, request.core)
             workers.append(worker)
             peers[peer] = worker.hello
-            for name in left:
+            for name in names:
                 facts = worker.ask(open=name, copies=copies, limit=request.limit)
                 row = {"peer": peer, "environment": name, "num_envs": copies, **facts}
                 say(f"{peer}, {name}, {copies:,}: {facts.get('skipped', 'compiled')}")
@@ -134,7 +125,7 @@ def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]
                     opened.append((row, worker, []))
         for _ in range(request.rounds + 1):  # the first one chooses the number of steps
             for row, worker, samples in opened:
-                samples.append(worker.ask(sample=row["environment"], seconds=request.least))
+                samples.append(worker.ask(sample=row["environment"], seconds=request.min_seconds))
         for row, _, samples in opened:
             row |= _speed(samples[1:])
         for worker in workers:
@@ -153,12 +144,11 @@ def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Train; yield the entries "peers" and "rows" of a result after each run."""
-    peers, found = dict(request.peers), list(request.rows)
+    peers, found = dict[str, Any](), list[dict[str, Any]]()
     for seed in range(1, request.seeds + 1):
         for algo in request.algos:
             for peer, python in request.pythons.items():
-                known = request.has(peer=peer, algo=algo, seed=seed)
-                if known or algo not in installs.PEERS[peer].learners:
+                if algo not in installs.PEERS[peer].learners:
                     continue
                 worker = Worker(peer, python, request.core)
                 peers[peer] = worker.hello
@@ -187,8 +177,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", metavar="A,B", help="environments to measure (default: all)")
     parser.add_argument("--algos", default=",".join(installs.ALL), metavar="A,B", help="of learners (default: all)")
     parser.add_argument("--seeds", default="3", metavar="N", help="of learners (default: 3)")
-    parser.add_argument("--add", action="store_true", help="keep the rows that --out has, and measure what is missing")
-    parser.add_argument("--table", metavar="FILE", help="print the table of a result, instead of measuring")
     measure.add_common(parser, SIZES)
 
 
@@ -218,21 +206,6 @@ def pythons(parsed: argparse.Namespace) -> dict[str, Path]:
     return found
 
 
-def _result(path: Path, work: str | None = None) -> dict[str, Any]:
-    """Read a result of this benchmark, of `work` if that is given. Raises UserError."""
-    result = measure.read(path)
-    if result["kind"] != KIND or work not in (None, result["work"]):
-        raise UserError(f"{path} is no result of bench.peers for {work or ' or '.join(WORK)}: name another file")
-    return result
-
-
-def _earlier(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what a call that adds rows keeps of a result: its rows but those that failed, and how they came about."""
-    kept = [row for row in result["rows"] if row.get("skipped", ALONE) == ALONE]
-    call = {"command": result["command"], "started": result["machine"]["started"], "load": result["machine"]["load"]}
-    return {"peers": result["peers"], "rows": kept, "earlier": [*result.get("earlier", []), call]}
-
-
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
@@ -240,9 +213,6 @@ def main(argv: Sequence[str]) -> int:
     parser = measure.parser("python -m bench.peers", __doc__)
     _flags(parser)
     parsed = parser.parse_args(list(argv))
-    if parsed.table:
-        print(rows(_result(Path(parsed.table))))
-        return 0
     for name in (made := _words(parsed.make or "")):
         installs.find(name)
     for name in made:
@@ -268,21 +238,17 @@ def main(argv: Sequence[str]) -> int:
     words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
-    if parsed.add and path.exists():
-        result |= _earlier(_result(path, parsed.work))
     request = Request(
         pythons=chosen,
         core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
         num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
         only=only,
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
-        least=1e-3 if parsed.quick else 0.3,
+        min_seconds=1e-3 if parsed.quick else 0.3,
         limit=measure.gibibytes_of(parsed.memory_gb),
         algos=algos,
         seeds=1 if parsed.quick else parse_int(parsed.seeds, "--seeds", 1, 1000),
         quick=parsed.quick,
-        rows=result["rows"],
-        peers=result["peers"],
     )
     for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):
         result |= part

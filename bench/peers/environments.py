@@ -41,15 +41,15 @@ class Measured:
     facts: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: int = 1
 
-    def sample(self, least: float) -> dict[str, float]:
+    def sample(self, min_seconds: float) -> dict[str, float]:
         """Measure at least this many CPU seconds: {"env_steps", "cpu", "wall"}."""
         while True:
             wall, cpu = time.perf_counter(), time.process_time()
             self.advance(self.steps)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            if cpu >= 0.7 * least:
+            if cpu >= 0.7 * min_seconds:
                 return {"env_steps": self.steps * self.copies, "cpu": cpu, "wall": wall}
-            self.steps = max(2 * self.steps, int(self.steps * least / max(cpu, 1e-4)) if cpu > 0.01 else 0)
+            self.steps = max(2 * self.steps, int(self.steps * min_seconds / max(cpu, 1e-4)) if cpu > 0.01 else 0)
 
 
 def open_environment(peer: str, name: str, copies: int, limit: float) -> Measured:
@@ -216,13 +216,13 @@ Host = tuple[Callable[[int], None], int, int]
 
 def _numpy(name: str) -> Host:
     import envs_jax
-    from bench import systems
+    from bench import baselines
 
     env_name, settings = OURS[name]
     env: Any = envs_jax.make(env_name, **settings)
-    system = systems.find(env_name)
-    assert system is not None
-    played = system.baseline({f.name: getattr(env, f.name) for f in dataclasses.fields(env) if f.init}, "random", 0)
+    entry = baselines.find(env_name)
+    assert entry is not None
+    played = entry.baseline({f.name: getattr(env, f.name) for f in dataclasses.fields(env) if f.init}, "random", 0)
     played.reset()
 
     def advance(steps: int) -> None:

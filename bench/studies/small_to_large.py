@@ -6,7 +6,10 @@ Schedules end after three quarters of the missions. Learned and scripted policie
 --draw RESULT.json draws the selection evaluations of a result.
 """
 
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bench.harness import measure
-from bench.harness.training import train
 from bench.studies.learning import of_selection
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UserError
@@ -31,6 +33,28 @@ BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 
 
+def train(preset: str, folder: Path, settings: dict[str, Any]) -> tuple[Path, dict[str, float]]:
+    """Train the only run of a new folder, as a user would start it.
+
+    Returns:
+        The run's directory; "seconds" and "cpu_seconds", with imports, compiling and selection episodes.
+
+    Raises:
+        UserError: training fails.
+    """
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "jaxrl.train", "--config", preset, "--runs", str(folder)]
+    command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    began, before = time.monotonic(), os.times()
+    with (folder / "log.txt").open("w") as log:
+        if subprocess.run(command, stdout=log, stderr=log).returncode:
+            raise UserError(f"training {preset} failed: see {folder / 'log.txt'}")
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    (run,) = folder.glob("*/0001")
+    return run, {"seconds": time.monotonic() - began, "cpu_seconds": cpu}
+
+
 def of_seed(seed: int, missions: Sequence[int], changes: dict[str, Any], folder: Path, episodes: int) -> dict[str, Any]:
     """Train one seed with settings of the environment changed, and evaluate it."""
     run: Path | None = None
@@ -39,7 +63,7 @@ def of_seed(seed: int, missions: Sequence[int], changes: dict[str, Any], folder:
     for preset, number in zip(STAGES, missions, strict=True):
         settings = changes | {"seed": seed, "total_episodes": number, "entropy_anneal": 3 * number // 4}
         settings |= {} if run is None else {"init_from": run}
-        run, spent = train([preset], folder / f"{seed}" / preset, **settings)
+        run, spent = train(preset, folder / f"{seed}" / preset, settings)
         curve = of_selection(read_metrics(run), "eval/entropy")
         stages[preset] = {"missions": number, "selection": curve} | spent
     assert run is not None

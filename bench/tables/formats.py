@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from bench.harness import measure
 from bench.peers import tables as peers
-from bench.studies import known
 from bench.studies.learning import first_at
+from jaxrl.evaluation.statistics import estimate_mean
 from jaxrl.report.console import format_si
 
 RESULTS: Path = measure.RESULTS
@@ -25,6 +26,15 @@ _CITED = Path(__file__).with_name("cited.yaml")
 Entry = Mapping[str, Any]  # "mean", "ci95", "std" of a score: numbers, or curves over the episode
 
 MISSION_STEPS = 15  # of the published missions
+KNOWN = {  # environments of other libraries by their names in known_cpu.json
+    "pendulum": "gymnax:Pendulum-v1",
+    "double_pendulum": "brax:inverted_double_pendulum",
+    "hopper": "brax:hopper",
+    "spread": "jaxmarl:MPE_simple_spread_v3",
+    "knapsack": "jumanji:Knapsack-v1",
+    "cartpole_balance": "playground:CartpoleBalance",
+    "smax_3m": "jaxmarl:HeuristicEnemySMAX",
+}
 
 
 def read(name: str) -> Any:
@@ -71,6 +81,34 @@ def iteration_table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [f"`{entry['preset']}`", entry["code"], f"{missions}", f"{total:.2f}", *seconds]
         lines.append(f"| {' | '.join(cells)} | {1000 * total / missions:.1f} |")
     return "\n".join(lines)
+
+
+def known_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table, one row for each task and learner: means and 95 % intervals over seeds."""
+    head = ["environment", "learner", "seeds", "steps", "updates", "return, greedy", "sampled"]
+    head += ["CPU seconds", "compiling"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["learner"]), []).append(row)
+    for (task, learner), runs in sorted(groups.items(), key=lambda item: (list(KNOWN).index(item[0][0]), item[0][1])):
+        first, cells = runs[0], [KNOWN[task], learner, str(len(runs))]
+        cells += [f"{first[key]:,}" if first[key] else "" for key in ("env_steps", "updates")]
+        cells += [_over_seeds([row[mode]["mean"] for row in runs if mode in row]) for mode in ("greedy", "sampled")]
+        for share in ([1.0] * len(runs), [row["compile_share"] for row in runs]):
+            seconds = [part * row["cpu_seconds"] for part, row in zip(share, runs, strict=True)]
+            cells.append(f"{statistics.median(seconds):.0f}" if first["updates"] else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _over_seeds(means: list[float]) -> str:
+    if not means:
+        return ""
+    estimate = estimate_mean(np.array(means))
+    half = estimate["ci95"]
+    text = f"{estimate['mean']:.4g}"
+    return text if half is None else f"{text} ± {float(f'{half:.2g}'):g}"  # 150, not 1.5e+02
 
 
 def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
@@ -159,7 +197,7 @@ FILTERS |= {"mean": lambda values: statistics.fmean(values), "median": lambda va
 GLOBALS: dict[str, Any] = {
     "read": read,
     "link": link,
-    "known_table": known.table,
+    "known_table": known_table,
     "iteration_table": iteration_table,
     "peers_table": peers.rows,
     "cited": yaml.safe_load(_CITED.read_text()),

@@ -1,13 +1,13 @@
-"""The entry of reach in `bench.systems`: one arm at a time, in Meta-World where it is installed, else in NumPy."""
+"""The entry of reach in `bench.baselines`: one arm at a time, in Meta-World where it is installed, else in NumPy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bench.baselines import Entry, one_update, require
 from bench.parity.metaworld import actor
 from bench.reference.reach import oracle, torch_learner
-from bench.systems import System, one_update, require
 from envs_jax.adapters import metaworld
 from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
@@ -189,7 +189,7 @@ class TorchArm:
         self._learner.train_step()
 
 
-SYSTEM = System(
+ENTRY = Entry(
     algo="sac",
     policy="scripted",
     cases={

@@ -1,4 +1,4 @@
-"""The entry of the mapping environment in `bench.systems`."""
+"""The entry of the mapping environment in `bench.baselines`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.baselines import Entry, require
 from bench.reference.coverage import baselines, torch_learner
 from bench.reference.coverage.oracle import Mission, Settings
-from bench.systems import System, require
 from envs_jax.base import EnvSpec
 
 _EXPLORATION = 0.1
@@ -112,7 +112,7 @@ def shorten(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dic
     return max(1, samples // per_mission), {"num_epochs": 1, "minibatch_size": 10**9, "actor_epochs": 0}
 
 
-SYSTEM = System(
+ENTRY = Entry(
     algo="coma",
     policy="random",
     cases={"q = 57": {"q": 57}, "q = 7": {"q": 7}},

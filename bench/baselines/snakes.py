@@ -1,14 +1,14 @@
-"""The entry of the snakes environments in `bench.systems`."""
+"""The entry of the snakes environments in `bench.baselines`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bench.baselines import Entry, one_update, require
 from bench.reference.snakes import opponents as oracle_opponents
 from bench.reference.snakes import torch_learner
 from bench.reference.snakes.oracle import LAYOUTS, REWARDS, Game, Settings
-from bench.systems import System, one_update, require
 from envs_jax.base import closest
 from envs_jax.snakes import opponents, schedule
 
@@ -181,7 +181,7 @@ class TorchGames:
         self.learner.train_step()
 
 
-SYSTEM = System(
+ENTRY = Entry(
     algo="ddpg",
     policy="random",
     cases={"random opponents": {"opponent": "0"}, "level 2": {"opponent": "2"}},

@@ -1,6 +1,6 @@
 """Baseline environments and learners that the JAX side is compared with, environment by environment.
 
-An environment joins the benchmarks with one entry here and a module that defines `SYSTEM`. One without an entry can
+An environment joins the benchmarks with one entry here and a module that defines `ENTRY`. One without an entry can
 also be measured, without a baseline.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from envs_jax.base import EnvSpec
 
-SYSTEMS = {
-    "coverage": "bench.systems.coverage",
-    "reach": "bench.systems.reach",
-    **dict.fromkeys(("snakes", "snakes_3v3", "snakes_1v1", "snakes_2p", "snakes_5p"), "bench.systems.snakes"),
+ENTRIES = {
+    "coverage": "bench.baselines.coverage",
+    "reach": "bench.baselines.reach",
+    **dict.fromkeys(("snakes", "snakes_3v3", "snakes_1v1", "snakes_2p", "snakes_5p"), "bench.baselines.snakes"),
 }
 
 
@@ -67,7 +67,7 @@ class Learner(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class System:
+class Entry:
     """One environment's entry.
 
     Attributes:
@@ -96,7 +96,7 @@ class System:
 
 
 def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
-    """`System.shorten` for algorithms with a replay: one update with a full batch, and episodes that fill it."""
+    """`Entry.shorten` for algorithms with a replay: one update with a full batch, and episodes that fill it."""
     del samples
     num_envs = -(-algo["batch_size"] // spec.horizon)
     return num_envs, {"update_interval": 1, "env_steps_per_update": float(num_envs)}
@@ -109,6 +109,6 @@ def require(settings: Mapping[str, Any], values: Mapping[str, Any], who: str, ad
             raise ValueError(f"{who}, with {name} {value}, not {settings[name]}: {advice}")
 
 
-def find(env: str) -> System | None:
+def find(env: str) -> Entry | None:
     """Return the entry of an environment, None if it has none."""
-    return importlib.import_module(SYSTEMS[env]).SYSTEM if env in SYSTEMS else None
+    return importlib.import_module(ENTRIES[env]).ENTRY if env in ENTRIES else None
