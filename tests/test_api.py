@@ -23,10 +23,10 @@ from helpers.tiny import Corridor, PointMass, TinyQ
 import envs_jax
 import jaxrl
 import jaxrl.__main__ as package
+from jaxrl import api
 from jaxrl.algos.base import AlgoState, setting
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import optimizers
-from jaxrl.runtime import api
 from jaxrl.runtime.load import named_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"

@@ -13,10 +13,11 @@ from scipy.stats import t as student
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
-from jaxrl.evaluation import league, policies, records, reports, rollouts, statistics
+from jaxrl.evaluation import league, policies, records, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import EvalPolicy, load
-from jaxrl.evaluation.rollouts import held_out_key, uniform
+from jaxrl.runtime import rollouts
+from jaxrl.runtime.rollouts import held_out_key, uniform
 from jaxrl.runtime.trainer import key_of_env
 
 COVERAGE = ("--env", "coverage")

@@ -14,8 +14,8 @@ from envs_jax.base import make, registered
 from jaxrl.evaluation import statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import display_name
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import tables
+from jaxrl.runtime.scoring import Scoring
 
 POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "lawnmower_10", "lawnmower_15")
 PLAYERS = ("random", "level1", "level2", "level3", "level4", "evasion", "territory")

@@ -23,8 +23,8 @@ from envs_jax.coverage.types import State
 from envs_jax.progress import start
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import usage_errors
-from jaxrl.evaluation.rollouts import scripted
 from jaxrl.rl.data_parallel import graphs
+from jaxrl.runtime.rollouts import scripted
 
 TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from jaxrl.common.files import write_atomically
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import summarise
 from jaxrl.report import tables
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.config import Config
+from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 
 FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"

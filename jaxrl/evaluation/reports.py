@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from envs_jax.base import EnvSpec
-from jaxrl.evaluation import league
+from jaxrl.evaluation import league, simulator
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
-from jaxrl.evaluation.rollouts import announced, by_task, extend, held_out_key
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import (
     Estimate,
     estimate_difference,
@@ -21,8 +19,9 @@ from jaxrl.evaluation.statistics import (
     sign_of,
     summarise,
 )
-from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
+from jaxrl.runtime.rollouts import announced, by_task, extend, held_out_key
+from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1
 FILE = "evaluation.json"  # in the run's directory
@@ -63,7 +62,7 @@ def evaluate(
     seed: int = 0,
     chunk: int = 0,
     say: Say = lambda sentence: None,
-    world: metaworld.Simulator | None = None,
+    world: simulator.Simulator | None = None,
 ) -> dict[str, Any]:
     """Evaluate all policies as `rollout` does; return the content of evaluation.json.
 
@@ -74,7 +73,7 @@ def evaluate(
         rollouts = rollout(subject, names, episodes, seed, chunk)
     else:
         subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
-        rollouts = metaworld.rollout(subject, world, names, episodes, seed)
+        rollouts = simulator.rollout(subject, world, names, episodes, seed)
     summaries: dict[str, dict[str, dict[bool, Any]]] = {}  # by policy, metric, and whether the metric is a share
     scores = {}
     for name, curves in announced(rollouts, f"{episodes:,} episodes", say):

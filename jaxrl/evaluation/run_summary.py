@@ -12,12 +12,12 @@ import numpy as np
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report.writer import METRICS, MetricsError, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, convert_old, read_yaml
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
+from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 
 Rows = list[dict[str, Any]]

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxrl.evaluation.policies import LEARNED, display_name
-from jaxrl.evaluation.scoring import label_of
 from jaxrl.evaluation.statistics import MIN_EPISODES, sign_of
 from jaxrl.report import tables
+from jaxrl.runtime.scoring import label_of
 
 OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half

@@ -212,7 +212,7 @@ def load_weights(name: str, setup: Run) -> Any:
         UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
     if name.endswith(".pth"):  # torch_weights needs networks of its own
-        from jaxrl.integrations import torch_weights
+        from jaxrl.runtime import torch_weights
 
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(name, setup.algo, key))

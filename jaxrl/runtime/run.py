@@ -11,7 +11,6 @@ import jax
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import is_file
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
@@ -22,6 +21,7 @@ from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
+from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position, TrainState
 

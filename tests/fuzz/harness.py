@@ -22,8 +22,8 @@ from bench import compare, env_throughput, train_throughput
 from bench.harness import measure, plots
 from bench.studies import learning
 from jaxrl.cli import collect, doctor, evaluate, export, render, train
+from jaxrl.evaluation import simulator
 from jaxrl.evaluation.policies import EvalPolicy
-from jaxrl.integrations import metaworld
 from jaxrl.runtime import diagnosis, memory_plan
 from jaxrl.runtime import run as runs
 
@@ -104,7 +104,7 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(memory_plan, "rollout_env_bytes", lambda env: 1000)
     monkeypatch.setattr(memory_plan, "make_plan", _computes)
     monkeypatch.setattr(EvalPolicy, "evaluator", _computes)
-    monkeypatch.setattr(metaworld, "play", _computes)
+    monkeypatch.setattr(simulator, "play", _computes)
     monkeypatch.setattr(diagnosis, "checks", _computes)
     monkeypatch.setattr(measure, "fresh_compiles", _computes)
     monkeypatch.setenv("COLUMNS", "80")
