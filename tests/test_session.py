@@ -485,7 +485,7 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
     meta = {"devices": 1, "settings": fixed_settings(build_run(config, resuming=True)), "env_steps": 0}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
-    quiet = Console("", io.StringIO())
+    quiet = Console(stream=io.StringIO())
     assert runs._resumable(tmp_path, resumed, config, quiet)[0] == 1
     edited = build_run(config.with_run(learn_chunk=1), resuming=True)
     with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):

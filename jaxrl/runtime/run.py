@@ -12,9 +12,9 @@ from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import is_file
 from jaxrl.report import loggers
-from jaxrl.report.console import Console, Log, gibibytes
+from jaxrl.report.console import Console, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
-from jaxrl.report.writer import LOST, NullWriter, Writer, check_same_run
+from jaxrl.report.writer import NullWriter, Writer
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, spaces, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
 
 
 def start(
-    config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD, name: str = ""
+    config: Config, profile: bool = False, log: Console | None = None, custom: Custom = STANDARD, name: str = ""
 ) -> Ended:
     """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
 
@@ -61,7 +61,7 @@ def start(
     config = resolve_config(resolve_latest(config))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
-    with log or _console(setup) as console:
+    with log or Console(setup.env.spec.label) as console:
         programs = _compile(setup, inputs, None, console)
         facts = Scoring.of(setup.env.spec).entry() | {run_directory.SPACES: spaces.describe(setup.env.spec)}
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
@@ -102,7 +102,7 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
     hosts.on_first(lambda: loggers.check(resumed.run.logger))
     setup = build_run(resumed, resuming=True)
     spaces.check_spaces(directory, config.env, setup.env.spec)
-    with _held(lambda: directory), _console(setup) as console:
+    with _held(lambda: directory), Console(setup.env.spec.label) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
@@ -113,9 +113,8 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
         def first_state(session: Session) -> TrainState:
             if fresh:
                 for writer in session.writers:
-                    if writer.keep_former():
-                        console.say(f"warning: there is no checkpoint; the former rows of metrics are kept in {LOST}")
-                    writer.trim(0)
+                    if problem := writer.trim(0):
+                        console.say(f"warning: {problem}")
                 state = session.begin(inputs)
             else:
                 state = session.restore(step)
@@ -128,7 +127,7 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
         return _train(setup, programs, directory, console, first_state, profile)
 
 
-def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> tuple[int, dict[str, Any]]:
+def _resumable(directory: Path, setup: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
     """Return number and metadata of the checkpoint to continue from; `before` is the run's configuration without the
     present changes.
 
@@ -136,13 +135,6 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console | L
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
-    folders = [".", *(trial.folder for trial in trials.trials(setup.config))]
-
-    def check_metrics() -> None:
-        for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
-            check_same_run(directory / folder, mark)
-
-    hosts.on_first(check_metrics)
     fixed = fixed_settings(setup)
     if meta["devices"] != setup.mesh.size:
         del fixed["learn_chunk"]  # it follows the number of devices
@@ -174,11 +166,7 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
         yield directory
 
 
-def _console(setup: Run) -> Console:
-    return Console(f"{setup.config.algo} on {setup.config.env}", label=setup.env.spec.label)
-
-
-def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> CompiledRun:
+def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
@@ -199,7 +187,7 @@ def _train(
     setup: Run,
     programs: CompiledRun,
     directory: Path,
-    console: Console | Log,
+    console: Console,
     first_state: Callable[[Session], TrainState],
     profile: bool,
 ) -> Ended:
@@ -217,8 +205,6 @@ def _train(
         found = trials.trials(setup.config)
         writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
         session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, writers)
-        if hosts.writes() and writer.note:
-            console.say(writer.note)
         sentence = session.train(first_state(session))
         if len(found) > 1:
             _show_curves(directory, found, setup, console)
@@ -230,7 +216,7 @@ def _train(
     return Ended(directory, sentence, memory if planned > COMPARABLE else "", session.abandoned)
 
 
-def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:
+def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console) -> None:
     """Write and print what the trials have learned so far."""
     from jaxrl.evaluation import learning_curves  # scipy, which no other run needs
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl.algos.base import Phase
-from jaxrl.report.console import Console, Log, format_duration
+from jaxrl.report.console import Console, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.profile import record
@@ -58,7 +58,7 @@ class Session:
         setup: Run,
         programs: CompiledRun,
         directory: Path,
-        console: Console | Log,
+        console: Console,
         writer: Writer,
         checkpoints: Checkpoints,
         monitor: Monitor,
