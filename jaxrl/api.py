@@ -123,6 +123,7 @@ def train(
                 f"put the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
             )
     ended = runs.start(config, log=log, custom=custom)
+    learning_curves.report(ended.directory, log.say)
     chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
     policy = load(ended.directory / chosen, networks=networks)
     rows = read_metrics(ended.directory)

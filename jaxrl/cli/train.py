@@ -46,6 +46,10 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
+        if hosts.writes():
+            from jaxrl.evaluation import learning_curves  # scipy, which training does not need
+
+            learning_curves.report(ended.directory, print)
         sentences = filter(None, (ended.sentence, ended.memory))
         print(*map(fold, sentences), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:

@@ -10,15 +10,7 @@ import numpy as np
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league, simulator
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
-from jaxrl.evaluation.statistics import (
-    Estimate,
-    estimate_difference,
-    estimate_ratio,
-    is_share,
-    marks,
-    sign_of,
-    summarise,
-)
+from jaxrl.evaluation.statistics import estimate_difference, is_share, marks, summarise
 from jaxrl.runtime import run_directory
 from jaxrl.runtime.rollouts import announced, by_task, extend, held_out_key
 from jaxrl.runtime.scoring import Scoring
@@ -98,7 +90,7 @@ def evaluate(
         "at": at,
         "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
-        "differences": list(compare(scores, spec.score_mode)),
+        "differences": list(compare(scores)),
     }
 
 
@@ -111,29 +103,17 @@ def _extend(summaries: dict[str, dict[str, dict[bool, Any]]]) -> None:
         curve.extend([curve[-1]] * (longest - len(curve)))
 
 
-def compare(scores: Mapping[str, np.ndarray], score_mode: str) -> Iterator[dict[str, Any]]:
+def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yield the difference of the run's first policy to every other one, on the same episodes.
 
-    Entries are those of `estimate_difference`, and "first" and "second", the names. Where the second policy is better
-    than both the first and "random", "way" is the share of its lead over random that the first has.
+    Entries are those of `estimate_difference`, and "first" and "second", the names.
 
     Args:
         scores: {policy: float[N], or float[S, N]}, at the end of the episodes; see `statistics`.
-        score_mode: of the environment.
     """
-    sign = -1 if score_mode == "min" else 1
     first = next((name for name in LEARNED if name in scores), "")
-
-    def lead(one: str, other: str) -> tuple[Estimate, int]:
-        difference = estimate_difference(scores[one], scores[other])
-        return difference, sign * sign_of(difference)
-
     for second in [name for name in scores if first and name != first]:
-        difference, better = lead(first, second)
-        entry: dict[str, Any] = {"first": first, "second": second, **difference}
-        if better < 0 and "random" in scores and second != "random" and lead(second, "random")[1] > 0:
-            entry["way"] = estimate_ratio(scores[first] - scores["random"], scores[second] - scores["random"])
-        yield entry
+        yield {"first": first, "second": second, **estimate_difference(scores[first], scores[second])}
 
 
 def play_matches(
@@ -168,7 +148,7 @@ def play_matches(
         "policies": {},  # curves over the episode: none
         "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
-        "differences": list(compare(means, spec.score_mode)),
+        "differences": list(compare(means)),
     }
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger("jaxrl")
 
 
 class Console:
-    """Writes sentences, blocks, progress and long operations; a context manager, which writes the last block at its end.
+    """Writes sentences, blocks, progress and long operations; at its end, as a context manager, the last block.
 
     A block becomes a group of lines: counters, phase, episodes, losses, device, evaluation.
 

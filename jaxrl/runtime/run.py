@@ -1,7 +1,7 @@
 """Start a run in a new directory, or resume one exactly from its newest checkpoint."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
     "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compute_dtype", "rollout_dtype",
     "schedule_env_steps",
 )  # fmt: skip
-_WIDTH = 100  # columns of tables
 COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
 
 
@@ -206,28 +205,9 @@ def _train(
         writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
         session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, writers)
         sentence = session.train(first_state(session))
-        if len(found) > 1:
-            _show_curves(directory, found, setup, console)
     # CPU devices share their memory; only the sum can be measured.
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
     held, planned = peak.read(), programs.peak * sharing
     what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
     memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
     return Ended(directory, sentence, memory if planned > COMPARABLE else "", session.abandoned)
-
-
-def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console) -> None:
-    """Write and print what the trials have learned so far."""
-    from jaxrl.evaluation import learning_curves  # scipy, which no other run needs
-
-    curves = learning_curves.summary(directory, found, Scoring.of(setup.env.spec))
-    if curves is None:
-        return
-    for line in learning_curves.table(curves, _WIDTH):
-        console.say(line.plain)
-    try:
-        of_run = {"settings": setup.config.plain(), "versions": run_directory.versions()}
-        learning_curves.write(curves | of_run, directory)
-        console.say(f"learning curves: {directory / learning_curves.PLOT}")
-    except OSError as error:
-        console.say(f"warning: no learning curves under {directory} ({error.strerror}): make it writable, then resume")
