@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bench.harness.state_digest import checkpoint_digest, digest
 from jaxrl.runtime import checkpoint
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-from jaxrl.runtime.manifest import Leaf, find_difference
+from jaxrl.runtime.manifest import Leaf, find_difference, read_manifest
 
 ROOT = Path(__file__).parents[1]
 
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_training_replaces_is_read_once_more(
     best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder disappears after its files were verified, and there is a newer best one; then each time anew."""
-    shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read_state, [2]
+    shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read, [2]
 
     def replace_then_read(folder: Path, *arguments: Any) -> Any:
         if replacements:
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_training_replaces_is_read_once_more(
         return read(folder, *arguments)
 
     save_steps(tmp_path, 1, best=1)
-    monkeypatch.setattr(checkpoint, "_read_state", replace_then_read)
+    monkeypatch.setattr(checkpoint, "_read", replace_then_read)
     with Checkpoints(tmp_path) as checkpoints:
         step, params, meta = checkpoints.restore(shape, prefix="params", best=best)
         assert (step, meta) == (2, {"step": 2})
@@ -294,16 +294,16 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("harm", [flip, cut, grow, remove])
 def test_damage_of_any_file_is_named_and_the_one_before_is_used(three: Path, tmp_path: Path, harm: Any) -> None:
     like = jax.eval_shape(make_state)
-    names = [path.relative_to(three) for path in (three / "0000000003").rglob("*") if path.is_file()]
-    names = [name for name in names if name.name != "_CHECKPOINT_METADATA"]  # a note that nobody reads
-    assert {name.name for name in names} > {"meta.json", "manifest.json", "_METADATA", "manifest.ocdbt"}
+    names = ["manifest.json", *read_manifest(three / "0000000003").files]
+    assert len(names) > 5 and max((three / "0000000003" / name).stat().st_size for name in names) > 1000
     for k, name in enumerate(names):
         shutil.copytree(three, folder := tmp_path / str(k))
-        harm(folder / name, (folder / name).stat().st_size // 2)
+        file = folder / "0000000003" / name
+        harm(file, file.stat().st_size // 2)
         sentences: list[str] = []
         with Checkpoints(folder, warn=sentences.append) as checkpoints:
             step, restored, _ = checkpoints.restore(like)
-        assert step == 2 and len(sentences) == 1 and f"3 is damaged: {name.relative_to(name.parts[0])} " in sentences[0]
+        assert step == 2 and len(sentences) == 1 and f"3 is damaged: {name} " in sentences[0]
         assert_same_bits(restored, make_state(2))
 
 
@@ -315,7 +315,7 @@ def exchange(folder: Path, name: str) -> None:
     (folder / "aside").rename(other)
 
 
-@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@settings(max_examples=40, derandomize=True, database=None, deadline=None)
 @given(st.data())
 def test_whatever_happens_to_files_no_other_state_is_read(three: Path, data: st.DataObject) -> None:
     """What is read is what was saved under that number, what is skipped is named, and nothing else is raised."""
@@ -469,7 +469,9 @@ import itertools, json, resource, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, "tests")
 from test_checkpoint import make_state
+from jaxrl.cli.entry import silence_failed_saves
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+silence_failed_saves()
 """
 
 FULL_DISK = """

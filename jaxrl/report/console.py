@@ -129,7 +129,9 @@ class Console:
         info = {**info, "seconds_left": seconds_left}
         episodes = {} if info.get("return") is None else {"return": info["return"]}
         losses = (info.get("losses") or {}).items()
-        self._write_cells("", _known(info, _COUNTERS))
+        whole = "phase " if info.get("phase") else ""
+        counters = _known(info, _COUNTERS)
+        self._write_cells("", [(whole * (label in ("done", "left")) + label, text) for label, text in counters])
         self._write_cells("phase", [(str(info["phase"]), "")] if info.get("phase") else [])
         self._write_cells("episodes", self._metrics({**episodes, **(info.get("environment") or {})}))
         self._write_cells("losses", [(_plain_words(name), format_number(value)) for name, value in losses])
