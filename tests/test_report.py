@@ -347,32 +347,6 @@ def test_a_very_long_name_goes_on_in_the_next_line() -> None:
     assert " ".join(" ".join(lines).split()).endswith(f"losses {name.replace('_', ' ').strip()} 0.5 other 0.25")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.123456, "0.1235"),
-        (-0.00123456, "-0.00123"),
-        (1e-7, "1e-7"),
-        (-1.23456e-7, "-1.23e-7"),
-        (-1.23456e-12, "-1.2e-12"),
-        (-1.23456e-123, "-1e-123"),
-        (9_999.6, "10000"),
-        (12_345.67, "12346"),
-        (-9_999_999.4, "-9999999"),
-        (-9_999_999.6, "-1e7"),
-        (1.5e300, "1.5e300"),
-        (float("nan"), "nan"),
-        (-float("inf"), "-inf"),
-        (12_345, "12,345"),
-        (-12_345_678, "-1.235e7"),
-        (np.float32(0.25), "0.25"),
-    ],
-)
-def test_numbers_have_at_most_eight_characters(value: float, text: str) -> None:
-    assert console.format_number(value) == text and len(text) <= 8
-
-
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
     stream, threads = io.StringIO(), set(threading.enumerate())
     with Console(every=0.01, stream=stream) as shown, shown.working("compiling"):

@@ -1,6 +1,5 @@
 """--num_seeds and --sweep: every trial is the run of it alone; devices share trials; resume, tables, refusals."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -234,16 +233,13 @@ def test_the_table_of_a_sweep(sweep: Path) -> None:
         student = 12.7062047  # of one degree of freedom, 97.5 %
         half = student * np.std(scores, axis=0, ddof=1) / 2**0.5
         np.testing.assert_allclose(curve["ci95"], half, rtol=1e-5, atol=1e-6)
-    with (sweep / "trials.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    expected = [(lr, gamma, seed) for lr in ("0.1", "0.3") for gamma in ("0.5", "0.9") for seed in ("4", "5")]
-    assert [(row["lr"], row["gamma"], row["seed"]) for row in table] == expected
-    for row in table:
-        trial = rows(sweep / f"lr={row['lr']},gamma={row['gamma']}" / f"seed_{row['seed']}")
-        evaluated = [line for line in trial if "eval/return" in line]
-        assert [line["env_steps"] for line in evaluated] == [320, 640, 960, 1280] and row["env_steps"] == "1280"
-        assert float(row["return at the end"]) == evaluated[-1]["eval/return"]
-        assert float(row["best return"]) == max(line["eval/return"] for line in evaluated)
+    expected = [(f"lr={lr},gamma={gamma}", seed) for lr in (0.1, 0.3) for gamma in (0.5, 0.9) for seed in (4, 5)]
+    assert [(trial["combination"], trial["seed"]) for trial in found["trials"]] == expected
+    for trial in found["trials"]:
+        lines = [row for row in rows(sweep / trial["combination"] / f"seed_{trial['seed']}") if "eval/return" in row]
+        assert [row["env_steps"] for row in lines] == [320, 640, 960, 1280] and trial["env_steps"] == 1280
+        assert trial["last"] == lines[-1]["eval/return"]
+        assert trial["best"] == max(row["eval/return"] for row in lines)
 
 
 def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

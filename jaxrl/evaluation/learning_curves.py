@@ -1,7 +1,5 @@
 """What the trials of a run have learned: a curve for each combination of a sweep, mean and interval over seeds."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from jaxrl.runtime.run_directory import versions
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 
-FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
+FILE, PLOT = "trials.json", "trials.png"
 _POINTS = 50  # of a curve of training episodes
 
 
@@ -144,19 +142,10 @@ def lines(curves: dict[str, Any]) -> list[str]:
 
 
 def write(curves: dict[str, Any], directory: Path) -> None:
-    """Write trials.json, trials.csv with a row for each combination and seed, and trials.png. Raises OSError."""
+    """Write trials.json and trials.png. Raises OSError."""
     from matplotlib.figure import Figure  # slow to import
 
     write_atomically(directory / FILE, json.dumps(curves, indent=1) + "\n")
-    rows = []
-    for trial in curves["trials"]:
-        swept = dict(part.split("=") for part in trial["combination"].split(",") if part)
-        scores = {f"{curves['metric']} at the end": trial["last"], f"best {curves['metric']}": trial["best"]}
-        rows.append(swept | {"seed": trial["seed"], "env_steps": trial["env_steps"]} | scores)
-    writer = csv.DictWriter(text := io.StringIO(), list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(directory / TABLE, text.getvalue())
     figure = Figure(figsize=(7.5, 4.5), dpi=110)
     axes = figure.subplots()
     for name, curve in curves["combinations"].items():

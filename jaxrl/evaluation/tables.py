@@ -15,9 +15,6 @@ from jaxrl.runtime.scoring import label_of
 OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half
 _INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
-_DRAWN = (
-    "Training draws its actions; the best action is always the same where situations look alike: it may go in circles."
-)
 
 
 def show(report: dict[str, Any], title: str) -> None:
@@ -94,36 +91,23 @@ def conclusion(report: dict[str, Any]) -> list[str]:
 
     Which one is better follows from the 95 % intervals of the differences. Empty without a policy of a run.
     """
-    score, smaller = report["score"], report["score_mode"] == "min"
-    final = {name: {key: row[-1] for key, row in result[score].items()} for name, result in report["policies"].items()}
-    own = next((name for name in LEARNED if name in final), None)
-    if own is None or any(values["mean"] is None for values in final.values()):
-        return []
-    digits = _decimals(values["mean"] for values in final.values())
-    number = {name: format_estimate({**values, "std": None}, digits) for name, values in final.items()}
-    shown = [name for name in (own, "random") if name in final]
-    called = f"{label(report, score, unit=False)} (the {'smaller' if smaller else 'larger'}, the better)"
-    lines = [f"At the end, {called}: {', '.join(f'{display_name(name)} {number[name]}' for name in shown)}."]
-    means = {name: values["mean"] * (-1 if smaller else 1) for name, values in final.items() if name not in LEARNED}
-    best = max(means, key=lambda name: means[name]) if len(means) > 2 else None
-    found: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    verbs = {1: "is better than", -1: "is worse than", 0: "is not shown to differ from"}
+    told: dict[int, list[str]] = {sign: [] for sign in verbs}
     for difference in report.get("differences", ()):
-        name = difference["second"]
-        if name not in LEARNED:
-            notes = [] if name in shown else [number[name], *(["the best scripted policy"] if name == best else [])]
-            if sign_of(difference):
-                by = f" by {_ends(difference, absolute=True)}"
-            else:
-                notes, by = [*notes, f"difference {_ends(difference)}"], ""
-            told = f"{name} ({', '.join(notes)})" if notes else name
-            found[_better(difference, report)].append(told + by)
-    for sign, verb in ((1, "is better than"), (-1, "is worse than"), (0, "is not shown to differ from")):
-        if found[sign]:
-            lines.append(f"On the same episodes {display_name(own)} {verb} {'; '.join(found[sign])}.")
-    if found[0]:
+        if difference["mean"] is None:
+            return []
+        sign, name = _better(difference, report), display_name(difference["second"])
+        by = f"by {_ends(difference, absolute=True)}" if sign else f"(difference {_ends(difference)})"
+        told[sign].append(f"{name} {by}")
+    first = display_name(next((difference["first"] for difference in report.get("differences", ())), ""))
+    lines = [f"On the same episodes {first} {verbs[sign]} {'; '.join(found)}." for sign, found in told.items() if found]
+    if lines:
+        better = "smaller" if report["score_mode"] == "min" else "larger"
+        lines.insert(0, f"At the end, by {label(report, report['score'], unit=False)} (the {better}, the better):")
+    if told[0]:
         few = report["episodes"] < MIN_EPISODES
         lines[-1] += f" {MIN_EPISODES} episodes are the fewest that can." if few else " More episodes may show more."
-    return [*lines, *_drawn(report)]
+    return lines
 
 
 def _better(difference: dict[str, Any], report: dict[str, Any]) -> int:
@@ -139,15 +123,6 @@ def _ends(estimate: dict[str, Any], absolute: bool = False) -> str:
     digits = _decimals(values)
     mean, *ends = (f"{value:.{digits}f}" for value in values)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
-
-
-def _drawn(report: dict[str, Any]) -> list[str]:
-    """Return a sentence if drawn actions are better than the best ones."""
-    for difference in report.get("differences", ()):
-        if (difference["first"], difference["second"]) == ("learned", "sampled") and _better(difference, report) < 0:
-            by = _ends(difference, absolute=True)
-            return [f"sampled is better than greedy by {by}. {_DRAWN}"]
-    return []
 
 
 # Matches
@@ -206,4 +181,4 @@ def verdict(report: dict[str, Any]) -> list[str]:
             found[_better(margin, report)].append(margin["second"])
     told = "; ".join(f"{verbs[sign]} {', '.join(players)}" for sign, players in found.items() if players)
     sentence = f"By the 95 % interval of its {label(report, score, unit=False)}, {display_name(policy)} {told}."
-    return [*([sentence] if told else []), *_drawn(report)]
+    return [sentence] if told else []

@@ -15,7 +15,7 @@ from jaxrl.report.metrics import TimeLeft
 
 _WIDTH = 120  # characters of the longest line
 _HEADING_WIDTH = len("evaluation")
-_NUMBER_WIDTH, _COUNT_WIDTH = 8, 6  # characters of the longest `format_number` and of most counters
+_NUMBER_WIDTH, _COUNT_WIDTH = 8, 6  # characters of most numbers and of most counters
 _FIRST_BLOCKS = 3  # written however fast they follow one another
 logger = logging.getLogger("jaxrl")
 
@@ -154,11 +154,11 @@ class Console:
             self._cell_widths[label] = max(self._cell_widths.get(label, least), len(label) + 1 + len(text))
             cell = f"{label} {text}".ljust(self._cell_widths[label])
             if line != start and len(line) + 2 + len(cell.rstrip()) > self._width:
-                self._write(line.rstrip())
+                self._write(fold(line.rstrip(), self._width, 4))
                 line = start = indent
             line += f"  {cell}" if line else cell
         if line != start:
-            self._write(line.rstrip() if len(line.rstrip()) <= self._width else fold(line, self._width, 4))
+            self._write(fold(line.rstrip(), self._width, 4))
 
 
 class Log(Console):
@@ -223,19 +223,8 @@ def format_si(number: float) -> str:
 
 
 def format_number(number: float) -> str:
-    """Format in at most eight characters, with three or more significant digits if they fit: -0.00123, 1.23e-5."""
-    if isinstance(number, int) and len(f"{number:,}") <= _NUMBER_WIDTH:
-        return f"{number:,}"
-    value = float(number)
-    if 9_999.5 <= abs(value) < 9_999_999.5:
-        return f"{value:.0f}"
-    text = ""
-    for digits in (4, 3, 2, 1):
-        mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
-        text = f"{mantissa}e{int(exponent)}" if e else mantissa
-        if len(text) <= _NUMBER_WIDTH:
-            break
-    return text
+    """Format with four significant digits; whole numbers without a point."""
+    return f"{number:,}" if isinstance(number, int) else f"{float(number):.4g}"
 
 
 def gibibytes(number: float) -> str:

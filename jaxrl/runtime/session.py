@@ -320,12 +320,12 @@ class Session:
         if not hosts.writes():
             return block(state, np.int32(number))
         began, folder = time.monotonic(), self.directory / "profile"
-        ended, trace = record(lambda: block(state, np.int32(number)), folder)
-        self.pace.leave_out(time.monotonic() - began - trace.seconds)
+        ended, seconds, problem = record(lambda: block(state, np.int32(number)), folder)
+        self.pace.leave_out(time.monotonic() - began - seconds)
         first, last = self.position.iterations + 1, self.position.iterations + number
         span = f"iterations {first:,} to {last:,}" if number > 1 else f"iteration {first:,}"
-        told = f"profile of {span}, {1e3 * trace.seconds:,.1f} ms: tensorboard --logdir {folder}"
-        self.console.say(f"warning: no profile: {trace.problem}" if trace.problem else told)
+        told = f"profile of {span}, {1e3 * seconds:,.1f} ms: tensorboard --logdir {folder}"
+        self.console.say(f"warning: no profile: {problem}" if problem else told)
         return ended
 
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
