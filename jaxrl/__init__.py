@@ -6,8 +6,8 @@ from jaxrl.common.version import __version__
 
 if TYPE_CHECKING:
     from jaxrl.api import Evaluation, Result, evaluate, load, make_train, train
-    from jaxrl.evaluation.policy import Policy
     from jaxrl.integrations.export.formats import export
+    from jaxrl.runtime.policy import Policy
 
 
 __all__ = ["Evaluation", "Policy", "Result", "__version__", "evaluate", "export", "load", "make_train", "train"]

@@ -226,7 +226,7 @@ class Checkpoints:
                 raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
             try:
                 steps = before if number is None else [number]
-                chosen = step if intact else hosts.on_first(functools.partial(self._find_intact, steps))
+                chosen: int = steps[0] if intact else hosts.on_first(functools.partial(self._find_intact, steps))
                 return chosen, *_read(self.directory / _name(chosen), like, prefix)
             except Exception as error:
                 if step is not None or self.steps() == before:
