@@ -66,41 +66,24 @@ def evaluate(
     else:
         subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
         rollouts = simulator.rollout(subject, world, names, episodes, seed)
-    summaries: dict[str, dict[str, dict[bool, Any]]] = {}  # by policy, metric, and whether the metric is a share
-    scores = {}
-    for name, curves in announced(rollouts, f"{episodes:,} episodes", say):
-        summaries[name] = {
-            metric: {share: summarise(curves[metric], share) for share in {False, is_share(curves[metric])}}
-            for metric in _order(spec, curves)
-        }
-        scores[name] = curves[spec.score][-1]
-    _extend(summaries)
-    steps = len(summaries[names[0]][spec.score][False]["mean"]) - 1
-    at = marks(steps)
-    # A metric is a share if it is 0 or 1 in all episodes of all policies.
-    shares = {metric: all(True in one[metric] for one in summaries.values()) for metric in summaries[names[0]]}
-    policies = {
-        name: {metric: found[shares[metric] and metric != "length"] for metric, found in one.items()}
-        for name, one in summaries.items()
-    }
+    all_curves: dict[str, dict[str, np.ndarray]] = dict(announced(rollouts, f"{episodes:,} episodes", say))
+    longest = max(len(curves[spec.score]) for curves in all_curves.values())  # after its end an episode does not change
+    policies: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for metric in _order(spec, all_curves[names[0]]):
+        # A metric is a share if it is 0 or 1 in all episodes of all policies.
+        share = metric != "length" and all(is_share(curves[metric]) for curves in all_curves.values())
+        for name, curves in all_curves.items():
+            policies[name][metric] = summarise(extend(curves[metric], longest), share)
+    at = marks(longest - 1)
     return {
         **_head(subject, episodes, seed),
-        "steps": steps,
+        "steps": longest - 1,
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
         "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
-        "differences": list(compare(scores)),
+        "differences": list(compare({name: curves[spec.score][-1] for name, curves in all_curves.items()})),
     }
-
-
-def _extend(summaries: dict[str, dict[str, dict[bool, Any]]]) -> None:
-    """Make all curves as long as the longest: where all episodes of a policy have ended, nothing changes any more."""
-    by_share = [shares for metrics in summaries.values() for shares in metrics.values()]
-    lists = [curve for shares in by_share for summary in shares.values() for curve in summary.values()]
-    longest = max(map(len, lists))
-    for curve in lists:
-        curve.extend([curve[-1]] * (longest - len(curve)))
 
 
 def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
-from jaxrl.report.writer import METRICS, MetricsError, read_metrics
+from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, convert_old, read_yaml
 from jaxrl.runtime.manifest import META
@@ -22,7 +22,6 @@ from jaxrl.runtime.trials import Trial, trials
 
 Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
-_MOST = 1e300
 # Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
 _ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
@@ -141,7 +140,7 @@ def _read(directory: Path) -> RunSummary:
     """Do what `read` does. Raises OSError, UserError."""
     config = build(convert_old(read_yaml(directory / CONFIG)), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
-    rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
+    rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
     outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials
     root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
     versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
@@ -179,15 +178,6 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scorin
         "mean": curve["mean"][-1],
         "ci95": curve["ci95"][-1] if curves["seeds"] > 1 else None,
     }
-
-
-def _rows(directory: Path) -> Rows:
-    """Return the rows of metrics. Raises MetricsError if one holds anything but numbers."""
-    rows = read_metrics(directory)
-    for number, row in enumerate(rows, start=1):
-        if not all(value is None or (isinstance(value, int | float) and abs(value) < _MOST) for value in row.values()):
-            raise MetricsError(f"line {number} of {directory / METRICS} is damaged: fix or remove that line")
-    return rows
 
 
 def _env_steps(rows: Rows) -> int:

@@ -23,6 +23,7 @@ METRICS = "metrics.jsonl"
 LOST = "metrics.lost.jsonl"  # lines of a run that had to start again
 EVENTS = "events"
 FLUSH = 5.0  # seconds between flushes of the events
+_LARGEST = 1e300  # number that a line may hold
 
 
 class MetricsError(UserError):
@@ -224,10 +225,11 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a complete line, None if it is damaged or incomplete."""
+    """Return the object of a complete line of numbers, None if it is damaged or incomplete."""
     try:
         row = json.loads(line)
         whole = line.endswith(b"\n") and isinstance(row["iteration"], int) and isinstance(row.get("step", 0), int)
+        whole = whole and all(value is None or abs(value) < _LARGEST for value in row.values())
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return row if whole else None
