@@ -112,7 +112,7 @@ def shown(parts: list[Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, *rows = shown(run_tables.listing(run_summary.find([str(folder)], pytest.fail)), capsys)
     assert [row.split()[0] for row in rows[:6]] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
-    assert head.split() == ["run", "seeds", "env", "steps", "minutes", "score", "state", "best"]
+    assert head.split() == ["run", "seeds", "env", "steps", "minutes", "score", "state", "best", "checkpoint"]
     assert rows[1].split()[1:] == ["3", "300", "3", "0.3", "±0.25", "stopped"]
     assert rows[3].split()[1:] == ["1", "300", "9", "0.3", "finished", "2"]
     assert "score of helpers.tiny:PointMass: distance, on selection episodes (lower is better)" in rows

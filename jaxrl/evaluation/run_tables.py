@@ -10,7 +10,7 @@ from jaxrl.report.console import format_si
 from jaxrl.report.tables import Row, make_table
 
 _STYLES = {"running": "bold cyan", "stopped": "yellow"}
-TITLES = ("seeds", "env steps", "minutes", "score", "state", "best")
+TITLES = ("seeds", "env steps", "minutes", "score", "state", "best checkpoint")
 
 
 def run_rows(runs: Sequence[RunSummary]) -> list[Row]:
@@ -53,7 +53,7 @@ def legend(runs: Sequence[RunSummary]) -> list[str]:
     lines = [f"score of {', '.join(names)}: {text}" for text, names in environments.items()]
     if any(run.config.run.num_seeds > 1 for run in runs):
         lines.append("±: half of Student's 95 % interval over the seeds; env steps are those of each seed")
-    return [*lines, "best: iteration of the best checkpoint"] if any(run.best is not None for run in runs) else lines
+    return lines
 
 
 def comparison(runs: Sequence[RunSummary]) -> list[Table | str]:
