@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
-        if hosts.writes():
+        if hosts.writes() and any(ended.directory.glob("*/config.yaml")):  # several trials
             from jaxrl.evaluation import learning_curves  # scipy, which training does not need
 
             learning_curves.report(ended.directory, print)
