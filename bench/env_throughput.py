@@ -25,10 +25,10 @@ from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import add_environment
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluation.rollouts import scripted_names
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.runtime import memory_plan
+from jaxrl.runtime.rollouts import scripted_names
 
 KIND = "env_throughput"
 DEFAULT_ENV = "coverage"

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.common.version import __version__
 
 if TYPE_CHECKING:
-    from jaxrl.evaluation.policy import Policy
+    from jaxrl.api import Evaluation, Result, evaluate, load, make_train, train
     from jaxrl.integrations.export.formats import export
-    from jaxrl.runtime.api import Evaluation, Result, evaluate, load, make_train, train
+    from jaxrl.runtime.policy import Policy
 
 
 __all__ = ["Evaluation", "Policy", "Result", "__version__", "evaluate", "export", "load", "make_train", "train"]
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
         from jaxrl.integrations.export import formats
 
         return formats.export
-    from jaxrl.runtime import api
+    from jaxrl import api
 
     return getattr(api, name)
 

@@ -24,11 +24,11 @@ import envs_jax
 import jaxrl
 import jaxrl.__main__ as package
 from envs_jax.progress import start
+from jaxrl import api
 from jaxrl.algos.base import AlgoState, Custom, setting
 from jaxrl.algos.sac import Sac
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime import api
 from jaxrl.runtime.load import named_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"

@@ -19,10 +19,10 @@ from envs_jax.adapters import gymnax_style, outward
 from envs_jax.testing import ContractError, check_types
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.common.errors import UserError
-from jaxrl.evaluation.rollouts import uniform
 from jaxrl.integrations import export
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl.replay import storage_dtype
+from jaxrl.runtime.rollouts import uniform
 
 LOW, HIGH = np.array([0.0, -1.0, 2.0]), np.array([5.0, 1.0, 2.5])
 

@@ -22,10 +22,10 @@ from envs_jax.batch import batched
 from envs_jax.progress import ended, start
 from jaxrl import algos
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
 from jaxrl.nn import networks
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
+from jaxrl.runtime.rollouts import Evaluator, learned, scripted
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)

@@ -13,10 +13,11 @@ from scipy.stats import t as student
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
-from jaxrl.evaluation import league, policies, records, reports, rollouts, statistics
+from jaxrl.evaluation import league, policies, records, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import EvalPolicy, load
-from jaxrl.evaluation.rollouts import held_out_key, uniform
+from jaxrl.runtime import rollouts
+from jaxrl.runtime.rollouts import held_out_key, uniform
 from jaxrl.runtime.trainer import key_of_env
 
 COVERAGE = ("--env", "coverage")
@@ -144,7 +145,7 @@ def _report(mode: str, **scores: np.ndarray) -> dict:
     """A report of these scores at the end of the same episodes."""
     found = {name: {"score": statistics.summarise(np.stack([0 * values, values]))} for name, values in scores.items()}
     head = {"score": "score", "score_mode": mode, "episodes": len(next(iter(scores.values())))}
-    return head | {"policies": found, "differences": list(reports.compare(scores, mode))}
+    return head | {"policies": found, "differences": list(reports.compare(scores))}
 
 
 START = np.linspace(-0.9, 0.9, 50)  # of the episodes: differences of policies are small beside those of starts
@@ -154,19 +155,14 @@ NOISE = 0.1 * np.tile([1, -1], 25)  # 0.1 * 1.010 standard deviations
 def test_conclusion_by_hand():
     """Student's factor of 49 degrees of freedom is 2.0096: half of the interval of NOISE is 0.0287."""
     scores = {"random": START + 0.8, "learned": START + 0.6 + NOISE, "ig": START + 0.55, "bad": START + 0.9}
-    report = _report("min", **scores)
-    assert evaluation_tables.conclusion(report) == [
-        "At the end, score (the smaller, the better): greedy 0.600 ±0.154, random 0.800 ±0.152.",
-        "On the same episodes greedy is better than random by 0.200 [0.171, 0.229]; bad (0.900 ±0.152) by 0.300 "
-        "[0.271, 0.329].",
-        "On the same episodes greedy is worse than ig (0.550 ±0.152, the best scripted policy) by 0.0500 [0.0213, "
-        "0.0787], at 80 [69, 91] % of the way from random.",
+    assert evaluation_tables.conclusion(_report("min", **scores)) == [
+        "At the end, by score (the smaller, the better):",
+        "On the same episodes greedy is better than random by 0.200 [0.171, 0.229]; bad by 0.300 [0.271, 0.329].",
+        "On the same episodes greedy is worse than ig by 0.0500 [0.0213, 0.0787].",
     ]
     lines = evaluation_tables.conclusion(_report("max", **scores))
-    assert lines[0].startswith("At the end, score (the larger, the better)")
-    assert lines[1].startswith(
-        "On the same episodes greedy is better than ig (0.550 ±0.152) by 0.0500 [0.0213, 0.0787]"
-    )
+    assert lines[0] == "At the end, by score (the larger, the better):"
+    assert lines[1] == "On the same episodes greedy is better than ig by 0.0500 [0.0213, 0.0787]."
     assert "greedy is worse than random by 0.200 [0.171, 0.229]; bad" in lines[2]
     near = _report("min", random=START, learned=START + 0.02 + NOISE)
     assert evaluation_tables.conclusion(near)[1:] == [
@@ -175,6 +171,8 @@ def test_conclusion_by_hand():
     ]
     assert evaluation_tables.conclusion(_report("min", random=START, ig=START)) == []
     assert evaluation_tables.conclusion(_report("min", random=START * np.nan, learned=START)) == []
+    drawn = evaluation_tables.conclusion(_report("max", learned=START, sampled=START + 0.1 + NOISE))
+    assert drawn[1] == "On the same episodes greedy is worse than sampled by 0.100 [0.071, 0.129]."
 
 
 def test_one_lucky_episode_is_not_better():
@@ -184,9 +182,7 @@ def test_one_lucky_episode_is_not_better():
         assert "greedy is not shown to differ from random" in lines[1], lines
         assert ("6 episodes are the fewest that can." in lines[1]) == (number < 6)
     lines = evaluation_tables.conclusion(_report("max", random=np.zeros(6), learned=np.ones(6)))
-    assert (
-        "greedy 1.000 [0.610, 1.000], random 0.000 [0.000, 0.390]" in lines[0] and "is better than random" in lines[1]
-    )
+    assert "is better than random" in lines[1]
 
 
 def test_a_count_that_is_0_or_1_by_chance_is_no_share(monkeypatch):
@@ -204,13 +200,6 @@ def test_a_count_that_is_0_or_1_by_chance_is_no_share(monkeypatch):
         assert "low" in found["win"] and "low" in found["points"] and "low" not in found["deaths"]
     for found in league.results(pairs[:1], ["win", "draw", "deaths"]):
         assert "low" in found["deaths"]
-
-
-def test_sampled_actions_that_are_better_are_told():
-    told = evaluation_tables.conclusion(_report("max", learned=START, sampled=START + 0.1 + NOISE))
-    assert told[1].startswith("sampled is better than greedy by 0.100 [0.071, 0.129]. Training draws its actions;")
-    assert len(evaluation_tables.conclusion(_report("min", learned=START, sampled=START + 0.1 + NOISE))) == 1
-    assert len(evaluation_tables.conclusion(_report("max", learned=START, sampled=START + 0.02 + NOISE))) == 1
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
@@ -265,7 +254,7 @@ def test_a_run_beside_every_baseline(run, capsys):
     assert report["versions"]["jax"] == jax.__version__
     out = capsys.readouterr().out
     assert f"run {'/'.join(run.parts[-2:])}" in out and str(run.parent.parent) not in json.dumps(report["run"])
-    assert "At the end, return (the larger, the better): greedy" in out and "learned" not in out
+    assert "At the end, by return (the larger, the better):" in out and "learned" not in out
     assert [entry["second"] for entry in report["differences"]] == ["sampled", "random", "right"]
     assert evaluate.main([str(run), "--episodes", "6", "--policy", "greedy,random"]) == 0
     assert capsys.readouterr().out.count("greedy") > 1

@@ -31,9 +31,9 @@ from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import TEACHES, Student
 from jaxrl.cli import export as command
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations.export.formats import export
 from jaxrl.rl.data_parallel import DataParallel
+from jaxrl.runtime.policy import Policy
 
 SAMPLES, STEPS = 32, 5
 OFF: dict[str, Any] = {"hidden_size": 8, "batch_size": 8, "buffer_size": 64, "env_steps_per_update": 1}

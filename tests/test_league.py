@@ -16,10 +16,10 @@ from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports, tables
 from jaxrl.evaluation.policies import EvalPolicy, load
-from jaxrl.evaluation.rollouts import announced, held_out_key
 from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import config as configuration
+from jaxrl.runtime.rollouts import announced, held_out_key
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 8

@@ -22,12 +22,12 @@ from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.ddpg_actions import Softmax
 from jaxrl.algos.ppo import Ppo
-from jaxrl.evaluation.policy import Policy
-from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.integrations.export.formats import export
 from jaxrl.integrations.export.greedy import greedy_of
 from jaxrl.nn import distributions
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.runtime.policy import Policy
+from jaxrl.runtime.rollouts import Evaluator, learned
 
 ROWS, AGENTS, ACTIONS = 50_000, 2, 4  # 10^5 choices of an action
 REPLAY: dict[str, Any] = {"batch_size": 8, "buffer_size": 64, "hidden_size": 4, "depth": 1}

@@ -22,10 +22,10 @@ from jaxrl.algos import find, ppo
 from jaxrl.algos.actor_critic import extended
 from jaxrl.algos.base import AlgoState, Trajectory
 from jaxrl.algos.ppo import Ppo, PpoParameters
-from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.rl import running_statistics
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.running_statistics import RunningStatistics
+from jaxrl.runtime.rollouts import Evaluator, learned
 
 T, B, A, OBS, ACTIONS = 7, 6, 2, 3, 4
 DISCRETE = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)

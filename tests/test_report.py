@@ -6,7 +6,6 @@ import json
 import logging
 import mmap
 import re
-import sys
 import threading
 import time
 from pathlib import Path
@@ -58,17 +57,6 @@ def test_events_reach_the_disk_every_few_seconds(tmp_path: Path, monkeypatch: py
         assert points(tmp_path)["a"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_without_tensorboardx_there_are_lines_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, 1, 2)
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with Writer(tmp_path) as writer:
-        assert "pip install tensorboardX" in writer.note
-        writer.trim(1)
-        writer.write(2, {"a": 0.5})
-    assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2]
-    assert len(points(tmp_path)["loss/actor"]) == 2  # what is there already stays
-
-
 def test_not_finite_is_null_in_json(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer:
         writer.write(1, {"nan": float("nan"), "inf": float("inf"), "fine": 1.0})
@@ -97,9 +85,7 @@ def test_a_resume_reads_only_the_end_of_the_lines(tmp_path: Path) -> None:
     content = b"{}" + path.read_bytes()[2:]
     path.write_bytes(content)
     with Writer(tmp_path) as writer:
-        began = time.monotonic()
         assert writer.trim(3000) == ""
-        assert time.monotonic() - began < 1.0
     kept = path.read_bytes()
     assert content.startswith(kept) and json.loads(kept.splitlines()[-1])["iteration"] == 3000
 
@@ -112,7 +98,7 @@ def test_trim_at_every_iteration(tmp_path: Path, block: int, monkeypatch: pytest
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     for after, count in ((6, 5), (5, 5), (4, 4), (3, 3), (2, 3), (1, 1), (0, 0)):
         with Writer(tmp_path) as writer:
-            writer.trim(after)
+            writer.trim(after, {"bytes": 0})
         assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:count])
 
 
@@ -192,9 +178,11 @@ def test_trim_to_nothing_and_of_nothing(tmp_path: Path) -> None:
         writer.trim(10)
     assert read_metrics(tmp_path) == [] and points(tmp_path) == {}
     write(tmp_path, 1, 2)
-    with Writer(tmp_path) as writer:
-        writer.trim(0)
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    with Writer(tmp_path) as writer:  # there is no checkpoint: a run of hours may have been
+        assert writer.trim(0).endswith("the previous rows of metrics are kept in metrics.lost.jsonl")
     assert read_metrics(tmp_path) == [] and points(tmp_path) == {}
+    assert (tmp_path / "metrics.lost.jsonl").read_text() == lines
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -211,7 +199,6 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 INFO: dict[str, Any] = {
     "fraction": 0.25,
     "iteration": 250,
-    "iterations": 1000,
     "env_steps": 1_234_567,
     "env_steps_per_second": 85_123.0,
     "updates": 1250,
@@ -223,18 +210,6 @@ INFO: dict[str, Any] = {
     "memory_limit": 139 * 2**30,
     "utilisation": 0.87,
 }
-SHOWN = [
-    "25.0%",
-    "250 of 1,000",
-    "1.23 M",
-    "85.1 k",
-    "1.25 k",
-    "3.21",
-    "0.41",
-    "-0.00123",
-    "1.5 GiB of 139.0 GiB",
-    "87%",
-]
 
 
 @pytest.fixture
@@ -248,25 +223,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_plain_lines() -> None:
     stream = io.StringIO()
-    with Console("coma on coverage", stream, every=0.0) as shown:
+    with Console(every=0.0, stream=stream) as shown:
         shown.say("compiled in 12.3 s")
         shown.block(INFO)
         shown.block({})
     sentence, *lines = stream.getvalue().splitlines()
     assert sentence == "compiled in 12.3 s"
     assert lines == [
-        "iteration 250 of 1,000      done 25.0%   left unknown      env steps 1.23 M  updates 1.25 k"
-        "  env steps/s 85.1 k",
-        "              updates/s 3.21",
+        "iteration 250     done 25.0%   env steps 1.23 M  updates 1.25 k  env steps/s 85.1 k  updates/s 3.21",
         "  episodes    return 0.5       entropy 0.41",
         "  losses      actor -0.00123",
-        "  device      memory in use 1.5 GiB of 139.0 GiB    GPU busy 87%",
+        "  device      memory in use 1.5 GiB   of 139.0 GiB  GPU busy 87%",
     ]
 
 
 def test_plain_lines_are_not_too_many_but_first_last_and_evaluations_are_there() -> None:
     stream = io.StringIO()
-    with Console("title", stream, every=3600.0) as shown:
+    with Console(every=3600.0, stream=stream) as shown:
         for iteration in range(1, 11):
             shown.block({"iteration": iteration} | ({"evaluation": {"f1": 0.9}} if iteration == 5 else {}))
     lines = stream.getvalue().splitlines()
@@ -278,7 +251,7 @@ def test_plain_lines_come_every_15_seconds(seconds: float, clock: list[float]) -
     """Never later, if a block ends in time; the first three at once; half as often is enough for very short blocks."""
     start, times = clock[0], []
     stream = io.StringIO()
-    with Console("title", stream) as shown:
+    with Console(stream=stream) as shown:
         for iteration in range(1, 201):
             before = stream.getvalue()
             shown.block({"iteration": iteration})
@@ -333,7 +306,7 @@ def realistic_block(algo: str, env: str, shift: int) -> dict[str, Any]:
 def written(*blocks: dict[str, Any], **settings: Any) -> list[str]:
     """Return the plain lines of blocks."""
     stream = io.StringIO()
-    with Console("title", stream, live=False, **settings) as shown:
+    with Console(stream=stream, **settings) as shown:
         for block in blocks:
             shown.block(block)
     return stream.getvalue().splitlines()
@@ -341,53 +314,44 @@ def written(*blocks: dict[str, Any], **settings: Any) -> list[str]:
 
 @pytest.mark.parametrize("algo", LOSSES)
 @pytest.mark.parametrize("env", registered())
-def test_plain_lines_are_short_and_lose_nothing_and_no_column_moves(algo: str, env: str) -> None:
+def test_plain_lines_are_short_and_lose_nothing(algo: str, env: str) -> None:
     label = make(env).spec.label
-    blocks = [realistic_block(algo, env, shift) for shift in range(6)]
-    lines = written(*blocks, label=label)
-    assert max(map(len, lines)) <= 120
-    groups = [lines[k * len(lines) // 6 : (k + 1) * len(lines) // 6] for k in range(6)]
-    assert all(group[0].startswith("iteration ") for group in groups)
-    for block, group in zip(blocks, groups, strict=True):
-        text = "  ".join(group)
+    for shift in range(3):
+        block = realistic_block(algo, env, shift)
+        lines = written(block, label=label)
+        assert max(map(len, lines)) <= 120 and lines[0].startswith("iteration ")
+        text = "  ".join(lines)
         assert (block["phase"] or "iteration") in text
         for metrics in (block["environment"], block["evaluation"], block["losses"]):
             for name, value in metrics.items():
                 metric, _, task = name.partition("/")
                 words, _, unit = label(metric).partition(", ")
-                words = task or (name.replace("_", " ") if metrics is block["losses"] else words)
+                words = name.replace("_", " ") if metrics is block["losses"] else words + (f" ({task})" if task else "")
                 fact = f"{words} {console.format_number(value)} {unit}".rstrip()
                 assert re.search(rf"  {re.escape(fact)}(  |$)", text), (fact, text)
-    # Numbers begin in the same columns: where a label ends
-    labels = re.compile(r"(?<=  )[a-zF'(][^\d]*?(?= -?[\d]| nan| -?inf| unknown)")
-    columns = [
-        [[(label.group(), label.end()) for label in labels.finditer(line)] for line in group] for group in groups
-    ]
-    assert all(of_group == columns[0] for of_group in columns)
-    assert sum(map(len, columns[0])) > 15
 
 
-@pytest.mark.parametrize("width", [20, 40, 80])
-@pytest.mark.parametrize("algo", LOSSES)
-def test_plain_lines_of_a_narrow_terminal(algo: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_no_column_moves_once_a_longer_number_was_there() -> None:
+    blocks = [{"iteration": 1, "losses": {"a": a, "b": 0.5}} for a in (-0.00123, 0.5, -0.00123)]
+    lines = [line for line in written(*blocks) if "losses" in line]
+    assert len({line.index("b 0.5") for line in lines}) == 1
+
+
+def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
     stream.isatty = lambda: True  # type: ignore[method-assign]
-    block = realistic_block(algo, "reach_family", 0)
-    with Console("title", stream) as shown:
-        shown.block(block)
+    with Console(stream=stream) as shown:
+        shown.block(INFO)
+        shown.say("one sentence " * 10)
     lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert "".join("".join(lines).split()) == "".join("".join(written(block)).split())
-    if width == 80:  # lines end between facts
-        facts = [f"{name.replace('_', ' ')} {console.format_number(value)}" for name, value in block["losses"].items()]
-        assert all(any(fact in line for line in lines) for fact in facts)
+    assert max(map(len, lines)) <= 80
+    assert lines[-2:] == ["one sentence" + 5 * " one sentence", "  one sentence" + 3 * " one sentence"]
 
 
 def test_an_evaluation_lies_below_the_episodes_and_does_not_repeat_its_block() -> None:
     block = {"iteration": 7, "return": 0.5, "environment": {"b": 0.25, "a": 1.0}, "losses": {"loss": float("nan")}}
-    lines = written(block, block | {"evaluation": {"length": 60.0, "a": 0.75, "b": 0.125, "return": -1.5}})
+    lines = written(block, block | {"evaluation": {"return": -1.5, "b": 0.125, "a": 0.75, "length": 60.0}})
     assert lines == [
         "iteration 7",
         "  episodes    return 0.5       b 0.25      a 1",
@@ -403,16 +367,6 @@ def test_an_evaluation_lies_below_the_episodes_and_does_not_repeat_its_block() -
     ]
 
 
-def test_scores_of_tasks_have_lines_of_their_own() -> None:
-    label = make("reach_family").spec.label
-    evaluation = {"success": 0.5, "success/reach": 0.25, "success/push": 0.75, "distance/reach": 0.125}
-    assert written({"evaluation": evaluation}, label=label) == [
-        "  evaluation  success 0.5",
-        "  evaluation, success by task:  reach 0.25      push 0.75",
-        "  evaluation, distance of the tool centre by task:  reach 0.125 m",
-    ]
-
-
 def test_a_very_long_name_goes_on_in_the_next_line() -> None:
     name = "share-of_" * 40
     lines = written({"iteration": 1, "losses": {name: 0.5, "other": 0.25}})
@@ -420,113 +374,9 @@ def test_a_very_long_name_goes_on_in_the_next_line() -> None:
     assert " ".join(" ".join(lines).split()).endswith(f"losses {name.replace('_', ' ').strip()} 0.5 other 0.25")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.123456, "0.1235"),
-        (-0.00123456, "-0.00123"),
-        (1e-7, "1e-7"),
-        (-1.23456e-7, "-1.23e-7"),
-        (-1.23456e-12, "-1.2e-12"),
-        (-1.23456e-123, "-1e-123"),
-        (9_999.6, "10000"),
-        (12_345.67, "12346"),
-        (-9_999_999.4, "-9999999"),
-        (-9_999_999.6, "-1e7"),
-        (1.5e300, "1.5e300"),
-        (float("nan"), "nan"),
-        (-float("inf"), "-inf"),
-        (12_345, "12,345"),
-        (-12_345_678, "-1.235e7"),
-        (np.float32(0.25), "0.25"),
-    ],
-)
-def test_numbers_have_at_most_eight_characters(value: float, text: str) -> None:
-    assert console.format_number(value) == text and len(text) <= 8
-
-
-def test_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    stream = io.StringIO()
-    with Console("coma on coverage", stream, live=True) as shown:
-        shown.say("a sentence above [the panel]")
-        shown.block(INFO | {"evaluation": {"f1": 0.777}})
-        shown.block(INFO)
-    last = stream.getvalue().rsplit("coma on coverage", 1)[1]
-    for text in [*SHOWN, "0.777"]:
-        assert text in last
-    assert "a sentence above [the panel]" in stream.getvalue()
-
-
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("env", registered())
-def test_the_panel_fits_a_terminal(env: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 24 lines, with all that a GPU, training and evaluation tell; no label is cut."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", "24")
-    spec = make(env).spec
-    metrics = dict.fromkeys(spec.metrics, -1234.5)
-    info = INFO | {"seconds_left": 7500, "power": 612.0, "losses": {"actor_loss": -0.00123, "critic_loss": 0.4567}}
-    stream = io.StringIO()
-    with Console("title", stream, live=True, label=spec.label) as shown:
-        shown.block(info | {"environment": metrics, "evaluation": metrics | {"return": 0.25, "length": 12.5}})
-    lines = re.sub(r"\x1b\[[\d;?]*\w", "", "╭" + stream.getvalue().rsplit("╭", 1)[1]).splitlines()
-    lines = [line for line in lines if line.strip()]
-    assert len(lines) <= 24 and max(map(len, lines)) == width and lines[-1].startswith("╰")
-    for name in metrics:
-        words, _, unit = spec.label(name).partition(", ")
-        (line,) = [line for line in lines if re.search(rf"(│|  ) ?{re.escape(words)}  ", line)]
-        assert line.count(f"-1234 {unit}".rstrip()) == 2, line
-
-
-def test_plain_lines_of_a_terminal_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "80")
-    stream = io.StringIO()
-    stream.isatty = lambda: True  # type: ignore[method-assign]
-    with Console("title", stream) as shown:
-        shown.block(INFO)
-        shown.say("one sentence " * 10)
-    lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    whole = io.StringIO()
-    with Console("title", whole) as shown:
-        shown.block(INFO)
-        shown.say("one sentence " * 10)
-    assert stream.getvalue().split() == whole.getvalue().split()
-    assert lines[-2:] == ["one sentence" + 5 * " one sentence", "  one sentence" + 3 * " one sentence"]
-
-
-def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    label = make("coverage", q=2).spec.label
-    info = {"environment": {"roi_coverage": 0.25}, "evaluation": {"entropy": 0.5}, "losses": {"actor_loss": 0.125}}
-    for live in (False, True):
-        stream = io.StringIO()
-        with Console("title", stream, live=live, label=label) as shown:
-            shown.block(info)
-        words = " ".join(re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue()).split())
-        for text in ("share of region seen 0.25", "entropy in region 0.5 bit", "actor loss 0.125"):
-            assert text in words, (live, words)
-
-
-def test_the_panel_has_no_tables_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    stream = io.StringIO()
-    with Console("title", stream, live=True) as shown:
-        shown.block({"losses": {"actor": 0.125}})
-    words = re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue().rsplit("╭", 1)[1]).split()
-    assert words == ["title", "losses", "actor", "0.125"]
-
-
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
     stream, threads = io.StringIO(), set(threading.enumerate())
-    with Console("title", stream, every=0.01) as shown, shown.working("compiling"):
+    with Console(every=0.01, stream=stream) as shown, shown.working("compiling"):
         while stream.getvalue().count("\n") < 3:
             time.sleep(0.01)
         shown.say("compiled a part")
@@ -589,35 +439,19 @@ def test_the_time_left_is_by_the_clock_of_training() -> None:
     assert left.estimate({"fraction": 0.5, "seconds": 15.0}) == pytest.approx(20.0)
 
 
-def test_long_work_in_a_terminal_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    now = [100.0]
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    stream = io.StringIO()
-    with Console("title", stream, live=True) as shown:
-        with shown.working("compiling"):
-            now[0] += 75.0
-            shown.say("compiled a part")  # which draws anew what is below
-        shown.say("compiled all")
-        assert "compiling" not in stream.getvalue().rsplit("compiled all", 1)[1].rsplit("\x1b[2K", 1)[-1]
-        shown.block({"iteration": 1})
-    assert "compiling ... 1 min 15 s" in stream.getvalue()
-    assert "compiling" not in stream.getvalue().rsplit("title", 1)[1]
-
-
 def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = io.StringIO()
-    with caplog.at_level(logging.INFO, "jaxrl"), Console("title", stream) as shown, Log() as log:
+    with caplog.at_level(logging.INFO, "jaxrl"), Console(stream=stream) as shown, Log() as log:
         for done in range(0, 768, 8):  # one second each
             for report in (shown, log):
                 report.progress("iteration 3: learning", done, 768, "minibatches", (768 - done) / 8)
             clock[0] += 1.0
     expected = [
-        "iteration 3  learning: 0 of 768 minibatches  left 1 min 36 s",
+        "iteration 3: learning: 0 of 768 minibatches, left 1 min 36 s",
         *(  # every 7 s
-            f"iteration 3  learning: {8 * second} of 768 minibatches  left {console.format_duration(96 - second)}"
+            f"iteration 3: learning: {8 * second} of 768 minibatches, left {console.format_duration(96 - second)}"
             for second in range(7, 96, 7)
         ),
     ]
@@ -628,7 +462,7 @@ def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
 
 def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None:
     stream = io.StringIO()
-    with Console("title", stream) as shown:
+    with Console(stream=stream) as shown:
         shown.block({"iteration": 1})
         for iteration in (2, 3):
             shown.progress(
@@ -642,90 +476,30 @@ def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None
         shown.progress("iteration 4: rolling out", 1024, 4096, "episodes", None)
     assert stream.getvalue().splitlines() == [
         "iteration 1",
-        "iteration 2  rolling out: 512 of 4,096 episodes",
+        "iteration 2: rolling out: 512 of 4,096 episodes",
         "iteration 2",
         "iteration 3",
-        "iteration 4  rolling out: 1,024 of 4,096 episodes",
+        "iteration 4: rolling out: 1,024 of 4,096 episodes",
     ]
 
 
 @pytest.mark.parametrize("left", [None, float("nan"), float("inf")])
-def test_progress_without_a_known_end(left: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    for live in (False, True):
-        stream = io.StringIO()
-        with Console("title", stream, live=live) as shown:
-            shown.progress("evaluation", 0, 0, "episodes", left)
-        assert "0 of 0 episodes" in stream.getvalue() and "left" not in stream.getvalue()
-
-
-@pytest.mark.parametrize("width", [40, 120])
-def test_progress_is_a_bar_below_the_panel_until_the_next_block(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_progress_without_a_known_end(left: float | None) -> None:
     stream = io.StringIO()
-    with Console("title", stream, live=True) as shown:
-
-        def screen() -> list[str]:
-            """Return the lines that are drawn last, without control sequences."""
-            shown.say("draw again")
-            last = stream.getvalue().rsplit("\x1b[2K", 1)[-1]
-            return [line.rstrip() for line in re.sub(r"\x1b\[[\d;?]*\w", "", last).splitlines() if line.strip()]
-
-        shown.progress("iteration 1: rolling out", 0, 4096, "missions", None)  # before any panel
-        *words, bar = screen()
-        assert " ".join(words) == "iteration 1: rolling out  0 of 4,096 missions" and bar.endswith(" 0.0%")
-        shown.block({"iteration": 1})
-        panel = screen()
-        assert panel[0].startswith("╭") and panel[-1].startswith("╰")
-        for done, share, left in ((0, " 0.0%", None), (1024, " 25.0%", 24.0), (5000, " 100.0%", 0.0)):
-            shown.progress("iteration 2: rolling out", done, 4096, "missions", left)
-            *words, bar = screen()[len(panel) :]
-            expected = f"iteration 2: rolling out {done:,} of 4,096 missions" + (
-                "" if left is None else f" left {left:.0f} s"
-            )
-            assert screen()[: len(panel)] == panel and " ".join(words).split() == expected.split()
-            assert bar.startswith("━") and bar.endswith(share) and len(bar) <= width
-        shown.block({"iteration": 1})
-        assert screen() == panel
-
-
-def test_a_bar_does_not_leave_a_low_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "10")
-    stream = io.StringIO()
-    with Console("title", stream, live=True) as shown:
-        shown.block(INFO)
-        shown.progress("iteration 2: rolling out", 512, 4096, "missions", None)
-        shown.say("draw again")
-        assert "rolling out" in stream.getvalue() and "12.5%" in stream.getvalue()
-
-
-@pytest.mark.parametrize("algo", LOSSES)
-def test_the_panel_of_a_narrow_terminal_cuts_nothing(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("LINES", "99")
-    stream = io.StringIO()
-    with Console("title", stream, live=True, label=make("reach_family").spec.label) as shown:
-        block = realistic_block(algo, "reach_family", 0)
-        shown.block(block)
-    panel = re.sub(r"\x1b\[[\d;?]*\w", "", "╭" + stream.getvalue().rsplit("╭", 1)[1])
-    assert "…" not in panel and max(map(len, panel.splitlines())) == 40
-    for metrics in (block["environment"], block["evaluation"], block["losses"]):
-        assert all(f" {console.format_significant(value)} " in panel for value in metrics.values())
+    with Console(stream=stream) as shown:
+        shown.progress("evaluation", 0, 0, "episodes", left)
+    assert stream.getvalue() == "evaluation: 0 of 0 episodes\n"
 
 
 def test_time_left_counts_from_where_this_process_began(clock: list[float]) -> None:
     stream = io.StringIO()
-    with Console("title", stream, every=0.0) as shown:
+    with Console(every=0.0, stream=stream) as shown:
         shown.block({"fraction": 0.5})
         clock[0] += 60.0
         shown.block({"fraction": 0.6})
         shown.block({"fraction": 0.6, "seconds_left": 5.0})
     assert stream.getvalue().splitlines() == [
-        "done 50.0%   left unknown",
+        "done 50.0%",
         "done 60.0%   left 4 min 00 s",
         "done 60.0%   left 5 s",
     ]
@@ -733,18 +507,18 @@ def test_time_left_counts_from_where_this_process_began(clock: list[float]) -> N
 
 def test_time_left_is_that_of_the_phase(clock: list[float]) -> None:
     stream = io.StringIO()
-    with Console("title", stream, every=0.0) as shown:
+    with Console(every=0.0, stream=stream) as shown:
         for phase, fraction in (("walk", 0.1), ("walk", 0.6), ("read", 0.2), ("read", 0.6)):
             shown.block({"phase": phase, "fraction": fraction})
             clock[0] += 60.0
     assert stream.getvalue().splitlines() == [
-        "done 10.0%   left unknown",
+        "phase done 10.0%",
         "  phase       walk",
-        "done 60.0%   left 48 s",  # 0.4 at 0.5 per minute
+        "phase done 60.0%   phase left 48 s",  # 0.4 at 0.5 per minute
         "  phase       walk",
-        "done 20.0%   left unknown",
+        "phase done 20.0%",
         "  phase       read",
-        "done 60.0%   left 1 min 00 s",
+        "phase done 60.0%   phase left 1 min 00 s",
         "  phase       read",
     ]
 

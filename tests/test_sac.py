@@ -25,10 +25,10 @@ from jaxrl import algos
 from jaxrl.algos import sac
 from jaxrl.algos.base import Phase
 from jaxrl.algos.sac import Sac, SacParameters
-from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
 from jaxrl.nn import distributions
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.replay import TERMINATED, TRUNCATED
+from jaxrl.runtime.rollouts import Evaluator, learned, scripted
 
 OBS, ACTIONS, TASKS = 5, 3, 2
 ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400, num_tasks=TASKS)

@@ -16,9 +16,9 @@ from envs_jax.progress import start
 from jaxrl.cli.flags import parse
 from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import load
-from jaxrl.evaluation.rollouts import Evaluator
 from jaxrl.report.writer import NullWriter
 from jaxrl.runtime.build import Run, build_run
+from jaxrl.runtime.rollouts import Evaluator
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import key_of_env

@@ -18,12 +18,11 @@ import pytest
 import yaml
 
 import envs_jax
-from jaxrl import algos
+from jaxrl import algos, api
 from jaxrl.cli.flags import _parse
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime import api
 from jaxrl.runtime.config import RunSettings, build, check_value
 from jaxrl.runtime.declared import Field, fields_of
 from jaxrl.runtime.presets import base

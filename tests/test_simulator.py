@@ -23,9 +23,8 @@ from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
 from jaxrl.cli.policies import own_task
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation import collection
+from jaxrl.evaluation import collection, simulator
 from jaxrl.evaluation.policies import EvalPolicy
-from jaxrl.integrations import metaworld
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import expert_dataset
 
@@ -82,12 +81,12 @@ def subject(params: Any = None, **settings: Any) -> EvalPolicy:
     return EvalPolicy(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
 
 
-def world(one: EvalPolicy, own: bool = False, lanes: int = LANES) -> tuple[metaworld.Simulator, Any]:
+def world(one: EvalPolicy, own: bool = False, lanes: int = LANES) -> tuple[simulator.Simulator, Any]:
     """Puppets in the place of Meta-World's arms, and these."""
     vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own else None
     real = adapter.RealReach(one.env.env, [Puppet() for _ in range(lanes)], vectors)
     task, scripted = ("drawer-close-v3", real.scripted) if own else (None, None)
-    made = metaworld.Simulator("puppets", task, real.spec, lanes, real.in_order, real.step_without_reset, scripted)
+    made = simulator.Simulator("puppets", task, real.spec, lanes, real.in_order, real.step_without_reset, scripted)
     return made, real
 
 
@@ -100,7 +99,7 @@ def goals_in_order(one: EvalPolicy, numbers: list[int]) -> np.ndarray:
 def test_goals_come_in_order_each_for_every_task() -> None:
     one = subject(task="reach,mirrored", goals="pool", pool_seed=3)
     here, real = world(one)
-    played = metaworld.play(one, here, "random", range(7), seed=0)
+    played = simulator.play(one, here, "random", range(7), seed=0)
     pool = goals.pool(3)
     np.testing.assert_allclose(played.observation[:, 0, 36:], pool[np.arange(7) // 2, 3:], rtol=1e-6)
     np.testing.assert_array_equal(played.task, np.arange(7) % 2)
@@ -112,7 +111,7 @@ def test_goals_come_in_order_each_for_every_task() -> None:
 def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -> None:
     one = subject(task="reach,mirrored", pool_seed=3)
     here, real = world(one)
-    shown = metaworld.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
+    shown = simulator.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
     told = np.array([arm.vectors[1] for arm in real.arms])  # lanes 0, 1, 2 play episodes 0, 3, 6
     np.testing.assert_array_equal(shown[[0, 2, 4]], shown[[1, 3, 5]])  # each for all tasks
     assert len(np.unique(shown[::2], axis=0)) == 4 and not np.isclose(shown[:, None], goals.pool(3)[:, 3:]).all(2).any()
@@ -126,7 +125,7 @@ def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -
 def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
     one = subject(task=task, goals="pool", partially_observable=hidden)
     here, _ = world(one)
-    played = metaworld.play(one, here, "random", range(LANES), seed=1)
+    played = simulator.play(one, here, "random", range(LANES), seed=1)
     pool, rule = goals.pool(0)[:LANES], tasks.TASKS[task]
     place = np.array(rule.scale) * (pool[:, 3:] if rule.anchor == "goal" else pool[:, :3]) + np.array(rule.offset)
     tool = played.observation[:, 1:, :3].astype(np.float64) + TOOL
@@ -147,7 +146,7 @@ def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> N
 def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
     one = subject(horizon=40)
     here, _ = world(one)
-    played = metaworld.play(one, here, "scripted", range(LANES), seed=0)
+    played = simulator.play(one, here, "scripted", range(LANES), seed=0)
     assert played.curves["success"].shape == (41, LANES)
     assert not played.curves["success"][0].any() and played.curves["success"][-1].all()
 
@@ -155,13 +154,13 @@ def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
 def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
     one = subject(partially_observable=True)
     here, real = world(one, own=True)
-    played = metaworld.play(one, here, "scripted", range(4), seed=0, advised=True)
+    played = simulator.play(one, here, "scripted", range(4), seed=0, advised=True)
     assert (played.reward == 7).all() and set(played.curves) == {"return", "length", "success", "success_at_end"}
     np.testing.assert_array_equal(played.action, np.broadcast_to(Puppet.scripted, (4, HORIZON, 4)))
     np.testing.assert_array_equal(played.advice, played.action)
     assert (played.observation[..., 36:] == 0).all()
     np.testing.assert_array_equal(real.arms[0].vectors[1], real.vectors[3 % 2])
-    risen = metaworld.play(one, here, "random", range(LANES), seed=0)
+    risen = simulator.play(one, here, "random", range(LANES), seed=0)
     np.testing.assert_array_equal(risen.curves["success_at_end"][1:].T, risen.observation[:, 1:, 2] > np.float32(0.21))
 
 
@@ -169,9 +168,9 @@ def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
 def test_an_episode_is_the_same_whichever_others_are_played(name: str) -> None:
     one = subject()
     wide, narrow = world(one)[0], world(one, lanes=2)[0]
-    both = metaworld.play(one, wide, name, range(5), seed=4), metaworld.play(one, narrow, name, [4], seed=4)
+    both = simulator.play(one, wide, name, range(5), seed=4), simulator.play(one, narrow, name, [4], seed=4)
     np.testing.assert_allclose(both[0].action[4:], both[1].action, rtol=1e-5, atol=1e-6)
-    other = metaworld.play(one, narrow, name, [4], seed=5)
+    other = simulator.play(one, narrow, name, [4], seed=5)
     assert np.allclose(other.action, both[1].action) == (name == "learned")
 
 
@@ -259,7 +258,7 @@ def test_evaluate_refuses(argv: str, wanted: str, capsys: Any, monkeypatch: pyte
 def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "Arm", lambda task: Puppet(task, numbers=41))
     with pytest.raises(UsageError, match="reach-v3 have 41 numbers, the policy's 39: choose another task"):
-        metaworld.world_of("metaworld", subject(), None, 1)
+        simulator.world_of("metaworld", subject(), None, 1)
 
 
 def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -336,8 +335,8 @@ installed = pytest.mark.filterwarnings("ignore")  # of the packages
 def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=90)
-    ours, theirs = metaworld.world_of("metaworld", one, None, 2), metaworld.world_of("metaworld", one, "reach-v3", 2)
-    by_rule, by_simulator = (metaworld.play(one, where, "scripted", range(2), 0) for where in (ours, theirs))
+    ours, theirs = simulator.world_of("metaworld", one, None, 2), simulator.world_of("metaworld", one, "reach-v3", 2)
+    by_rule, by_simulator = (simulator.play(one, where, "scripted", range(2), 0) for where in (ours, theirs))
     np.testing.assert_allclose(by_rule.action, by_simulator.action, atol=1e-5)
     np.testing.assert_allclose(by_rule.reward, by_simulator.reward, rtol=1e-4)
     for name in ("success", "success_at_end"):
@@ -350,8 +349,8 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=90)
     for name in ("scripted", "random"):  # without contacts
-        worlds = (metaworld.world_of(simulator, one, None, 3) for simulator in ("metaworld", "jax"))
-        real, made = (metaworld.play(one, where, name, range(3), 0) for where in worlds)
+        worlds = (simulator.world_of(name, one, None, 3) for name in ("metaworld", "jax"))
+        real, made = (simulator.play(one, where, name, range(3), 0) for where in worlds)
         arm = [*range(4), *range(18, 22), *range(36, 39)]  # the puck jitters
         np.testing.assert_allclose(real.observation[..., arm], made.observation[..., arm], atol=2e-4)
         np.testing.assert_allclose(real.reward, made.reward, atol=2e-3)
@@ -363,8 +362,8 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
 def test_another_task_is_solved_by_its_script() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=120)
-    there = metaworld.world_of("metaworld", one, "drawer-close-v3", 1)
-    played = metaworld.play(one, there, "scripted", [0], 0)
+    there = simulator.world_of("metaworld", one, "drawer-close-v3", 1)
+    played = simulator.play(one, there, "scripted", [0], 0)
     assert played.curves["success"][-1, 0] == 1 and played.reward.max() == 10
 
 
@@ -372,6 +371,6 @@ def test_another_task_is_solved_by_its_script() -> None:
 def test_an_unknown_task_names_the_closest() -> None:
     pytest.importorskip("metaworld")
     with pytest.raises(UsageError, match="no task 'drawer-clse-v3': did you mean 'drawer-close-v3'"):
-        metaworld.world_of("metaworld", subject(), "drawer-clse-v3", 1)
+        simulator.world_of("metaworld", subject(), "drawer-clse-v3", 1)
     with pytest.raises(UsageError, match="no task 'mirored': did you mean 'mirrored'"):
-        metaworld.world_of("metaworld", subject(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1)
+        simulator.world_of("metaworld", subject(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1)

@@ -23,9 +23,9 @@ from bench.harness.timing import Sampler
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
-from jaxrl.evaluation.rollouts import keys_of_step, scripted
 from jaxrl.rl.data_parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.runtime import memory_plan
+from jaxrl.runtime.rollouts import keys_of_step, scripted
 from jaxrl.runtime.trainer import key_of_env
 
 STAGES = ("rules", "observation", "policy")

@@ -15,8 +15,8 @@ from envs_jax.batch import batched
 from envs_jax.coverage.env import Coverage
 from envs_jax.coverage.types import State
 from envs_jax.progress import start
-from jaxrl.evaluation.rollouts import scripted
 from jaxrl.rl.data_parallel import graphs
+from jaxrl.runtime.rollouts import scripted
 
 TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
 

@@ -34,10 +34,10 @@ from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.league import rules_of
 from jaxrl.evaluation.policies import EvalPolicy
-from jaxrl.evaluation.rollouts import held_out_key, keys_of_step, learned, scripted
 from jaxrl.evaluation.statistics import interval
 from jaxrl.evaluation.tables import format_estimate
 from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.runtime.rollouts import held_out_key, keys_of_step, learned, scripted
 from jaxrl.runtime.trainer import key_of_env
 
 METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")

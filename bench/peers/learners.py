@@ -140,9 +140,9 @@ def _settings(algo: str, task: Task) -> tuple[str, dict[str, Any]]:
 
 
 def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
-    from jaxrl.evaluation.policy import Policy
     from jaxrl.runtime.build import build_run, compile_run
     from jaxrl.runtime.config import changed
+    from jaxrl.runtime.policy import Policy
     from jaxrl.runtime.presets import base
     from jaxrl.runtime.program import Program
     from jaxrl.runtime.train_state import Position

@@ -21,8 +21,8 @@ from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
 from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
+from jaxrl.evaluation import simulator
 from jaxrl.evaluation.collection import EXPERTS, collect
-from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_in_command
 from jaxrl.runtime import expert_dataset
 from jaxrl.runtime.load import load_policy
@@ -40,8 +40,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         help=f"who plays, in turn: greedy, sampled or baselines (default: {_POLICIES})")  # fmt: skip
     add_choice(parser, "--expert", EXPERTS, f"whose mu is written (default: {EXPERTS[0]})", EXPERTS[0])
     add_seed(parser, "of what is random in policies and labels")
-    add_int(parser, "--chunk", 1, _MOST_EPISODES, metaworld.ARMS,
-            f"episodes played side by side (default: {metaworld.ARMS})")  # fmt: skip
+    add_int(parser, "--chunk", 1, _MOST_EPISODES, simulator.ARMS,
+            f"episodes played side by side (default: {simulator.ARMS})")  # fmt: skip
     add_simulator(parser)
 
 
@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
     episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MOST_EPISODES)
     task = own_task(flags)
     subject = read() if task is None else read("task")
-    metaworld.reach_of(subject)
+    simulator.reach_of(subject)
     if not isinstance(subject.algo, Sac):
         found = type(subject.algo).__name__.lower()
         raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
     subject.check_policies(names)
     path = output(flags.out, "--out")
     weights = load_policy(flags.run, not flags.last, checkpoint=flags.checkpoint).weights
-    world = metaworld.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
+    world = simulator.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
     made = collect(subject, weights, world, names, episodes, flags.seed, flags.expert)
     expert_dataset.write(path, made)
     print(

@@ -23,10 +23,9 @@ from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
 from jaxrl.cli.values import add_int, add_seed, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output, write_output
-from jaxrl.evaluation import league, policies, reports, tables
+from jaxrl.evaluation import league, policies, reports, simulator, tables
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
-from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_in_command
 
 _MOST_EPISODES = 1_000_000
@@ -67,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.greedy:
             raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
-            metaworld.reach_of(subject)
+            simulator.reach_of(subject)
         subject = league.set_for_matches(subject)
         names = league.usual(subject) if flags.policy is None else parse_policies(flags.policy)
         subject.check_policies(names)
@@ -76,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
         if subject.env.env.match_rules:
             report = reports.play_matches(subject, names, flags.episodes, *how)
         elif flags.simulator:
-            episodes = flags.episodes or metaworld.EPISODES
-            arms = flags.chunk or (metaworld.ARMS if flags.simulator == "metaworld" else episodes)
-            world = metaworld.world_of(flags.simulator, subject, task, min(arms, episodes))
+            episodes = flags.episodes or simulator.EPISODES
+            arms = flags.chunk or (simulator.ARMS if flags.simulator == "metaworld" else episodes)
+            world = simulator.world_of(flags.simulator, subject, task, min(arms, episodes))
             report = reports.evaluate(subject, names, episodes, *how, world)
         else:
             report = reports.evaluate(subject, names, flags.episodes or EPISODES, *how)

@@ -12,7 +12,7 @@ from jaxrl.cli.flags import Parser, add_environment
 from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import EvalPolicy, load, policy_key
-from jaxrl.integrations.metaworld import SIMULATORS
+from jaxrl.evaluation.simulator import SIMULATORS
 from jaxrl.runtime import config as configuration
 
 DEFAULT_ENV = "coverage"

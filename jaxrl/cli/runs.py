@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, one_line
 from jaxrl.common.files import output, write_output
 from jaxrl.evaluation import run_page, run_summary, run_tables
-
-_UNBOUNDED = 10_000  # columns if the output is not a terminal
+from jaxrl.report.tables import print_parts
 
 
 @exit_on_error
@@ -40,8 +38,6 @@ def main(argv: Sequence[str]) -> int:
     runs = runs if flags.compare else run_summary.newest_first(runs)
     if flags.compare and len(runs) < 2:
         raise UsageError("--compare needs at least two runs: name them, or a folder that holds them")
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else _UNBOUNDED
     if path is not None:
         page = run_page.page(runs)
         write_output(path, page, "--out")
@@ -51,9 +47,7 @@ def main(argv: Sequence[str]) -> int:
         differing = {"differing_settings": run_summary.differences(runs)} if flags.compare else {}
         print(json.dumps(content | differing, indent=1, allow_nan=False))
     elif flags.compare or path is None:
-        lines = run_tables.comparison if flags.compare else run_tables.listing
-        for line in lines(runs, width):
-            console.print(line, soft_wrap=True)
+        print_parts(run_tables.comparison(runs) if flags.compare else run_tables.listing(runs))
     return 0
 
 

@@ -47,6 +47,10 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes)
         else:
             ended = runs.start(request.config)
+        if hosts.writes() and any(ended.directory.glob("*/config.yaml")):  # several trials
+            from jaxrl.evaluation import learning_curves  # scipy, which training does not need
+
+            learning_curves.report(ended.directory, print)
         print(fold(ended.sentence), f"run directory: {ended.directory}", sep="\n", flush=True)
         if ended.abandoned:
             raise entry.AbandonedError

@@ -10,9 +10,9 @@ import numpy as np
 from envs_jax import base as environments
 from envs_jax.base import Array
 from jaxrl.algos.sac import Sac, soft_value
+from jaxrl.evaluation import simulator
 from jaxrl.evaluation.policies import EvalPolicy
-from jaxrl.integrations import metaworld
-from jaxrl.integrations.metaworld import Simulator
+from jaxrl.evaluation.simulator import Simulator
 from jaxrl.nn import distributions
 from jaxrl.runtime.expert_dataset import ExpertDataset
 
@@ -54,7 +54,7 @@ def collect(
     """
     algo, advised = subject.algo, expert == "scripted"
     assert isinstance(algo, Sac)
-    tasks = metaworld.reach_of(subject).env.tasks
+    tasks = simulator.reach_of(subject).env.tasks
     settings = subject.config.env_settings if subject.config else subject.settings
     learned = environments.make(subject.name, **settings).spec.task_names
     trained = np.array([learned.index(one.name) if one.name in learned else 0 for one in tasks], np.int32)
@@ -62,7 +62,7 @@ def collect(
     played = []
     for first, name in enumerate(names):
         numbers = range(len(range(first, episodes, len(names))))
-        played.append(metaworld.play(subject, world, name, numbers, seed, advised))
+        played.append(simulator.play(subject, world, name, numbers, seed, advised))
     parts = []
     for number in range(episodes):
         own, row = played[number % len(names)], number // len(names)

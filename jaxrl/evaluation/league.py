@@ -17,8 +17,8 @@ from envs_jax.base import closest, short_repr
 from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, no_player
-from jaxrl.evaluation.rollouts import Opponent, held_out_key, learned
 from jaxrl.evaluation.statistics import interval, is_share
+from jaxrl.runtime.rollouts import Opponent, held_out_key, learned
 
 ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
 

@@ -4,18 +4,18 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxrl.common.files import write_atomically
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import summarise
-from jaxrl.report import tables
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime.config import Config
+from jaxrl.runtime.config import Config, read_training_run
+from jaxrl.runtime.run_directory import versions
+from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 
 FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
@@ -111,26 +111,44 @@ def best_of(found: dict[str, Any]) -> str:
     return max(last, key=lambda name: -math.inf if last[name] is None else sign * last[name])
 
 
-def table(found: dict[str, Any], width: int) -> list[Any]:
-    """Return lines of one row per combination, with the last score and the best one on the way."""
-    pick = min if found["score_mode"] == "min" else max
-    rows = []
-    for name, curve in found["combinations"].items():
+def report(directory: Path, say: Callable[[str], None]) -> None:
+    """Write and tell what the trials of a run have learned so far; nothing if it has a single one."""
+    config = read_training_run(directory)[1]
+    all_trials, scoring = trials(config), Scoring.read(directory)
+    curves = summary(directory, all_trials, scoring) if len(all_trials) > 1 else None
+    if curves is None:
+        return
+    for line in lines(curves):
+        say(line)
+    try:
+        write(curves | {"settings": config.plain(), "versions": versions()}, directory)
+        say(f"learning curves: {directory / PLOT}")
+    except OSError as error:
+        say(f"warning: no learning curves under {directory} ({error.strerror}): make it writable, then resume")
+
+
+def lines(curves: dict[str, Any]) -> list[str]:
+    """Return a heading, and a line for each combination: the last score, and the best one on the way."""
+    pick = min if curves["score_mode"] == "min" else max
+    width = max(map(len, (*curves["combinations"], "all")))
+    seeds = f", {curves['seeds']} seeds" if curves["seeds"] > 1 else ""
+    found = [f"{curves['metric']} at the end, {curves['of']}{seeds}:"]
+    for name, curve in curves["combinations"].items():
         means = [mean for mean in curve["mean"] if mean is not None]
-        half = f" ±{curve['ci95'][-1]:.4g}" if found["seeds"] > 1 and curve["ci95"][-1] is not None else ""
+        half = f" ±{curve['ci95'][-1]:.4g}" if curves["seeds"] > 1 and curve["ci95"][-1] is not None else ""
         last = "not finite" if curve["mean"][-1] is None else f"{curve['mean'][-1]:.4g}{half}"
-        cells = [last, f"{pick(means):.4g}" if means else ""]
-        rows.append(tables.Row(name or "all", cells, "bold cyan" if name == best_of(found) else ""))
-    seeds = f", {found['seeds']} seeds" if found["seeds"] > 1 else ""
-    return tables.lines(f"{found['metric']}, {found['of']}{seeds}", ["at the end", "best"], rows, width)
+        best_mean = f", best {pick(means):.4g}" if means else ""
+        mark = "*" if name == best_of(curves) and len(curves["combinations"]) > 1 else " "
+        found.append(f"{mark} {name or 'all':{width}}  {last}{best_mean}")
+    return found
 
 
-def csv_text(found: dict[str, Any]) -> str:
+def csv_text(curves: dict[str, Any]) -> str:
     """Return a line for each trial: its swept settings, seed, environment steps, last and best score."""
     rows = []
-    for trial in found["trials"]:
+    for trial in curves["trials"]:
         swept = dict(part.split("=") for part in trial["combination"].split(",") if part)
-        scores = {f"{found['metric']} at the end": trial["last"], f"best {found['metric']}": trial["best"]}
+        scores = {f"{curves['metric']} at the end": trial["last"], f"best {curves['metric']}": trial["best"]}
         rows.append(swept | {"seed": trial["seed"], "env_steps": trial["env_steps"]} | scores)
     writer = csv.DictWriter(text := io.StringIO(), list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -138,25 +156,26 @@ def csv_text(found: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw the curves of all combinations with their intervals, as PNG."""
+def write(curves: dict[str, Any], directory: Path) -> None:
+    """Write trials.json, trials.csv with a row for each combination and seed, and trials.png. Raises OSError."""
     from matplotlib.figure import Figure  # slow to import
 
+    write_atomically(directory / FILE, json.dumps(curves, indent=1) + "\n")
+    write_atomically(directory / TABLE, csv_text(curves))
     figure = Figure(figsize=(7.5, 4.5), dpi=110)
     axes = figure.subplots()
-    for name, curve in found["combinations"].items():
-        steps, mean, half = (np.array(curve[part], float) for part in ("env_steps", "mean", "ci95"))
-        axes.plot(steps, mean, label=name or "mean over seeds")
-        if found["seeds"] > 1:
-            axes.fill_between(steps, mean - half, mean + half, alpha=0.2, linewidth=0)
+    for name, curve in curves["combinations"].items():
+        half = curve["ci95"] if curves["seeds"] > 1 else None
+        draw(axes, curve["env_steps"], curve["mean"], half, name or "mean over seeds")
     axes.set_xlabel("environment steps")
-    axes.set_ylabel(f"{found['metric']}, {found['of']}")
+    axes.set_ylabel(f"{curves['metric']}, {curves['of']}")
     axes.legend()
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(directory / PLOT, bbox_inches="tight")
 
 
-def write(found: dict[str, Any], directory: Path) -> None:
-    """Write trials.json, trials.csv with a row for each combination and seed, and trials.png."""
-    write_atomically(directory / FILE, json.dumps(found, indent=1) + "\n")
-    write_atomically(directory / TABLE, csv_text(found))
-    plot(found, directory / PLOT)
+def draw(axes: Any, x: Sequence[float], mean: Sequence[float | None], half: Any, label: str) -> None:
+    """Draw a curve, and a band of this half width if there is one."""
+    (line,) = axes.plot(x, np.array(mean, float), label=label, marker="." if len(x) == 1 else "")
+    if half is not None:
+        low, high = np.array(mean, float) - np.array(half, float), np.array(mean, float) + np.array(half, float)
+        axes.fill_between(x, low, high, alpha=0.2, linewidth=0, color=line.get_color())

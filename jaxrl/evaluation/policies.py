@@ -15,7 +15,12 @@ from envs_jax.matches import MatchRules
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluation.rollouts import (
+from jaxrl.rl.data_parallel import make_mesh
+from jaxrl.runtime import config as configuration
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime.config import Config
+from jaxrl.runtime.load import load_policies
+from jaxrl.runtime.rollouts import (
     STEPS,
     Evaluator,
     Opponent,
@@ -25,11 +30,6 @@ from jaxrl.evaluation.rollouts import (
     scripted_names,
     switch_policy,
 )
-from jaxrl.rl.data_parallel import make_mesh
-from jaxrl.runtime import config as configuration
-from jaxrl.runtime import memory_plan
-from jaxrl.runtime.config import Config
-from jaxrl.runtime.load import load_policies
 from jaxrl.runtime.run_directory import choose_checkpoint
 
 _ROLLOUT_BYTES = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator

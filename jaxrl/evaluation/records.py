@@ -14,7 +14,7 @@ from envs_jax.viewing import Record, Viewer
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import read_bounded
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
-from jaxrl.evaluation.rollouts import extend, held_out_key
+from jaxrl.runtime.rollouts import extend, held_out_key
 
 _MOST_REPORT = 2**28  # bytes of an evaluation file
 SUFFIXES = (".html", ".gif", ".png")

@@ -8,21 +8,12 @@ from typing import Any
 import numpy as np
 
 from envs_jax.base import EnvSpec
-from jaxrl.evaluation import league
+from jaxrl.evaluation import league, simulator
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
-from jaxrl.evaluation.rollouts import announced, by_task, extend, held_out_key
-from jaxrl.evaluation.scoring import Scoring
-from jaxrl.evaluation.statistics import (
-    Estimate,
-    estimate_difference,
-    estimate_ratio,
-    is_share,
-    marks,
-    sign_of,
-    summarise,
-)
-from jaxrl.integrations import metaworld
+from jaxrl.evaluation.statistics import estimate_difference, is_share, marks, summarise
 from jaxrl.runtime import run_directory
+from jaxrl.runtime.rollouts import announced, by_task, extend, held_out_key
+from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1
 FILE = "evaluation.json"  # in the run's directory
@@ -63,7 +54,7 @@ def evaluate(
     seed: int = 0,
     chunk: int = 0,
     say: Say = lambda sentence: None,
-    world: metaworld.Simulator | None = None,
+    world: simulator.Simulator | None = None,
 ) -> dict[str, Any]:
     """Evaluate all policies as `rollout` does; return the content of evaluation.json.
 
@@ -74,67 +65,38 @@ def evaluate(
         rollouts = rollout(subject, names, episodes, seed, chunk)
     else:
         subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
-        rollouts = metaworld.rollout(subject, world, names, episodes, seed)
-    summaries: dict[str, dict[str, dict[bool, Any]]] = {}  # by policy, metric, and whether the metric is a share
-    scores = {}
-    for name, curves in announced(rollouts, f"{episodes:,} episodes", say):
-        summaries[name] = {
-            metric: {share: summarise(curves[metric], share) for share in {False, is_share(curves[metric])}}
-            for metric in _order(spec, curves)
-        }
-        scores[name] = curves[spec.score][-1]
-    _extend(summaries)
-    steps = len(summaries[names[0]][spec.score][False]["mean"]) - 1
-    at = marks(steps)
-    # A metric is a share if it is 0 or 1 in all episodes of all policies.
-    shares = {metric: all(True in one[metric] for one in summaries.values()) for metric in summaries[names[0]]}
-    policies = {
-        name: {metric: found[shares[metric] and metric != "length"] for metric, found in one.items()}
-        for name, one in summaries.items()
-    }
+        rollouts = simulator.rollout(subject, world, names, episodes, seed)
+    all_curves: dict[str, dict[str, np.ndarray]] = dict(announced(rollouts, f"{episodes:,} episodes", say))
+    longest = max(len(curves[spec.score]) for curves in all_curves.values())  # after its end an episode does not change
+    policies: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for metric in _order(spec, all_curves[names[0]]):
+        # A metric is a share if it is 0 or 1 in all episodes of all policies.
+        share = metric != "length" and all(is_share(curves[metric]) for curves in all_curves.values())
+        for name, curves in all_curves.items():
+            policies[name][metric] = summarise(extend(curves[metric], longest), share)
+    at = marks(longest - 1)
     return {
         **_head(subject, episodes, seed),
-        "steps": steps,
+        "steps": longest - 1,
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
         "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
-        "differences": list(compare(scores, spec.score_mode)),
+        "differences": list(compare({name: curves[spec.score][-1] for name, curves in all_curves.items()})),
     }
 
 
-def _extend(summaries: dict[str, dict[str, dict[bool, Any]]]) -> None:
-    """Make all curves as long as the longest: where all episodes of a policy have ended, nothing changes any more."""
-    by_share = [shares for metrics in summaries.values() for shares in metrics.values()]
-    lists = [curve for shares in by_share for summary in shares.values() for curve in summary.values()]
-    longest = max(map(len, lists))
-    for curve in lists:
-        curve.extend([curve[-1]] * (longest - len(curve)))
-
-
-def compare(scores: Mapping[str, np.ndarray], score_mode: str) -> Iterator[dict[str, Any]]:
+def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yield the difference of the run's first policy to every other one, on the same episodes.
 
-    Entries are those of `estimate_difference`, and "first" and "second", the names. Where the second policy is better
-    than both the first and "random", "way" is the share of its lead over random that the first has.
+    Entries are those of `estimate_difference`, and "first" and "second", the names.
 
     Args:
         scores: {policy: float[N], or float[S, N]}, at the end of the episodes; see `statistics`.
-        score_mode: of the environment.
     """
-    sign = -1 if score_mode == "min" else 1
     first = next((name for name in LEARNED if name in scores), "")
-
-    def lead(one: str, other: str) -> tuple[Estimate, int]:
-        difference = estimate_difference(scores[one], scores[other])
-        return difference, sign * sign_of(difference)
-
     for second in [name for name in scores if first and name != first]:
-        difference, better = lead(first, second)
-        entry: dict[str, Any] = {"first": first, "second": second, **difference}
-        if better < 0 and "random" in scores and second != "random" and lead(second, "random")[1] > 0:
-            entry["way"] = estimate_ratio(scores[first] - scores["random"], scores[second] - scores["random"])
-        yield entry
+        yield {"first": first, "second": second, **estimate_difference(scores[first], scores[second])}
 
 
 def play_matches(
@@ -169,7 +131,7 @@ def play_matches(
         "policies": {},  # curves over the episode: none
         "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
-        "differences": list(compare(means, spec.score_mode)),
+        "differences": list(compare(means)),
     }
 
 

@@ -12,17 +12,16 @@ import numpy as np
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
-from jaxrl.evaluation.scoring import Scoring
-from jaxrl.report.writer import METRICS, MetricsError, read_metrics
-from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.report.writer import read_metrics
+from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, convert_old, read_yaml
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
+from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 
 Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
-_MOST = 1e300
 # Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
 _ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
@@ -93,26 +92,27 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
 
     Args:
         paths: runs, folders of their trials, or folders of runs.
-        warn: receives a sentence for each run or folder of runs that cannot be read, and is left out.
+        warn: receives a sentence for each run in a folder that cannot be read, and is left out.
 
     Raises:
         UserError: no run there, or a run that is named cannot be read.
     """
     by_directory: dict[Path, RunSummary] = {}
     for path in map(Path, paths):
-        inside = [] if is_file(path / CONFIG) or not os.path.isdir(path) else _runs_in(path, warn)
-        runs, problems = [], []
-        for directory in inside or [open_run(path)]:
-            try:
-                runs.append(read(directory))
-            except UserError as error:
-                if not inside:
-                    raise
-                problems.append(str(error))
-        if inside and len(problems) == len(inside):
-            raise RunError(f"no run in {path} can be read: {problems[0]}")
-        for problem in problems:
-            warn(problem)
+        if is_file(path / CONFIG) or not os.path.isdir(path):
+            runs = [read(open_run(path))]
+        else:
+            runs, problems = [], []
+            for directory in _runs_in(path):
+                try:
+                    runs.append(read(directory))
+                except UserError as error:
+                    problems.append(str(error))
+            if not runs:
+                advice = "train one with python -m jaxrl.train, or name another folder or a run"
+                raise RunError(problems[0] if problems else f"{path} holds no run: {advice}")
+            for problem in problems:
+                warn(problem)
         by_directory |= {run.directory.absolute(): run for run in newest_first(runs)}
     return list(by_directory.values())
 
@@ -122,39 +122,10 @@ def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
     return sorted(runs, key=lambda run: (-run.began, run.name))
 
 
-def _runs_in(folder: Path, warn: Callable[[str], None]) -> list[Path]:
-    """Return the runs in a folder of runs, or in one of its groups, such as runs/coma_coverage.
-
-    Raises RunError: there is none, or the folder cannot be read.
-    """
-    try:
-        runs, groups = _split_runs(folder, warn)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror}): make it readable") from error
-    for group in groups:
-        try:
-            runs += _split_runs(group, warn)[0]
-        except OSError as error:
-            warn(f"{group} cannot be read ({error.strerror}): it is left out")
-    if not runs:
-        raise RunError(f"{folder} holds no run: train one with python -m jaxrl.train, or name another folder or a run")
-    return runs
-
-
-def _split_runs(folder: Path, warn: Callable[[str], None]) -> tuple[list[Path], list[Path]]:
-    """Return the runs among the folders in a folder, and the others; warn of each that cannot be read.
-
-    Raises OSError: the folder itself cannot be read.
-    """
-    runs: list[Path] = []
-    groups: list[Path] = []
-    for path in sorted(folder.iterdir()):
-        try:
-            if path.is_dir():
-                (runs if (path / CONFIG).exists() else groups).append(path)
-        except OSError as error:
-            warn(f"{path} cannot be read ({error.strerror}): it is left out")
-    return runs, groups
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a folder, and in the folders there that are none: runs/coma_coverage, but no trials."""
+    runs = {file.parent for file in folder.glob(f"*/{CONFIG}")}
+    return sorted(runs | {file.parent for file in folder.glob(f"*/*/{CONFIG}") if file.parent.parent not in runs})
 
 
 def read(directory: Path) -> RunSummary:
@@ -169,7 +140,7 @@ def _read(directory: Path) -> RunSummary:
     """Do what `read` does. Raises OSError, UserError."""
     config = build(convert_old(read_yaml(directory / CONFIG)), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
-    rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
+    rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
     outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials
     root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
     versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
@@ -209,15 +180,6 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scorin
     }
 
 
-def _rows(directory: Path) -> Rows:
-    """Return the rows of metrics. Raises MetricsError if one holds anything but numbers."""
-    rows = read_metrics(directory)
-    for number, row in enumerate(rows, start=1):
-        if not all(value is None or (isinstance(value, int | float) and abs(value) < _MOST) for value in row.values()):
-            raise MetricsError(f"line {number} of {directory / METRICS} is damaged: fix or remove that line")
-    return rows
-
-
 def _env_steps(rows: Rows) -> int:
     return int(next((row["env_steps"] for row in reversed(rows) if row.get("env_steps") is not None), 0))
 
@@ -225,10 +187,9 @@ def _env_steps(rows: Rows) -> int:
 def _state(root: Path, config: Config, env_steps: int) -> str:
     if in_use(root):
         return "running"
-    numbered = [path for path in (root / "checkpoints").glob("*") if path.name.isdecimal()]
-    newest = max(numbered, key=lambda path: int(path.name), default=None)
     try:
-        meta = json.loads((newest / META).read_text(encoding="utf-8")) if newest else {}
+        *_, newest = committed_steps(root / "checkpoints")
+        meta = json.loads((root / "checkpoints" / f"{newest:010d}" / META).read_text(encoding="utf-8"))
         at = meta.get("env_steps", -1)
         finished = meta.get("finished", at >= config.run.total_env_steps) and env_steps <= at
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -261,19 +222,25 @@ class Series:
 
     Attributes:
         name: of the first run, and of the swept settings.
-        runs: positions of its runs in the list.
+        runs: names of its runs.
         seeds: {seed: its rows}.
     """
 
     name: str
-    runs: list[int]
+    runs: list[str]
     seeds: dict[int, Rows]
+
+    @property
+    def title(self) -> str:
+        """Return the entry of the legend."""
+        others = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
+        return f"{self.name}{others}" + (f", mean of {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
 
 
 def series(runs: Sequence[RunSummary]) -> list[Series]:
     """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own."""
     by_settings: dict[tuple[str, int], Series] = {}
-    for place, run in enumerate(runs):
+    for run in runs:
         for trial in (trial for trial in run.trials if run.rows[trial.folder]):
             settings = {name: value for name, value in trial.config.plain().items() if name not in _ASIDE}
             text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
@@ -283,7 +250,7 @@ def series(runs: Sequence[RunSummary]) -> list[Series]:
             name = f"{run.name} {trial.combination}".rstrip()
             one = by_settings.setdefault((text, repeated), Series(name, [], {}))
             one.seeds[seed] = run.rows[trial.folder]
-            one.runs.extend([place] * (place not in one.runs))
+            one.runs.extend([run.name] * (run.name not in one.runs))
     return list(by_settings.values())
 
 

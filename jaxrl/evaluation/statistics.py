@@ -119,19 +119,6 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     return {"mean": mean, "low": max(mean - half, -most), "high": min(mean + half, most)}
 
 
-def estimate_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """Return the ratio of the means of two arrays of the same episodes as "mean", with "low" and "high".
-
-    By linearisation: its error is that of first - ratio * second over the mean of second, which must be far from 0.
-    """
-    scale = float(np.mean(second))
-    ratio = float(np.mean(first)) / scale
-    half = estimate_difference(first, ratio * np.asarray(second, np.float64))["high"]  # the mean is 0
-    if half is None:
-        return {"mean": ratio, "low": None, "high": None}
-    return {"mean": ratio, "low": ratio - half / abs(scale), "high": ratio + half / abs(scale)}
-
-
 def sign_of(difference: Estimate) -> int:
     """Return 1 or -1 if the interval of a difference is above or below 0, and 0 if it does not show which."""
     low, high = difference["low"], difference["high"]

@@ -4,50 +4,41 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from jaxrl.evaluation.policies import LEARNED, display_name
-from jaxrl.evaluation.scoring import label_of
 from jaxrl.evaluation.statistics import MIN_EPISODES, sign_of
 from jaxrl.report import tables
+from jaxrl.runtime.scoring import label_of
 
 OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half
-_UNBOUNDED = 10_000  # columns if the output is not a terminal
 _INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
-_DRAWN = (
-    "Training draws its actions; the best action is always the same where situations look alike: it may go in circles."
-)
 
 
 def show(report: dict[str, Any], title: str) -> None:
     """Print tables and conclusion of a report of `jaxrl.evaluation.reports` to stdout, in colour for a terminal."""
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else _UNBOUNDED
     sentences: list[str] = []
     if "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
         actions = ", ".join(dict.fromkeys(report["actions"].values()))
         legend = f"{fixed}; below {_INTERVALS}, for the first player; actions {actions}"
-        blocks = league_tables(report, width)
+        blocks = league_tables(report)
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
         legend = f"{_INTERVALS}; {settings}{_of_seeds(report)}"
-        blocks, sentences = [match_table(report, width)], verdict(report)
+        blocks, sentences = [match_table(report)], verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
         legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_of_seeds(report)}"
-        blocks, sentences = [table(report, width)], conclusion(report)
-    lines = [Text(heading, "bold"), Text(legend, "dim")]
-    for block in [*blocks, [Text(sentence) for sentence in sentences]]:
-        lines += [Text(), *block] if block else []
-    for line in lines:
-        console.print(line, soft_wrap=True)
+        blocks, sentences = [table(report)], conclusion(report)
+    spaced = [part for block in blocks for part in (Text(), block)]
+    tables.print_parts([Text(heading, "bold"), Text(legend, "dim"), *spaced, *([""] if sentences else []), *sentences])
 
 
 def _of_seeds(report: dict[str, Any]) -> str:
@@ -62,8 +53,8 @@ def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
 # Curves over the episode
 
 
-def table(report: dict[str, Any], width: int) -> list[Text]:
-    """Return lines of one block per metric, one row per policy, one column per step label."""
+def table(report: dict[str, Any]) -> Table:
+    """Return one block of rows per metric, one row per policy, one column per step label."""
     steps, at, policies = report["steps"], report["at"], report["policies"]
     titles, rows = [], []
     for step, moment in zip(at, report["moments"], strict=True):
@@ -76,7 +67,7 @@ def table(report: dict[str, Any], width: int) -> list[Text]:
         for name, curve in curves.items():
             cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
             rows.append(tables.Row(display_name(name), cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
-    return tables.lines("policy", titles, rows, width)
+    return tables.make_table("policy", titles, rows)
 
 
 def _decimals(means: Iterable[float | None]) -> int:
@@ -100,38 +91,23 @@ def conclusion(report: dict[str, Any]) -> list[str]:
 
     Which one is better follows from the 95 % intervals of the differences. Empty without a policy of a run.
     """
-    score, smaller = report["score"], report["score_mode"] == "min"
-    final = {name: {key: row[-1] for key, row in result[score].items()} for name, result in report["policies"].items()}
-    own = next((name for name in LEARNED if name in final), None)
-    if own is None or any(values["mean"] is None for values in final.values()):
-        return []
-    digits = _decimals(values["mean"] for values in final.values())
-    number = {name: format_estimate({**values, "std": None}, digits) for name, values in final.items()}
-    shown = [name for name in (own, "random") if name in final]
-    called = f"{label(report, score, unit=False)} (the {'smaller' if smaller else 'larger'}, the better)"
-    lines = [f"At the end, {called}: {', '.join(f'{display_name(name)} {number[name]}' for name in shown)}."]
-    means = {name: values["mean"] * (-1 if smaller else 1) for name, values in final.items() if name not in LEARNED}
-    best = max(means, key=lambda name: means[name]) if len(means) > 2 else None
-    found: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    verbs = {1: "is better than", -1: "is worse than", 0: "is not shown to differ from"}
+    told: dict[int, list[str]] = {sign: [] for sign in verbs}
     for difference in report.get("differences", ()):
-        name = difference["second"]
-        if name not in LEARNED:
-            notes = [] if name in shown else [number[name], *(["the best scripted policy"] if name == best else [])]
-            if sign_of(difference):
-                by = f" by {_ends(difference, absolute=True)}"
-            else:
-                notes, by = [*notes, f"difference {_ends(difference)}"], ""
-            if (way := difference.get("way")) is not None:
-                by += f", at {_ends(way, 100, 0)} % of the way from random"
-            told = f"{name} ({', '.join(notes)})" if notes else name
-            found[_better(difference, report)].append(told + by)
-    for sign, verb in ((1, "is better than"), (-1, "is worse than"), (0, "is not shown to differ from")):
-        if found[sign]:
-            lines.append(f"On the same episodes {display_name(own)} {verb} {'; '.join(found[sign])}.")
-    if found[0]:
+        if difference["mean"] is None:
+            return []
+        sign, name = _better(difference, report), display_name(difference["second"])
+        by = f"by {_ends(difference, absolute=True)}" if sign else f"(difference {_ends(difference)})"
+        told[sign].append(f"{name} {by}")
+    first = display_name(next((difference["first"] for difference in report.get("differences", ())), ""))
+    lines = [f"On the same episodes {first} {verbs[sign]} {'; '.join(found)}." for sign, found in told.items() if found]
+    if lines:
+        better = "smaller" if report["score_mode"] == "min" else "larger"
+        lines.insert(0, f"At the end, by {label(report, report['score'], unit=False)} (the {better}, the better):")
+    if told[0]:
         few = report["episodes"] < MIN_EPISODES
         lines[-1] += f" {MIN_EPISODES} episodes are the fewest that can." if few else " More episodes may show more."
-    return [*lines, *_drawn(report)]
+    return lines
 
 
 def _better(difference: dict[str, Any], report: dict[str, Any]) -> int:
@@ -139,31 +115,21 @@ def _better(difference: dict[str, Any], report: dict[str, Any]) -> int:
     return sign_of(difference) * (-1 if report["score_mode"] == "min" else 1)
 
 
-def _ends(estimate: dict[str, Any], scale: float = 1, digits: int | None = None, absolute: bool = False) -> str:
+def _ends(estimate: dict[str, Any], absolute: bool = False) -> str:
     """Return "mean [low, high]", without the sign if `absolute`."""
-    keys = [key for key in ("mean", "low", "high") if estimate[key] is not None]
-    values = [scale * estimate[key] for key in keys]
+    values = [estimate[key] for key in ("mean", "low", "high") if estimate[key] is not None]
     if absolute and values[0] < 0:
         values = [-values[0], -values[2], -values[1]]
-    digits = _decimals(values) if digits is None else digits
+    digits = _decimals(values)
     mean, *ends = (f"{value:.{digits}f}" for value in values)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
-
-
-def _drawn(report: dict[str, Any]) -> list[str]:
-    """Return a sentence if drawn actions are better than the best ones."""
-    for difference in report.get("differences", ()):
-        if (difference["first"], difference["second"]) == ("learned", "sampled") and _better(difference, report) < 0:
-            by = _ends(difference, absolute=True)
-            return [f"sampled is better than greedy by {by}. {_DRAWN}"]
-    return []
 
 
 # Matches
 
 
-def match_table(report: dict[str, Any], width: int) -> list[Text]:
-    """Return lines of one block per first policy, one row per metric, one column per player of the other team."""
+def match_table(report: dict[str, Any]) -> Table:
+    """Return one block of rows per first policy, one row per metric, one column per player of the other team."""
     rows = []
     seconds = list(dict.fromkeys(match["second"] for match in report["matches"]))
     for first in dict.fromkeys(match["first"] for match in report["matches"]):
@@ -172,11 +138,11 @@ def match_table(report: dict[str, Any], width: int) -> list[Text]:
         for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
             cells = [_end(own[second], metric) if second in own else "" for second in seconds]
             rows.append(tables.Row(_title(report, metric), cells))
-    return tables.lines("policy", [f"against\n{second}" for second in seconds], rows, width)
+    return tables.make_table("policy", [f"against\n{second}" for second in seconds], rows)
 
 
-def league_tables(report: dict[str, Any], width: int) -> list[list[Text]]:
-    """Return the lines of the ranking, and of one row per match."""
+def league_tables(report: dict[str, Any]) -> list[Table]:
+    """Return the ranking, and a table with one row per match."""
     standings, results = [], []
     for name, row in report["ratings"].items():
         between = f"{row['low']:.0f} to {row['high']:.0f}" if row["low"] < row["high"] else "fixed"
@@ -189,8 +155,8 @@ def league_tables(report: dict[str, Any], width: int) -> list[list[Text]]:
             results.append(tables.Row(f"against {match['second']}", [_end(match, metric) for metric in metrics]))
     titles = [_title(report, metric).replace(", ", ",\n") for metric in metrics]
     return [
-        tables.lines("player", ("Elo", "95 % interval", "points, %"), standings, width),
-        tables.lines("match", titles, results, width),
+        tables.make_table("player", ("Elo", "95 % interval", "points, %"), standings),
+        tables.make_table("match", titles, results),
     ]
 
 
@@ -215,4 +181,4 @@ def verdict(report: dict[str, Any]) -> list[str]:
             found[_better(margin, report)].append(margin["second"])
     told = "; ".join(f"{verbs[sign]} {', '.join(players)}" for sign, players in found.items() if players)
     sentence = f"By the 95 % interval of its {label(report, score, unit=False)}, {display_name(policy)} {told}."
-    return [*([sentence] if told else []), *_drawn(report)]
+    return [sentence] if told else []

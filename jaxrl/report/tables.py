@@ -1,16 +1,17 @@
-"""Text tables as wide as a terminal: columns that do not fit go into a further block, and nothing is truncated."""
+"""Tables on the console, by rich."""
 
-import dataclasses
+import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-_GAP = "  "
+_UNBOUNDED = 10_000  # columns if the output is not a terminal
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A name and its cells; without cells, a heading for the rows below it."""
 
     name: str
@@ -18,38 +19,23 @@ class Row:
     style: str = ""
 
 
-def lines(corner: str, titles: Sequence[str], rows: Sequence[Row], width: int) -> list[Text]:
-    """Return the lines of a table under a corner (title of the names) and titles, which may have several lines each.
-
-    `rows` with cells have one for each title. A line is longer than `width` only if a name and a single cell are.
-    """
-    deep = 1 + max(title.count("\n") for title in titles)
-    heads = [("\n" * (deep - 1 - title.count("\n")) + title).split("\n") for title in (corner, *titles)]
-    rows = [*(Row(name, cells, "dim") for name, *cells in zip(*heads, strict=True)), *rows]
-    left = max(cell_len(row.name) for row in rows if row.cells)
-    wide = [max(cell_len(row.cells[column]) for row in rows if row.cells) for column in range(len(titles))]
-    table: list[Text] = []
-    for columns in _blocks(wide, width - left):
-        table += [Text()] if table else []
-        for place, row in enumerate(rows):
-            if row.cells:
-                cells = [" " * (wide[k] - cell_len(row.cells[k])) + row.cells[k] for k in columns]
-                name = row.name + " " * (left - cell_len(row.name))
-                table.append(Text(_GAP.join([name, *cells]).rstrip(), row.style))
-            else:
-                table += [Text()] if place > deep else []
-                table.append(Text(row.name, row.style or "bold"))
+def make_table(corner: str, titles: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Return a table under a corner (title of the names) and titles; where it is too wide, cells get more lines."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(Text(corner), overflow="fold")
+    for title in titles:
+        table.add_column(Text(title), justify="right", overflow="fold")
+    for row in rows:
+        if not row.cells and table.row_count:
+            table.add_row()
+        table.add_row(Text(row.name), *map(Text, row.cells), style=row.style or ("" if row.cells else "bold"))
     return table
 
 
-def _blocks(wide: Sequence[int], room: int) -> list[list[int]]:
-    """Return the columns of each block, at least one."""
-    blocks: list[list[int]] = []
-    used = 0
-    for column, needed in enumerate(wide):
-        used += len(_GAP) + needed
-        if not blocks or used > room:
-            blocks.append([])
-            used = len(_GAP) + needed
-        blocks[-1].append(column)
-    return blocks
+def print_parts(parts: Sequence[Table | Text | str]) -> None:
+    """Print tables and sentences to stdout, in colour for a terminal."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBOUNDED)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(Text(part) if isinstance(part, str) else part, soft_wrap=not isinstance(part, Table))
+    print(*(line.rstrip() for line in capture.get().splitlines()), sep="\n")

@@ -8,7 +8,6 @@ begins it with TensorBoard's mark of a restart: TensorBoard drops the points fro
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import math
 import numbers
@@ -27,27 +26,21 @@ EVENTS = "events"
 FLUSH = 5.0  # seconds between flushes of the events
 _BLOCK = 2**16  # bytes that are read at a time from the end of the lines
 _LONGEST = 2**20  # bytes of a first line that is compared
+_LARGEST = 1e300  # number that a line may hold
 
 
 class MetricsError(UserError):
-    """Metrics cannot be written."""
+    """Metrics cannot be written or read."""
 
 
 class Writer:
     """Appends to `directory/metrics.jsonl` and to an event file under `directory/events`.
 
-    Files are made by the first write or `trim`. Use it as a context manager, or call `close`. Without tensorboardX no
-    events are written, and those of an earlier process are unchanged.
-
-    Attributes:
-        note: a sentence about files that are not written, else empty.
+    Files are made by the first write or `trim`. Use it as a context manager, or call `close`.
     """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
-        self.note = ""
-        if importlib.util.find_spec("tensorboardX") is None:
-            self.note = "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all metrics"
         self._lines: RawIOBase | None = None
         self._events: _Events | None = None
 
@@ -69,81 +62,61 @@ class Writer:
         values = {name: _number(value) for name, value in scalars.items()}
         row: dict[str, Any] = {"iteration": iteration} | ({} if step is None else {"step": step})
         row |= {name: v if math.isfinite(v) else None for name, v in values.items()}
-        try:
-            if self._lines is None:
-                self._open()
-            assert self._lines is not None
+        with _one_sentence(self._directory):
+            if self._lines is None or self._events is None:
+                self._lines, self._events = self._open()
             _append(self._lines, json.dumps(row, allow_nan=False).encode() + b"\n")
-            if self._events is not None:
-                self._events.write(row)
-        except OSError as error:
-            raise _error(self._directory, error) from error
+            self._events.write(row)
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[RawIOBase, "_Events"]:
         """Open the lines, unbuffered, and a new event file."""
-        (self._directory / ("" if self.note else EVENTS)).mkdir(parents=True, exist_ok=True)
-        self._lines = (self._directory / METRICS).open("ab", buffering=0)
-        self._events = None if self.note else _Events(self._directory / EVENTS)
-
-    def keep_former(self) -> bool:
-        """Move all lines to LOST, for a run that starts again where it had no checkpoint; False if there are none.
-
-        Raises MetricsError: the file cannot be moved.
-        """
-        path = self._directory / METRICS
-        try:
-            if not path.exists() or not path.stat().st_size:
-                return False
-            path.replace(self._directory / LOST)
-        except OSError as error:
-            raise _error(self._directory, error) from error
-        return True
+        (self._directory / EVENTS).mkdir(parents=True, exist_ok=True)
+        return (self._directory / METRICS).open("ab", buffering=0), _Events(self._directory / EVENTS)
 
     def mark(self) -> dict[str, Any] | None:
         """Bring all events to the disk; return what a checkpoint keeps of the lines: their bytes, and a digest of the
         first one, which tells the lines of a run from those of another."""
         path = self._directory / METRICS
-        try:
+        with _one_sentence(self._directory):
             if self._events is not None:
                 self._events.flush()
             return {"bytes": path.stat().st_size if path.exists() else 0, "first": _digest(_first_line(path))}
-        except OSError as error:
-            raise _error(self._directory, error) from error
 
     def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
         """Remove every line of a later iteration, and an incomplete last line; TensorBoard drops the later points.
 
         Args:
-            after_iteration: the last one whose lines stay.
+            after_iteration: the last one whose lines stay; with 0 and without a mark all lines go to LOST.
             mark: `mark` of the checkpoint of that iteration.
 
         Returns:
-            A sentence if lines from before the mark are lost, else "".
+            A sentence if lines went to LOST, or some from before the mark are lost, else "".
 
         Raises:
             MetricsError: a file cannot be written, or a line at the end is damaged.
         """
         self.close()
-        path = self._directory / METRICS
-        try:
+        path, problem = self._directory / METRICS, ""
+        with _one_sentence(self._directory):
+            if after_iteration == 0 and mark is None and path.exists() and path.stat().st_size:
+                path.replace(self._directory / LOST)
+                problem = f"there is no checkpoint; the previous rows of metrics are kept in {LOST}"
             size, last = _find_end(path, after_iteration)
             if path.exists():
                 os.truncate(path, size)
-            if last is None and not self.note and not (mark and mark["bytes"]):
+            expected = mark["bytes"] if mark else 0
+            if last is None and not expected:
                 for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
                     file.unlink()
-            self._open()
-            if self._events is not None and last is not None:
+            self._lines, self._events = self._open()
+            if last is not None:
                 self._events.restart(_step(last) + 1)
-        except OSError as error:
-            raise _error(self._directory, error) from error
-        expected = mark["bytes"] if mark else 0
-        if size >= expected:
-            return ""
-        return (
-            f"{path} holds {size:,} of the {expected:,} bytes that were written up to iteration {after_iteration:,}: "
-            "the other rows are lost, the run continues without them"
-        )
+        if size < expected:
+            problem = (
+                f"{path} holds {size:,} of the {expected:,} bytes that were written up to iteration "
+                f"{after_iteration:,}: the other rows are lost, the run continues without them"
+            )
+        return problem
 
     def close(self) -> None:
         """Close both files; a later write appends to the lines and begins a new event file."""
@@ -158,10 +131,6 @@ class NullWriter(Writer):
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Do nothing."""
-
-    def keep_former(self) -> bool:
-        """Do nothing."""
-        return False
 
     def mark(self) -> dict[str, Any] | None:
         """Do nothing."""
@@ -227,28 +196,49 @@ def iterate_rows(directory: Path | str, size: float = math.inf) -> Iterator[dict
 
     Raises MetricsError: another line is damaged, or the file cannot be read.
     """
-    path, damaged, position = Path(directory) / METRICS, 0, 0
+    path = Path(directory) / METRICS
     try:
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if damaged:
-                    raise _damaged(path, damaged)
-                position += len(line)
-                if position > size:
-                    return
-                row = _row(line)
-                if row is None:
-                    damaged = number
-                else:
-                    yield row
+        for row, end in _rows(path):
+            if end > size:
+                return
+            yield row
     except OSError as error:
         raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
 
 
+def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each row of a file, and the bytes up to its end; the last line may be incomplete after a kill.
+
+    Raises OSError, and MetricsError: another line is damaged.
+    """
+    if not path.exists():
+        return
+    damaged, end = 0, 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if damaged:
+                raise MetricsError(f"line {damaged} of {path} is damaged: fix or remove that line")
+            end += len(line)
+            row = _row(line)
+            if row is None:
+                damaged = number
+            else:
+                yield row, end
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a complete line of numbers, None if it is damaged or incomplete."""
+    try:
+        row = json.loads(line)
+        whole = line.endswith(b"\n") and isinstance(row["iteration"], int) and isinstance(row.get("step", 0), int)
+        whole = whole and all(value is None or abs(value) < _LARGEST for value in row.values())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return row if whole else None
+
+
 def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> None:
-    """Check that the lines in a directory are those that a checkpoint's `mark` was taken of.
+    """Check that the lines in a directory are those that a checkpoint's `mark` describes.
 
     Raises MetricsError: they begin with another row, or a damaged one. Older checkpoints have no mark, and pass.
     """
@@ -258,8 +248,8 @@ def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> Non
     except OSError as error:
         raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
     if first and _row(first) is None:
-        raise _damaged(path, 1)
-    if mark and mark["first"] and first and _digest(first) != mark["first"]:
+        raise MetricsError(f"line 1 of {path} is damaged: fix or remove that line")
+    if mark and mark.get("first") and first and _digest(first) != mark["first"]:
         raise MetricsError(
             f"{path} is not of this run: it begins with another row than the one that the run wrote; put the run's own "
             "file back, or move this one away to continue without the former rows"
@@ -278,26 +268,21 @@ def _append(file: RawIOBase, data: bytes) -> None:
         data = data[file.write(data) :]
 
 
-def _error(directory: Path, error: OSError) -> MetricsError:
-    return MetricsError(
-        f"metrics cannot be written under {directory} ({error.strerror}); make it writable or free disk space, "
-        "then continue with --resume"
-    )
+@contextlib.contextmanager
+def _one_sentence(directory: Path) -> Iterator[None]:
+    """Raise OSErrors as a MetricsError."""
+    try:
+        yield
+    except OSError as error:
+        raise MetricsError(
+            f"metrics cannot be written under {directory} ({error.strerror}); make it writable or free disk space, "
+            "then continue with --resume"
+        ) from error
 
 
 def _step(row: Mapping[str, Any]) -> int:
     """Return the step of a row on TensorBoard's axis."""
     return int(row.get("step", row["iteration"]))
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a complete line, None if it is damaged or incomplete."""
-    try:
-        row = json.loads(line)
-        whole = line.endswith(b"\n") and isinstance(row["iteration"], int) and isinstance(row.get("step", 0), int)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return row if whole else None
 
 
 def _first_line(path: Path) -> bytes:
@@ -329,7 +314,9 @@ def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | N
             if row is not None and row["iteration"] <= after_iteration:
                 return position + len(line), row
             if row is None and position + len(line) < end:
-                raise _damaged(path, _count_lines(file, position) + 1)
+                file.seek(0)
+                number = file.read(position).count(b"\n") + 1
+                raise MetricsError(f"line {number} of {path} is damaged: fix or remove that line")
     return 0, None
 
 
@@ -348,13 +335,3 @@ def _lines_from_end(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
         parts.append(block[:cut])
     if line := b"".join(reversed(parts)):
         yield 0, line
-
-
-def _count_lines(file: BinaryIO, end: int) -> int:
-    """Return the number of lines that end within the first `end` bytes of a file."""
-    file.seek(0)
-    return sum(file.read(min(_BLOCK, end - start)).count(b"\n") for start in range(0, end, _BLOCK))
-
-
-def _damaged(path: Path, number: int) -> MetricsError:
-    return MetricsError(f"line {number} of {path} is damaged: fix or remove that line")

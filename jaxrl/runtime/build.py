@@ -17,7 +17,6 @@ from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.data_parallel import (
@@ -34,6 +33,7 @@ from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_d
 from jaxrl.runtime.pieces import Pieces, make_programs
 from jaxrl.runtime.pieces import wanted as in_pieces
 from jaxrl.runtime.program import Program
+from jaxrl.runtime.rollouts import Evaluator, learned
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.threefry import compile_random_bits_quickly
 from jaxrl.runtime.train_state import Position

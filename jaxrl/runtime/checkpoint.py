@@ -1,29 +1,26 @@
-"""Checkpoints of a whole training state: asynchronous to write, atomic on disk, verified on reading, exact.
+"""Checkpoints of a whole training state: written in the background, atomic on disk, verified on reading, exact.
 
     checkpoints/0000000120/arrays/          written by orbax
                            meta.json        counters and other data that are not arrays
                            manifest.json    names, shapes and types of all leaves; SHA-256 of every file
     checkpoints/0000000140.orbax-...        not committed yet, or left by a killed process: never read
 
-Orbax's CheckpointManager writes in the background, commits a checkpoint by renaming its folder once all is written, the
-manifest included, deletes old ones, and clears away what a killed process left. So a folder whose name is a number
-was complete once, and one that does not match its manifest (which holds the step too) has been damaged, renamed,
-copied or partly deleted since. The manager is only for writing: it expects to be alone, and undamaged folders.
-
-Orbax gets one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that the format
-on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
+Orbax's CheckpointManager commits a checkpoint by renaming its folder once all is written, the manifest included; then
+it deletes old ones. The digests are there because orbax loads arrays with changed bytes without a word. The manager is
+only for writing: it expects to be alone, and undamaged folders. It gets one flat dictionary from leaf names
+("algo.params.Conv_0.kernel") to plain arrays, so that the format does not depend on the Python classes of the state.
 """
 
 import contextlib
 import functools
 import json
-import logging
 import math
+import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,39 +31,15 @@ from jaxrl.common.files import write_atomically
 from jaxrl.runtime import hosts, manifest, run_directory
 from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 
-if TYPE_CHECKING:  # orbax takes a third of a second to import, and no run needs it before its first checkpoint
-    import orbax.checkpoint as ocp
-
-    from jaxrl.runtime import orbax_manager
-
-# Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
-
-
-@functools.cache
-def _hush_late_writes() -> None:
-    """Hide TensorStore's follow-up errors of a failed write.
-
-    When one array cannot be written, orbax closes its event loop, and TensorStore prints a Python error for each array
-    that finishes later; only the first error is reported.
-    """
-    former = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
-            former(unraisable)
-
-    sys.unraisablehook = hook
-
-
-_DIGITS = 10  # of the name of a checkpoint
-_SHOWN = 10  # newest checkpoints that a refusal lists
-_NAMED = 3  # damaged checkpoints in a row that are named; the others are counted
+# Orbax takes a third of a second to import, and no run needs it before its first checkpoint: functions import it.
 
 
 class CheckpointError(UserError):
     """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
+
+
+def _print_warning(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 class Checkpoints:
@@ -81,17 +54,15 @@ class Checkpoints:
         warn: receives one sentence for each damaged checkpoint that is skipped; stderr by default.
     """
 
-    def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] = _print_warning) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory).absolute()
         self._run_id = run_directory.read_run_id(self.directory.parent)
-        self._keep = keep
-        self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
-        self._manager: ocp.CheckpointManager | None = None  # made by the first save
-        self._kept: orbax_manager.Kept
-        self._arrays: orbax_manager.Arrays
-        self._saving = -1  # number of the last save
+        self._keep, self._warn = keep, warn
+        self._manager: Any = None  # of orbax; made by the first save
+        self._best: int | None = None  # the best one, once there is a manager
+        self._pending: tuple[int, str, list[Leaf], bool]  # the last save: number, meta, leaves, whether it is the best
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -115,85 +86,93 @@ class Checkpoints:
             CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
-        leaves, text = manifest.leaves_of(state), json.dumps(meta, indent=1)
-        arrays = {
-            leaf.name: manifest.plain_array(value)
-            for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)
-            if is_stored(leaf)
-        }
-
-        def beside(arrays: Path) -> None:
-            write_atomically(arrays.parent / META, text)
-            manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
-
+        leaves = manifest.leaves_of(state)
+        values = zip(leaves, jax.tree.leaves(state), strict=True)
+        arrays = {leaf.name: manifest.plain_array(value) for leaf, value in values if is_stored(leaf)}
+        self._pending = step, json.dumps(meta, indent=1), leaves, best
         import orbax.checkpoint as ocp
 
-        self._saving = step
-        with self._one_sentence():
-            manager = self._manager = self._manager or self._make_manager()
-            self._arrays.beside = beside
-            if step in manager.all_steps():
-                manager.delete(step)
-            if best:
-                self._kept.best = step
-            manager.save(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays)}), force=True)
+        with self._failure_in_one_sentence():
+            self._manager = self._manager or self._make_manager()
+            if step in self._manager.all_steps():
+                self._manager.delete(step)
+            self._best = step if best else self._best
+            self._manager.save(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays)}), force=True)
 
-    def _make_manager(self) -> "ocp.CheckpointManager":
-        _hush_late_writes()
-        for name in _committed(self.directory) if hosts.writes() else ():
-            if (self.directory / name).is_symlink() or not (self.directory / name).is_dir():
-                _remove(self.directory / name)  # the manager takes it for a checkpoint, but could not delete it
-        from jaxrl.runtime import orbax_manager
+    def _make_manager(self) -> Any:
+        import orbax.checkpoint as ocp
 
-        self._kept, self._arrays = orbax_manager.Kept(self._keep, self.best_step()), orbax_manager.Arrays()
-        return orbax_manager.manager(self.directory, self._kept, self._arrays, _DIGITS)
+        complete = self._complete
+
+        class Handler(ocp.PyTreeCheckpointHandler):
+            def finalize(self, directory: Any) -> None:  # on host 0, before orbax commits the checkpoint
+                super().finalize(directory)
+                complete(Path(directory))
+
+        self._best = self.best_step()
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry.add(ARRAYS, ocp.args.PyTreeSave, Handler())
+        options = ocp.CheckpointManagerOptions(
+            step_format_fixed_length=len(_name(0)),
+            preservation_policy=self,
+            cleanup_tmp_directories=True,
+            single_host_load_and_broadcast=True,  # a network file system may show others an older folder
+            lightweight_initialize=True,
+            save_root_metadata=False,
+        )
+        return ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
+
+    def _complete(self, arrays: Path) -> None:
+        """Write the other files of a checkpoint whose arrays are written."""
+        step, meta, leaves, best = self._pending
+        write_atomically(arrays.parent / META, meta)
+        manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return which of the checkpoints, oldest first, are kept: what orbax asks of a `PreservationPolicy`."""
+        first = len(checkpoints) - self._keep
+        return [index >= first or info.step == self._best for index, info in enumerate(checkpoints)]
 
     @contextlib.contextmanager
-    def _one_sentence(self) -> Any:
-        """Free the space of a save that fails, and raise its error as one sentence."""
+    def _failure_in_one_sentence(self) -> Iterator[None]:
+        """Raise the error of a failed save as one sentence; the next save makes a manager, which clears its files."""
         try:
             yield
         except (OSError, ValueError) as error:
             manager, self._manager = self._manager, None
-            if manager is not None:
-                with contextlib.suppress(Exception):
-                    manager.close()
-            for folder in self.directory.glob(f"{self._saving:0{_DIGITS}d}.*") if hosts.writes() else ():
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(Exception):
+                manager.close()
+            reason = getattr(error, "strerror", None)
+            # TensorStore says "KIND: where: where: cause [details]"
+            reason = reason or str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
             raise CheckpointError(
-                f"checkpoint {self._saving} could not be written under {self.directory} ({_reason(error)}); make the "
+                f"checkpoint {self._pending[0]} could not be written under {self.directory} ({reason}); make the "
                 "directory writable and free disk space there, then continue with --resume"
             ) from error
 
     def wait(self) -> None:
         """Wait until the pending save, if any, is committed. Raises CheckpointError: the save failed."""
         if self._manager is not None:
-            with self._one_sentence():
+            with self._failure_in_one_sentence():
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait for the pending save and end the threads. Raises CheckpointError: the last save failed."""
         self.wait()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.close()
+        if self._manager is not None:
+            self._manager.close()
+        self._manager = None
 
     def discard_after(self, step: int) -> None:
-        """Delete the checkpoints with a number above `step`, after the point where a run resumes.
-
-        Raises CheckpointError: they cannot be deleted.
-        """
+        """Delete the checkpoints above `step`, where a run resumes. Raises CheckpointError: they cannot be deleted."""
         assert self._manager is None, "the manager would not know"
-        if hosts.writes():
-            try:
-                for name in _committed(self.directory):
-                    if int(name) > step:
-                        _remove(self.directory / name)
-            except OSError as error:
-                raise CheckpointError(
-                    f"old checkpoints under {self.directory} could not be deleted ({error}); "
-                    "make the directory writable"
-                ) from error
+        try:
+            for later in [number for number in self.steps() if number > step and hosts.writes()]:
+                shutil.rmtree(self.directory / _name(later))
+        except OSError as error:
+            raise CheckpointError(
+                f"old checkpoints under {self.directory} could not be deleted ({error}); make the directory writable"
+            ) from error
 
     # Reading
 
@@ -203,16 +182,16 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the number of the best checkpoint, if one was kept."""
-        for name in reversed(_committed(self.directory)):
-            with contextlib.suppress(OSError, ValueError):
-                if manifest.read_manifest(self.directory / name).best and not self._is_foreign(name):
-                    return int(name)
+        for step in reversed(self.steps()):
+            with contextlib.suppress(ValueError):
+                stored = manifest.read_manifest(self.directory / _name(step))
+                if stored.best and not self._is_foreign(stored):
+                    return step
         return None
 
-    def _is_foreign(self, name: str) -> bool:
-        """Return whether another run wrote a checkpoint. Raises OSError, ValueError: its manifest cannot be read."""
-        run_id = manifest.read_manifest(self.directory / name).run_id
-        return bool(run_id and self._run_id and run_id != self._run_id)
+    def _is_foreign(self, stored: manifest.Manifest) -> bool:
+        """Return whether another run wrote a checkpoint."""
+        return bool(stored.run and self._run_id and stored.run != self._run_id)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return number and JSON object of the newest intact checkpoint; `warn` gets a sentence for each damaged one.
@@ -220,16 +199,16 @@ class Checkpoints:
         Raises CheckpointError: there is none.
         """
         self.wait()
-        folder = self._newest_intact(_committed(self.directory))
-        return int(folder.name), _read_meta(folder)
+        step = hosts.on_first(functools.partial(self._find_intact, self.steps()))
+        return step, _read(self.directory / _name(step), (), "")[1]
 
     def restore(
         self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False, intact: bool = False
     ) -> tuple[int, Any, dict[str, Any]]:
-        """Read a state back, bit-identical.
+        """Read a state back, bit-identical; return its number, the state, and its JSON object.
 
         Args:
-            like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
+            like: pytree of jax.ShapeDtypeStruct (or arrays) with the shardings to restore to, on any devices; a leaf
                 without a sharding goes to the first local device.
             step: which one; by default the newest intact one. `warn` gets a sentence for each damaged one.
             prefix: read only the part of the state there, such as "algo.params", whose shape `like` then is; leaves
@@ -237,127 +216,100 @@ class Checkpoints:
             best: read the best one, if one was kept.
             intact: `newest` has just checked this step; do not verify its files again.
 
-        Returns:
-            Its number, the state, and its JSON object.
-
         Raises:
             CheckpointError: no intact checkpoint, leaves of other names, shapes or types than `like` has, or training
                 that replaces checkpoints faster than they are read.
         """
         self.wait()
-        before = self.steps()
-        try:
-            return self._restore(like, self.best_step() if best else step, prefix, intact)
-        except Exception:
-            if step is not None or (now := self.steps()) == before:
-                raise
-        try:  # training has replaced it while it was read
-            return self._restore(like, self.best_step() if best else None, prefix, intact)
-        except Exception as error:
-            if self.steps() == now:
-                raise
-            raise CheckpointError(
-                f"training replaces the checkpoints in {self.directory} while they are read ({one_line(str(error))}): "
-                "try again, or wait until it ends"
-            ) from error
-
-    def _restore(
-        self, like: Any, step: int | None, prefix: str | None, intact: bool
-    ) -> tuple[int, Any, dict[str, Any]]:
-        """Do what `restore` does, once."""
-        if step is not None and not intact and step not in (steps := self.steps()):
-            known = ", ".join(f"{number}" for number in steps[-_SHOWN:]) or "none"
-            raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
-        names = _committed(self.directory) if step is None else [f"{step:0{_DIGITS}d}"]
-        folder = self.directory / names[0] if intact else self._newest_intact(names)
-        return int(folder.name), _read_state(folder, like, prefix), _read_meta(folder)
-
-    def _newest_intact(self, names: list[str]) -> Path:
-        """Return the folder of the last undamaged one of `names`. Raises CheckpointError if there is none."""
-        if not names:
-            raise CheckpointError(
-                f"there is no checkpoint in {self.directory}: the run ended before its first was complete; "
-                "start it again"
-            )
-        return self.directory / hosts.on_first(lambda: self._not_damaged(names))
-
-    def _not_damaged(self, names: list[str]) -> str:
-        """Return the last of `names` that passes its files' digests. Raises CheckpointError if there is none."""
-        for passed, name in enumerate(reversed(names)):
-            folder = self.directory / name
-            damage = manifest.find_damage(folder)
-            if damage is None:
-                if self._is_foreign(name):
-                    raise CheckpointError(
-                        f"checkpoint {folder} was written by another run: move it out of this run, or copy this run's "
-                        "own one back"
-                    )
-                if passed > _NAMED:
-                    self._warn(f"{passed - _NAMED} more are damaged and skipped")
-                return name
-            if passed < min(_NAMED, len(names) - 1):  # the error names the oldest
-                self._warn(f"checkpoint {folder} is damaged: {damage}; it is skipped")
+        for _ in range(2):  # training may replace it while it is read
+            before, number = self.steps(), self.best_step() if best else step
+            if step is not None and not intact and step not in before:
+                known = ", ".join(map(str, before[-10:])) or "none"
+                raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
+            try:
+                steps = before if number is None else [number]
+                chosen: int = steps[0] if intact else hosts.on_first(functools.partial(self._find_intact, steps))
+                return chosen, *_read(self.directory / _name(chosen), like, prefix)
+            except Exception as error:
+                if step is not None or self.steps() == before:
+                    raise
+                cause = error
         raise CheckpointError(
-            f"no intact checkpoint in {self.directory} (of {len(names)}; the oldest, {name}: {damage}); "
-            "copy an intact one back, or start the run again"
-        )
+            f"training replaces the checkpoints in {self.directory} while they are read ({one_line(str(cause))}): "
+            "try again, or wait until it ends"
+        ) from cause
+
+    def _find_intact(self, steps: list[int]) -> int:
+        """Return the last of `steps` whose files have their digests. Raises CheckpointError if there is none."""
+        damaged: list[str] = []
+        for step in reversed(steps):
+            folder = self.directory / _name(step)
+            try:
+                stored = manifest.verify(folder)
+            except ValueError as error:
+                damaged.append(f"checkpoint {folder} is damaged: {error}")
+                continue
+            if self._is_foreign(stored):
+                raise CheckpointError(
+                    f"checkpoint {folder} was written by another run: move it out of this run, or put the run's back"
+                )
+            for sentence in damaged:
+                self._warn(f"{sentence}; it is skipped")
+            return step
+        if damaged:
+            problem, advice = f"no intact checkpoint in {self.directory} ({damaged[0]})", "copy an intact one back, or "
+        else:
+            problem, advice = f"there is no checkpoint in {self.directory}: the run ended before its first", ""
+        raise CheckpointError(f"{problem}; {advice}start the run again")
 
 
-def _reason(error: Exception) -> str:
-    """Return the cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
-
-
-def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
-    """Read the state, or the part of it at `prefix`, of an intact checkpoint."""
-    import orbax.checkpoint as ocp
-
+def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return the state of an intact checkpoint, or the part of it at `prefix`, and its JSON object."""
     try:
+        meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
         leaves = manifest.read_manifest(folder).leaves
+        stored = _with_vectors(like, {leaf.name: leaf for leaf in leaves}, prefix)
+        expected = manifest.leaves_of(stored, prefix)
+        difference = manifest.find_difference(expected, leaves, whole=prefix is None)
+        if difference is None:
+            return _without_vectors(_read_arrays(folder, stored, expected), like), meta
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
-    trees, like = like, _with_vectors(like, {leaf.name: leaf for leaf in leaves}, prefix)
-    wanted = manifest.leaves_of(like, prefix)
-    odd = manifest.difference(wanted, leaves, whole=prefix is None)
-    if odd is not None and odd.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in odd:
+    if difference.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in difference:
         raise CheckpointError(
-            f"the environment has changed since checkpoint {folder} was written: {odd}; use its former code, or begin "
-            "a new run with --init_from"
+            f"the environment has changed since checkpoint {folder} was written: {difference}; use its former code, or "
+            "begin a new run with --init_from"
         )
-    if odd is not None:
-        raise CheckpointError(
-            f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "
-            "run was started with, its networks= and optimizers= included"
-        )
+    raise CheckpointError(
+        f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the run was "
+        "started with, its networks= and optimizers= included"
+    )
+
+
+def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
+    """Return a pytree like `like`, whose leaves are described by `leaves`. Raises OSError, ValueError."""
     values, structure = jax.tree.flatten(like)
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shardings = [getattr(value, "sharding", None) or first_device for value in values]
-    restore_args = {
-        leaf.name: ocp.ArrayRestoreArgs(sharding=sharding)
-        for leaf, sharding in zip(wanted, shardings, strict=True)
-        if is_stored(leaf)
-    }
-    args = ocp.args.PyTreeRestore(dict.fromkeys(restore_args, 0), restore_args, partial_restore=prefix is not None)
-    arrays = {}
-    if restore_args:
-        try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-                arrays = reader.restore(folder / ARRAYS, args=args)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+    pairs = zip(leaves, shardings, strict=True)
+    arrays: dict[str, Any] = {}
+    if stored := {leaf.name: sharding for leaf, sharding in pairs if is_stored(leaf)}:
+        import orbax.checkpoint as ocp
+
+        restore_args = {name: ocp.ArrayRestoreArgs(sharding=sharding) for name, sharding in stored.items()}
+        args = ocp.args.PyTreeRestore(dict.fromkeys(stored, 0), restore_args, partial_restore=True)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            arrays = reader.restore(folder / ARRAYS, args=args)
 
     def finish(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
         if not is_stored(leaf):
             return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
-        array = arrays[leaf.name]
         if not is_key(value):
-            return array
+            return arrays[leaf.name]
         impl = jax.random.key_impl(jnp.empty((), value.dtype))
-        return jax.device_put(jax.random.wrap_key_data(array, impl=impl), sharding)
+        return jax.device_put(jax.random.wrap_key_data(arrays[leaf.name], impl=impl), sharding)
 
-    return _without_vectors(jax.tree.unflatten(structure, map(finish, wanted, values, shardings)), trees)
+    return jax.tree.unflatten(structure, map(finish, leaves, values, shardings))
 
 
 # Until commit abbf87e the parameters of a network, its targets and its moments were one vector [..., P] each.
@@ -367,8 +319,8 @@ def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any
     """Return `like` with the shape of a vector in the place of each tree that was stored as one."""
 
     def find(path: Any) -> Leaf | None:
-        own = jax.tree_util.keystr(path, simple=True, separator=".")
-        return stored.get(".".join(part for part in (prefix, own) if part))
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return stored.get(".".join(filter(None, (prefix, name))))
 
     def shape(path: Any, part: Any) -> Any:
         leaf, parts = find(path), jax.tree.leaves(part)
@@ -397,25 +349,9 @@ def _without_vectors(state: Any, like: Any) -> Any:
 
 def committed_steps(directory: Path) -> list[int]:
     """Return the numbers of the complete checkpoints in a folder, oldest first."""
-    return [int(name) for name in _committed(directory)]
+    names = (path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else ()
+    return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{10}", name))
 
 
-def _committed(directory: Path) -> list[str]:
-    """Return the names of the complete checkpoints, oldest first."""
-    names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
-    return sorted((name for name in names if name.isdecimal()), key=int)
-
-
-def _remove(path: Path) -> None:
-    """Delete a folder and its content, or a file or link in its place."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / META).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {folder} has no readable {META} ({error}); use another") from error
+def _name(step: int) -> str:
+    return f"{step:010d}"

@@ -134,7 +134,7 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"seed {self.seed} + num_seeds {self.num_seeds} exceeds 2^32: lower one of them")
-        loggers.named(self.logger)
+        loggers.check_name(self.logger)
 
 
 # Settings that may change when a run is resumed. Devices change the order of sums of floats; none of the others changes
@@ -312,8 +312,7 @@ def convert_old(values: dict[str, Any]) -> dict[str, Any]:
     resumed, they are evaluated after every iteration. Older runs of COMA have settings that are gone, and are refused.
     """
     if isinstance(written := values.get("logger"), str) and "mlflow" in written:
-        others = [name for name in written.replace(",", " ").split() if name != "mlflow"]
-        values = values | {"logger": ",".join(others) or loggers.NONE}
+        values = values | {"logger": loggers.WANDB if loggers.WANDB in written else loggers.NONE}
     algo = values.get("algo")
     envs, updates, interval, decay = (
         _number(values.get(name)) for name in ("num_envs", "updates_per_step", "update_interval", "eps_decay")

@@ -13,12 +13,12 @@ from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
-from jaxrl.evaluation.policy import Policy
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
+from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.trials import locate, trials
 
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
@@ -207,7 +207,7 @@ def load_weights(name: str, setup: Run) -> Any:
         UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
     if name.endswith(".pth"):  # torch_weights needs networks of its own
-        from jaxrl.integrations import torch_weights
+        from jaxrl.runtime import torch_weights
 
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(name, setup.algo, key))

@@ -1,8 +1,7 @@
-"""Manifest of a checkpoint: names, types and shapes of all leaves, and SHA-256 of every file."""
+"""The leaves of a training state by name, and a checkpoint's manifest: its leaves, and SHA-256 of its files."""
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +11,7 @@ import jax.numpy as jnp
 from jaxrl.common.files import write_atomically
 
 ARRAYS, META, MANIFEST = "arrays", "meta.json", "manifest.json"
-
-
-_X64_PAIRS = ({"float32", "float64"}, {"int32", "int64"}, {"uint32", "uint64"}, {"complex64", "complex128"})
-_WIDE = ("float64", "int64", "uint64", "complex128")
+_WIDE = ("float64", "int64", "uint64", "complex128")  # types that there are only with JAX_ENABLE_X64
 
 
 class Leaf(NamedTuple):
@@ -33,8 +29,7 @@ def leaves_of(tree: Any, prefix: str | None = None) -> list[Leaf]:
     """Return all leaves of a pytree in order. Raises TypeError: a leaf is not an array, or two leaves have one name."""
     leaves = []
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        own = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = ".".join(part for part in (prefix, own) if part)
+        name = ".".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="."))))
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             raise TypeError(f"leaf {name} of the state is {type(value).__name__}, not an array")
         leaves.append(Leaf(name, str(value.dtype), tuple(value.shape)))
@@ -58,26 +53,28 @@ def plain_array(value: Any) -> Any:
     return jax.random.key_data(value) if is_key(value) else value
 
 
-def difference(wanted: list[Leaf], found: list[Leaf], whole: bool) -> str | None:
-    """Describe the first leaf that differs, or return None; extra leaves count only if `whole`."""
-    stored = {leaf.name: leaf for leaf in found}
-    for leaf in wanted:
-        if leaf.name not in stored:
+def find_difference(expected: list[Leaf], stored: list[Leaf], whole: bool) -> str | None:
+    """Describe the first leaf that differs, or return None; further stored leaves count only if `whole`."""
+    by_name = {leaf.name: leaf for leaf in stored}
+    for leaf in expected:
+        other = by_name.pop(leaf.name, None)
+        if other is None:
             return f"{leaf.name} is {leaf} here and absent there"
-        if leaf != stored[leaf.name]:
-            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there{_x64_hint(leaf, stored[leaf.name])}"
-    names = {leaf.name for leaf in wanted}
-    surplus = [leaf for leaf in found if leaf.name not in names] if whole else []
-    return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
+        if leaf != other:
+            is_width = leaf.shape == other.shape and (leaf.kind in _WIDE) != (other.kind in _WIDE)
+            hint = " (set JAX_ENABLE_X64 here as it was there)" if is_width else ""
+            return f"{leaf.name} is {leaf} here and {other} there{hint}"
+    return next((f"{leaf.name} is absent here and {leaf} there" for leaf in by_name.values() if whole), None)
 
 
-def _x64_hint(wanted: Leaf, found: Leaf) -> str:
-    """Return a remark on two leaves that differ as those of a program with and without x64, else ""."""
-    pair = {wanted.kind, found.kind}
-    if wanted.shape != found.shape or pair not in _X64_PAIRS:
-        return ""
-    there, here = ("set", "unset") if found.kind in _WIDE else ("unset", "set")
-    return f" (JAX_ENABLE_X64 was {there} there and is {here} here: have it {there} here too)"
+class Manifest(NamedTuple):
+    """A checkpoint's number, leaves and digests by file, whether it was the best, and the id of its run, if known."""
+
+    step: int
+    leaves: list[Leaf]
+    files: dict[str, str]
+    best: bool = False
+    run: str = ""
 
 
 def _digest(content: Path | str) -> str:
@@ -88,75 +85,35 @@ def _digest(content: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool, run_id: str = "") -> None:
-    """Write the manifest of a checkpoint whose other files are complete. Raises OSError.
-
-    Args:
-        folder: with META; orbax's own notes there change when it commits and are not read.
-        arrays: what will be the folder ARRAYS there when orbax commits.
-        step, leaves, best, run_id: see `Manifest`.
-    """
-    files = sorted(path for path in arrays.rglob("*") if path.is_file())
-    contents = {
-        "step": step,
-        "best": best,
-        "run": run_id,
-        "leaves": [list(leaf) for leaf in leaves],
-        "files": {META: _digest(folder / META)}
-        | {f"{ARRAYS}/{path.relative_to(arrays).as_posix()}": _digest(path) for path in files},
-    }
-    text = json.dumps(contents)
-    write_atomically(folder / MANIFEST, json.dumps({"sha256": _digest(text), "contents": contents}))
-
-
-class Manifest(NamedTuple):
-    """The content of a manifest: the checkpoint's number, whether it was the best, digests by file, and the leaves.
-
-    `run_id` is that of the run that wrote it, "" for older checkpoints.
-    """
-
-    step: int
-    best: bool
-    run_id: str
-    files: dict[str, str]
-    leaves: list[Leaf]
+def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool, run: str = "") -> None:
+    """Write the manifest of a checkpoint with the files META in `folder` and all in `arrays`. Raises OSError."""
+    files = {f"{ARRAYS}/{path.relative_to(arrays)}": _digest(path) for path in arrays.rglob("*") if path.is_file()}
+    contents = Manifest(step, leaves, {META: _digest(folder / META), **files}, best, run)._asdict()
+    write_atomically(folder / MANIFEST, json.dumps({"sha256": _digest(json.dumps(contents)), "contents": contents}))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint. Raises OSError, ValueError: it is absent or damaged."""
+    """Read the manifest of a checkpoint. Raises ValueError: it is absent or damaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("not a manifest") from None
-    if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
-        raise ValueError("not a manifest")
-    contents = manifest["contents"]
-    if _digest(json.dumps(contents)) != manifest["sha256"]:
-        raise ValueError("its checksum differs")
-    try:
-        leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
-        return Manifest(
-            contents["step"], contents.get("best", False), contents.get("run", ""), dict(contents["files"]), leaves
-        )
-    except (TypeError, KeyError, AttributeError):
-        raise ValueError("not a manifest") from None
+        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if _digest(json.dumps(stored["contents"])) != stored["sha256"]:
+            raise ValueError("its checksum differs")
+        manifest = Manifest(**stored["contents"])
+        return manifest._replace(leaves=[Leaf(name, kind, tuple(shape)) for name, kind, shape in manifest.leaves])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}") from None
 
 
-def find_damage(folder: Path) -> str | None:
-    """Describe the damage of a committed checkpoint, or return None."""
-    if not folder.is_dir():
-        return "it is no folder" if os.path.lexists(folder) else "it does not exist"
-    try:
-        manifest = read_manifest(folder)
-    except (OSError, ValueError) as error:
-        return f"{MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
-    if folder.name != f"{manifest.step:010d}":  # renamed, swapped or copied, perhaps without the leading zeros
-        wrong_name = int(folder.name) == manifest.step
-        return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
+def verify(folder: Path) -> Manifest:
+    """Return the manifest of a committed checkpoint that is intact. Raises ValueError: the damage."""
+    manifest = read_manifest(folder)
+    if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied
+        raise ValueError(f"it holds step {manifest.step}")
     for name, digest in manifest.files.items():
         try:
-            if _digest(folder / name) != digest:
-                return f"{name} has changed since it was written"
+            is_changed = _digest(folder / name) != digest
         except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-    return None
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+        if is_changed:
+            raise ValueError(f"{name} has changed since it was written")
+    return manifest

@@ -1,7 +1,7 @@
 """Start a run in a new directory, or resume one exactly from its newest checkpoint."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,17 +11,17 @@ import jax
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import is_file
-from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
-from jaxrl.report.console import Console, Log
+from jaxrl.report.console import Console
 from jaxrl.report.gpu import Monitor
-from jaxrl.report.writer import LOST, NullWriter, Writer, check_same_run
+from jaxrl.report.writer import NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, spaces, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
+from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position, TrainState
 
@@ -29,7 +29,6 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
     "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compute_dtype", "rollout_dtype",
     "schedule_env_steps",
 )  # fmt: skip
-_WIDTH = 100  # columns of tables
 
 
 class Ended(NamedTuple):
@@ -46,7 +45,7 @@ class Ended(NamedTuple):
     abandoned: bool = False
 
 
-def start(config: Config, log: Log | None = None, custom: Custom = STANDARD, name: str = "") -> Ended:
+def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> Ended:
     """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
 
     Raises UserError; nothing is written if the configuration is impossible.
@@ -56,7 +55,7 @@ def start(config: Config, log: Log | None = None, custom: Custom = STANDARD, nam
     config = resolve_config(resolve_latest(config))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
-    with log or _console(setup) as console:
+    with log or Console(setup.env.spec.label) as console:
         programs = _compile(setup, inputs, None, console)
         facts = Scoring.of(setup.env.spec).entry() | {run_directory.SPACES: spaces.describe(setup.env.spec)}
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
@@ -96,7 +95,7 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     hosts.on_first(lambda: loggers.check(resumed.run.logger))
     setup = build_run(resumed, resuming=True)
     spaces.check_spaces(directory, config.env, setup.env.spec)
-    with _held(lambda: directory), _console(setup) as console:
+    with _held(lambda: directory), Console(setup.env.spec.label) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
@@ -107,9 +106,8 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
         def first_state(session: Session) -> TrainState:
             if fresh:
                 for writer in session.writers:
-                    if writer.keep_former():
-                        console.say(f"warning: there is no checkpoint; the former rows of metrics are kept in {LOST}")
-                    writer.trim(0)
+                    if problem := writer.trim(0):
+                        console.say(f"warning: {problem}")
                 state = session.begin(inputs)
             else:
                 state = session.restore(step)
@@ -122,7 +120,7 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
         return _train(setup, programs, directory, console, first_state)
 
 
-def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> tuple[int, dict[str, Any]]:
+def _resumable(directory: Path, setup: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
     """Return number and metadata of the checkpoint to continue from; `before` is the run's configuration without the
     present changes.
 
@@ -168,11 +166,7 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
         yield directory
 
 
-def _console(setup: Run) -> Console:
-    return Console(f"{setup.config.algo} on {setup.config.env}", label=setup.env.spec.label)
-
-
-def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> CompiledRun:
+def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
@@ -193,7 +187,7 @@ def _train(
     setup: Run,
     programs: CompiledRun,
     directory: Path,
-    console: Console | Log,
+    console: Console,
     first_state: Callable[[Session], TrainState],
 ) -> Ended:
     console.say(f"run directory: {directory}")
@@ -209,26 +203,5 @@ def _train(
         found = trials.trials(setup.config)
         writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
         session = Session(setup, programs, directory, console, writer, checkpoints, monitor, writers)
-        if hosts.writes() and writer.note:
-            console.say(writer.note)
         sentence = session.train(first_state(session))
-        if len(found) > 1:
-            _show_curves(directory, found, setup, console)
     return Ended(directory, sentence, session.abandoned)
-
-
-def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:
-    """Write and print what the trials have learned so far."""
-    from jaxrl.evaluation import learning_curves  # scipy, which no other run needs
-
-    curves = learning_curves.summary(directory, found, Scoring.of(setup.env.spec))
-    if curves is None:
-        return
-    for line in learning_curves.table(curves, _WIDTH):
-        console.say(line.plain)
-    try:
-        of_run = {"settings": setup.config.plain(), "versions": run_directory.versions()}
-        learning_curves.write(curves | of_run, directory)
-        console.say(f"learning curves: {directory / learning_curves.PLOT}")
-    except OSError as error:
-        console.say(f"warning: no learning curves under {directory} ({error.strerror}): make it writable, then resume")

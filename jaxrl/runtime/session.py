@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl.algos.base import Phase
-from jaxrl.evaluation.rollouts import final_means, held_out_key
-from jaxrl.report.console import Console, Log, format_duration
+from jaxrl.report.console import Console, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.writer import Writer
@@ -27,6 +26,7 @@ from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import faulty_fields, not_finite_error
 from jaxrl.runtime.pieces import Done, Pieces, announcement
 from jaxrl.runtime.program import Program, StopRequestedError
+from jaxrl.runtime.rollouts import final_means, held_out_key
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 
@@ -56,7 +56,7 @@ class Session:
         setup: Run,
         programs: CompiledRun,
         directory: Path,
-        console: Console | Log,
+        console: Console,
         writer: Writer,
         checkpoints: Checkpoints,
         monitor: Monitor,

@@ -15,12 +15,12 @@ from envs_jax.base import closest, short_repr
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import expand_home
 from jaxrl.common.version import __version__
-from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, greedy_of
 from jaxrl.integrations.export.numpy_agent import agent_files
 from jaxrl.integrations.jidi.export import jidi_settings, write_jidi
 from jaxrl.integrations.standalone import write_files
 from jaxrl.runtime.load import load_policy
+from jaxrl.runtime.policy import Policy
 
 MANIFEST = "policy.json"
 ABOUT = {  # of inputs and outputs, by the first word of their names

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 from envs_jax.progress import ended
-from jaxrl.evaluation.policy import Policy
+from jaxrl.runtime.policy import Policy
 
 PLATFORMS = ("cpu", "cuda")
 

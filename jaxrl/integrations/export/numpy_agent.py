@@ -20,8 +20,8 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations.standalone import WEIGHTS, network_settings, source, weights_file
+from jaxrl.runtime.policy import Policy
 
 AGENT = Path(__file__).with_name("agent.py")
 KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats

@@ -18,7 +18,7 @@ from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.rollouts import by_task, held_out_key, keys_of_step, learned, scripted, values
+from jaxrl.runtime.rollouts import by_task, held_out_key, keys_of_step, learned, scripted, values
 from jaxrl.runtime.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")

@@ -19,7 +19,6 @@ from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import learning_curves, policies, reports
-from jaxrl.evaluation.policy import Policy
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
@@ -27,6 +26,7 @@ from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.config import Config, changed
 from jaxrl.runtime.load import load_policy
+from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.presets import base
 from jaxrl.runtime.train_state import Position
 
@@ -123,6 +123,7 @@ def train(
                 f"put the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
             )
     ended = runs.start(config, log=log, custom=custom)
+    learning_curves.report(ended.directory, log.say)
     chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
     policy = load(ended.directory / chosen, networks=networks)
     rows = read_metrics(ended.directory)
