@@ -257,7 +257,9 @@ def test_nothing_to_show(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert "unknown flag '--jsn'" in refused(capsys, folder, "--jsn")
 
 
-@pytest.mark.parametrize("line", ['{"iteration": 1, "env_steps": "x"}\n', '{"iteration": 2}\x00\n{"iteration": 3}\n'])
+@pytest.mark.parametrize(
+    "line", ['{"iteration": 1, "env_steps": "x"}\n{"iteration": 2}\n', '{"iteration": 2}\x00\n{"iteration": 3}\n']
+)
 def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: Any) -> None:
     run = folder / "ddpg_point/0002"
     (run / "metrics.jsonl").write_text(line)
