@@ -738,13 +738,13 @@ def test_time_left_is_that_of_the_phase(clock: list[float]) -> None:
             shown.block({"phase": phase, "fraction": fraction})
             clock[0] += 60.0
     assert stream.getvalue().splitlines() == [
-        "done 10.0%   left unknown",
+        "phase done 10.0%   phase left unknown",
         "  phase       walk",
-        "done 60.0%   left 48 s",  # 0.4 at 0.5 per minute
+        "phase done 60.0%   phase left 48 s",  # 0.4 at 0.5 per minute
         "  phase       walk",
-        "done 20.0%   left unknown",
+        "phase done 20.0%   phase left unknown",
         "  phase       read",
-        "done 60.0%   left 1 min 00 s",
+        "phase done 60.0%   phase left 1 min 00 s",
         "  phase       read",
     ]
 

@@ -21,11 +21,11 @@ import numpy as np
 from bench.harness import measure
 from bench.reference.snakes import opponents, oracle
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
-from jaxrl.report.cache import enable_compilation_cache
 
 ERRORS = 3.0
 ENGINES = ("jax", "numpy")

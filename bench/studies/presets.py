@@ -16,9 +16,9 @@ from bench.harness.training import train
 from bench.studies.learning import of_selection
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import parse
+from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import policies, reports
-from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.writer import read_metrics
 
 KIND = "presets"

@@ -10,9 +10,8 @@ import jax
 
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
-from jaxrl.cli.cores import divide_cores
+from jaxrl.cli.process import divide_cores, enable_compilation_cache
 from jaxrl.common.errors import UsageError
-from jaxrl.report.cache import enable_in_command
 from jaxrl.report.console import fold
 from jaxrl.runtime import hosts
 from jaxrl.runtime import run as runs
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is None:
         divide_cores(request.config.run.cpu_devices)
-    enable_in_command()
+    enable_compilation_cache()
     with hosts.joined(place):
         if place is not None:
             asked = {

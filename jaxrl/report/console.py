@@ -126,11 +126,11 @@ class _Lines:
 
     def _write_group(self, info: Mapping[str, Any], seconds_left: float | None) -> None:
         self._group_time, self._written, self._left_out = time.monotonic(), info, None
-        facts = _facts({**info, "seconds_left": seconds_left, "phase": None})
-        counters = [*facts.get("run", ()), *facts.get("speed", ())]
+        facts = _facts({**info, "seconds_left": seconds_left})
+        counters = [fact for fact in (*facts.get("run", ()), *facts.get("speed", ())) if fact.label != "phase"]
         if info.get("fraction") is not None and seconds_left is None:  # keep the column
-            at = next(k for k, fact in enumerate(counters) if fact.label == "done")
-            counters.insert(at + 1, _Fact("left", "unknown", width=_WIDTHS["left"]))
+            at = next(k for k, fact in enumerate(counters) if fact.label.endswith("done"))
+            counters.insert(at + 1, _Fact(counters[at].label[:-4] + "left", "unknown", width=_WIDTHS["left"]))
         episodes = {} if info.get("return") is None else {"return": info["return"]}
         groups = [
             ("", counters),
@@ -436,7 +436,8 @@ def _facts(info: Mapping[str, Any]) -> dict[str, list[_Fact]]:
     ):
         if info.get(name) is not None:
             of = f"of {text(info[total])}" if info.get(total) is not None else ""
-            facts.setdefault(heading, []).append(_Fact(label, text(info[name]), of, _WIDTHS.get(label, 6)))
+            where = "phase " if info.get("phase") and label in ("done", "left") else ""
+            facts.setdefault(heading, []).append(_Fact(where + label, text(info[name]), of, _WIDTHS.get(label, 6)))
     return facts
 
 

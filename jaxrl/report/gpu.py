@@ -79,21 +79,25 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def _peak_bytes() -> int:
+    """Return the largest resident size that this process has had, 0 if it is not known."""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(peak[1]) if peak else 0
+
+
 class PeakMemory:
     """Peak memory from now on, on the fullest local device; on CPUs, the growth of this process's resident size."""
 
     def __init__(self) -> None:
-        self._before = resident_bytes()
-        with contextlib.suppress(OSError):  # reset the peak, which compiling has set
-            Path("/proc/self/clear_refs").write_text("5")
+        self._before, self._former_peak = resident_bytes(), _peak_bytes()
 
     def read(self) -> int:
         """Return the peak in bytes."""
         statistics = [device.memory_stats() for device in jax.local_devices()]
         if all(statistics):
             return max(int(counts.get("peak_bytes_in_use", 0)) for counts in statistics)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        return max((1024 * int(peak[1]) if peak else resident_bytes()) - self._before, 0)
+        peak = _peak_bytes()  # of the whole process; no more is known if it was reached before
+        return max((peak if peak > self._former_peak else resident_bytes()) - self._before, 0)
 
 
 def _handle(number: int) -> Any:

@@ -15,9 +15,7 @@ on disk does not depend on the Python classes of the state. Typed PRNG keys are 
 """
 
 import contextlib
-import functools
 import json
-import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -36,27 +34,6 @@ if TYPE_CHECKING:  # orbax takes a third of a second to import, and no run needs
     import orbax.checkpoint as ocp
 
     from jaxrl.runtime import orbax_manager
-
-# Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
-
-
-@functools.cache
-def _hush_late_writes() -> None:
-    """Hide TensorStore's follow-up errors of a failed write.
-
-    When one array cannot be written, orbax closes its event loop, and TensorStore prints a Python error for each array
-    that finishes later; only the first error is reported.
-    """
-    former = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
-            former(unraisable)
-
-    sys.unraisablehook = hook
-
 
 _DIGITS = 10  # of the name of a checkpoint
 _SHOWN = 10  # newest checkpoints that a refusal lists
@@ -137,7 +114,6 @@ class Checkpoints:
             manager.save(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays)}), force=True)
 
     def _make_manager(self) -> "ocp.CheckpointManager":
-        _hush_late_writes()
         for name in _committed(self.directory) if hosts.writes() else ():
             if (self.directory / name).is_symlink() or not (self.directory / name).is_dir():
                 _remove(self.directory / name)  # the manager takes it for a checkpoint, but could not delete it

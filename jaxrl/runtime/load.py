@@ -85,17 +85,28 @@ def load_policies(
 
     Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
-    run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
-    directory, config = open_trials(run)
-    setup = unchecked_run(config, resuming=True, custom=custom)
-    states, step = read_states(directory, setup, best, checkpoint)
-    found = [_anywhere((setup.algo.policy(state), setup.algo.weights(state))) for state in states]
-    return [Policy(setup.env.env, setup.algo, params, weights, step, config) for params, weights in found]
+    setup, config, states, step = _read_run(run, best, custom, checkpoint)
+    return [Policy(setup.env.env, setup.algo, _anywhere(setup.algo.policy(state)), step, config) for state in states]
 
 
 def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None) -> Policy:
     """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
     return load_policies(run, best, custom, checkpoint)[0]
+
+
+def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
+    """Return what `Algorithm.weights` gives of the first seed of a run, critics included; see `load_policies`."""
+    setup, _, states, _ = _read_run(run, best, STANDARD, checkpoint)
+    return _anywhere(setup.algo.weights(states[0]))
+
+
+def _read_run(
+    run: str | Path, best: bool, custom: Custom, checkpoint: int | None
+) -> tuple[Run, Config, list[AlgoState], int]:
+    run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
+    directory, config = open_trials(run)
+    setup = unchecked_run(config, resuming=True, custom=custom)
+    return setup, config, *read_states(directory, setup, best, checkpoint)
 
 
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
