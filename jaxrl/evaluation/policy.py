@@ -211,4 +211,4 @@ def _act(algo: Algorithm, params: Any, carry: Any, timestep: TimeStep, keys: Arr
 def _is_nan(x: Array) -> bool:
     """Return whether an array is known to hold a NaN."""
     known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.inexact)
-    return known and bool(jnp.isnan(x).any())
+    return known and bool(np.isnan(np.asarray(x)).any())
