@@ -82,7 +82,7 @@ USAGE = {
     ),
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
     "total 0 of episodes": (f"{DDPG} --total_episodes 0", "total_episodes must be at least 1, not 0: leave it out"),
-    "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.5"),
+    "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must lie between 0 and"),
     "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must lie between 0 and 16,777,216"),
     "a number without end": (f"{COMA} --q {'9' * 400}", "q must lie between 2 and 200, not 999"),

@@ -1,10 +1,12 @@
 """Begin and end of a command: Ctrl-C, errors in one sentence, exit codes."""
 
 import functools
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from envs_jax.settings import short_repr
 from jaxrl.cli import interrupt
@@ -20,6 +22,22 @@ def _backend_works() -> bool:
         return False
 
 
+def hide_repeated_errors() -> None:
+    """Hide the tracebacks of a failed write to disk, of which our command says one sentence.
+
+    Orbax logs them, asyncio too, and TensorStore prints one for each array that is written after orbax has given up.
+    """
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
+    show = sys.unraisablehook
+
+    def show_others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = show_others
+
+
 class AbandonedError(Exception):
     """The command has ended well, but something still runs that Python would wait for: the compiler, or a block."""
 
@@ -31,6 +49,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     def wrapped(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             interrupt.install()
+            hide_repeated_errors()
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0
         except UserError as error:
