@@ -68,7 +68,7 @@ result = jaxrl.train("ppo", "reach", progress=False, total_env_steps=48, runs=sy
 jaxrl.evaluate(result.directory, episodes=8)
 jaxrl.load(result.directory)(np.zeros((1, *result.policy.env.spec.observation.shape), np.float32))
 after = look()
-assert not (changed := [name for name in before if before[name] != after[name]]), {x: after[x] for x in changed}
+assert not (changed := [name for name in before if before[name] != after[name]]), changed
 assert peak() >= highest, (peak(), highest)
 """
 OTHERS = (
