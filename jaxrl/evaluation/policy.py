@@ -22,7 +22,7 @@ _STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """A policy with its parameters. A pytree: its leaves are `params`, everything else is equal or another policy.
+    """A policy with its parameters. A pytree: its leaves are `params`; all else is static.
 
     Attributes:
         env: the environment that it was trained in.
