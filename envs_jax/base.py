@@ -265,6 +265,9 @@ class EnvSpec:
     action_order: bool = False
     egocentric: Callable[[Array], tuple[Array, Array]] | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.num_agents, self.action, self.horizon))  # the mappings have no hash
+
     def label(self, metric: str) -> str:
         """Return the label of a metric with its unit; "metric/task" is the metric over the episodes of one task."""
         name, _, task = metric.partition("/")

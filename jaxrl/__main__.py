@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import envs_jax
-from envs_jax.base import closest, short_repr
+from envs_jax.settings import closest, short_repr
 from jaxrl import algos
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError

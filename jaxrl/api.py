@@ -19,7 +19,6 @@ from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import learning_curves, policies, reports
-from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
@@ -113,7 +112,6 @@ def train(
     """
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
-    enable_compilation_cache()
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
     log = Log(callbacks, label=config.make_env().spec.label, printed=progress)
     for cls in (algo, type(env) if isinstance(env, Environment) else env):

@@ -1,7 +1,6 @@
 """`import jaxrl`: the code of docs/python.md runs as it stands there; policies, seeds, and what is refused."""
 
 import dataclasses
-import importlib
 import logging
 import multiprocessing
 import pickle
@@ -163,6 +162,29 @@ def test_a_policy_is_sent_to_other_processes(point: jaxrl.Policy) -> None:
         pool.apply_async(point, (np.asarray(observation),)).get(timeout=60)
 
 
+def test_a_policy_is_plain_data(point: jaxrl.Policy) -> None:
+    """Nothing of a trace stays in it, and what is not its parameters decides whether a program is another one."""
+    observation = jax.random.normal(jax.random.key(1), (3, 1, *point.env.spec.observation.shape))
+    both = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), point)
+    with jax.checking_leaks():
+        actions, returned = jax.jit(jax.vmap(lambda policy: (policy(observation)[0], policy)))(both)
+    np.testing.assert_allclose(actions[0], point(observation)[0], rtol=1e-5)
+    chex.assert_trees_all_equal(returned.params, both.params)
+    structure: Any = jax.tree.structure(returned)
+    assert structure.node_data()[1] == (point.env, point.algo, point.step, point.config)
+    assert structure == jax.tree.structure(point) and hash(structure) == hash(jax.tree.structure(point))
+    other = dataclasses.replace(point, env=PointMass(horizon=9))
+    same = jax.jit(lambda policy: policy)
+    assert [same(policy).env.horizon for policy in (point, other, point)] == [8, 9, 8]
+
+
+def test_a_policy_refuses_nan(point: jaxrl.Policy) -> None:
+    observation = jnp.zeros((1, *point.env.spec.observation.shape)).at[0, 0].set(jnp.nan)
+    with pytest.raises(ValueError, match="observations of 'point_mass' hold NaN"):
+        point(observation)
+    assert jax.jit(lambda x: point(x)[0])(observation).shape == (1, 2)  # values are not known there
+
+
 def test_a_batch_without_rows(point: jaxrl.Policy) -> None:
     actions, carry = point(jnp.zeros((0, 1, *point.env.spec.observation.shape)))
     assert actions.shape == (0, 1, *point.env.spec.action.shape) and actions.dtype == jnp.float32 and carry == ()
@@ -264,14 +286,6 @@ def test_settings_take_paths_and_numbers_of_numpy(monkeypatch: pytest.MonkeyPatc
     assert named_runs(config, "teacher") == ["one", f"{tmp_path}/two"]
     with pytest.raises(UserError, match="no_run does not exist"):
         jaxrl.evaluate("~/no_run", episodes=np.int64(8))
-
-
-def test_importing_a_command_leaves_the_function_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train", "evaluate", "export"):
-        monkeypatch.delitem(sys.modules, f"jaxrl.{name}", raising=False)
-        with pytest.raises(ImportError, match=f"jaxrl.{name} is a function and a command"):
-            importlib.import_module(f"jaxrl.{name}")
-        assert callable(getattr(jaxrl, name))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.tiny import Corridor
@@ -57,6 +59,10 @@ USAGE = {
         "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --total_episodes 9",
         "differ in length: use --total_env_steps",
     ),
+    "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
+    "total 0 of episodes": (f"{DDPG} --total_episodes 0", "total_episodes must be at least 1, not 0: leave it out"),
+    "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
+    "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must lie between 0 and"),
     "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must lie between 0 and 16,777,216"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "no such file": ("--config {here}/none.yaml", "there is no file '{here}/none.yaml': name a YAML file"),
@@ -113,6 +119,7 @@ RUN_TIME = {
     "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
     "a long run": (f"--resume {'x' * 5000}", "cannot be read (File name too long)"),
     "hardly any memory": (f"{TINY} --memory_gb 1e-12", "but 0 KiB may be used (--memory_gb)"),
+    "a folder that takes none": (f"{TINY} --runs /proc/nope", "(/proc is not writable: "),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
 
@@ -300,9 +307,9 @@ def test_resume_with_too_little_memory(run: Path, capsys: pytest.CaptureFixture[
 def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "locked").mkdir(mode=0o555)
     if os.getuid() == 0:  # to whom everything is allowed
-        monkeypatch.setattr(os, "access", lambda path, mode: bool(Path(path).stat().st_mode & 0o222))
+        monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert train.main([*TINY.split(), "--runs", "locked/runs"]) == 1
-    one_sentence(capsys.readouterr().err, "locked is not writable); choose another with --runs")
+    one_sentence(capsys.readouterr().err, "locked is not writable: Permission denied); choose another with --runs")
     assert list((here / "locked").iterdir()) == []
 
 

@@ -475,6 +475,8 @@ silence_failed_saves()
 """
 
 FULL_DISK = """
+from jaxrl.cli.entry import hide_repeated_errors
+hide_repeated_errors()  # as commands do
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails like one to a full disk
 with Checkpoints(sys.argv[1]) as checkpoints:
     checkpoints.save(1, make_state(1), {})

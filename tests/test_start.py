@@ -7,21 +7,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl.common import files
 from jaxrl.common.errors import UserError
-from jaxrl.report import cache
 from jaxrl.runtime.program import Program
 
 
@@ -42,46 +37,6 @@ def test_a_user_without_a_home_has_a_cache_of_its_own(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"no home directory, .* \(No such file or directory\): set XDG_CACHE_HOME"):
         files.cache_root()
     files._temporary_cache.cache_clear()
-
-
-@pytest.mark.parametrize("harm", [lambda content: content[: len(content) // 2], lambda content: b""])
-def test_a_damaged_program_in_the_cache_is_replaced(
-    harm: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, name) for name in settings}
-
-    def configure(values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-
-    configure(settings)
-
-    def compile_again(factor: int) -> str:
-        def damaged_probe(x: jax.Array) -> jax.Array:
-            return factor * x + 1
-
-        assert jax.jit(damaged_probe)(np.float32(2.0)) == 2 * factor + 1
-        return capsys.readouterr().err
-
-    with warnings.catch_warnings():
-        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-        cache.enable_in_command()
-        try:
-            assert compile_again(3) == compile_again(5) == ""
-            entries = {path: path.read_bytes() for path in tmp_path.glob("*damaged_probe*-cache")}
-            assert len(entries) == 2
-            for path, content in entries.items():
-                path.write_bytes(harm(content))
-            told = f"warning: a damaged program in {tmp_path} is compiled again and replaced\n"
-            assert compile_again(3) + compile_again(5) == told
-            assert all(len(path.read_bytes()) > len(content) / 2 for path, content in entries.items())
-            assert compile_again(3) == compile_again(5) == ""
-            with pytest.warns(UserWarning, match="another"):
-                warnings.warn("another", stacklevel=1)
-        finally:
-            configure(before)
 
 
 ROOT = Path(__file__).parent.parent
@@ -132,11 +87,20 @@ def test_errors_of_the_check_and_of_the_trace_reach_the_caller() -> None:
 )
 def test_cores_of_a_cpu_are_divided_into_devices(devices: int, variable: str | None, expected: int) -> None:
     """The last case: what the user set for JAX itself counts more."""
-    code = f"from jaxrl.cli.cores import divide_cores as f; f({devices}); import jax; print(jax.local_device_count())"
+    code = f"from jaxrl.cli.process import divide_cores as f; f({devices}); import jax; print(jax.local_device_count())"
     environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     environment |= {"JAX_PLATFORMS": "cpu"} | ({"JAX_NUM_CPU_DEVICES": variable} if variable else {})
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) == expected
+
+
+@pytest.mark.parametrize("command", ["jaxrl", "jaxrl.train"])
+def test_a_variable_that_jax_cannot_read_is_one_sentence(command: str) -> None:
+    variables = {**os.environ, "JAX_NUM_CPU_DEVICES": "abc"}
+    done = subprocess.run([sys.executable, "-m", command], cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('error: Invalid value "abc" for JAX flag jax_num_cpu_devices: correct the variable')
 
 
 @pytest.mark.parametrize(("error", "code"), [("ValueError('of the user')", 1), ("SystemExit(3)", 3)])

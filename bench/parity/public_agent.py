@@ -29,6 +29,7 @@ from envs_jax.batch import start_statistics, update_statistics, where
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.segments import to_segments
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
@@ -36,7 +37,6 @@ from jaxrl.evaluation.league import rules_of
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.statistics import interval
 from jaxrl.evaluation.tables import format_estimate
-from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime.rollouts import held_out_key, keys_of_step, learned, scripted
 from jaxrl.runtime.trainer import key_of_env
 

@@ -19,10 +19,10 @@ import numpy as np
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
+from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.cli.values import parse_int
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
-from jaxrl.report.cache import enable_compilation_cache
 
 MISSIONS = 50  # per published figure
 ERRORS, TIES = 3.0, 0.02

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from bench.harness import measure
 from bench.studies.learning import of_selection
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
 from jaxrl.evaluation.statistics import interval
-from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.writer import read_metrics
 
 KIND = "small_to_large"

@@ -119,6 +119,11 @@ class Coma(Algorithm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "spec", check_spec(self.spec, self.egocentric))
         super().__post_init__()
+        if self.eps_min > self.eps_max:
+            raise ValueError(
+                f"eps_min {self.eps_min:g} exceeds eps_max {self.eps_max:g}, and exploration falls from eps_max to "
+                "eps_min: lower eps_min or raise eps_max"
+            )
         self.batches.check(self.num_epochs, self.actor_epochs)
 
     @property

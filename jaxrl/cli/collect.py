@@ -18,14 +18,14 @@ from envs_jax.base import short_repr
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
+from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation import simulator
 from jaxrl.evaluation.collection import EXPERTS, collect
-from jaxrl.report.cache import enable_in_command
 from jaxrl.runtime import expert_dataset
-from jaxrl.runtime.load import load_policy
+from jaxrl.runtime.load import load_all_weights
 
 _POLICIES = "random,sampled,scripted"
 _EPISODES = 150  # 60,000 steps in episodes of 400, the size of the published datasets
@@ -48,7 +48,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    enable_in_command()
+    enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:
         raise UsageError(
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
     subject.check_policies(names)
     path = output(flags.out, "--out")
-    weights = load_policy(flags.run, not flags.last, checkpoint=flags.checkpoint).weights
+    weights = load_all_weights(flags.run, not flags.last, flags.checkpoint)
     world = simulator.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
     made = collect(subject, weights, world, names, episodes, flags.seed, flags.expert)
     expert_dataset.write(path, made)

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxrl.cli import flags as command_line
-from jaxrl.cli.cores import divide_cores
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.report.cache import enable_in_command
+from jaxrl.cli.process import divide_cores, enable_compilation_cache
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import diagnosis
 from jaxrl.runtime import load as loading
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             config = loading.resolve_config(request.config)
     if config is not None:
         divide_cores(config.run.cpu_devices)
-    enable_in_command()
+    enable_compilation_cache()
     bad = []
     sections: Iterable[diagnosis.Section] = diagnosis.checks(config, resuming)
     if request is not None and request.resume is not None:

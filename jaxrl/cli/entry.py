@@ -22,17 +22,20 @@ def _backend_works() -> bool:
         return False
 
 
-def silence_failed_saves() -> None:
-    """Hide what orbax, asyncio and TensorStore print about a failed save in addition to its error, one sentence."""
+def hide_repeated_errors() -> None:
+    """Hide the tracebacks of a failed write to disk, of which our command says one sentence.
+
+    Orbax logs them, asyncio too, and TensorStore prints one for each array that is written after orbax has given up.
+    """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
     show = sys.unraisablehook
 
-    def hook(unraisable: Any) -> None:  # of arrays that are written after the first that could not be
-        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+    def show_others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
-    sys.unraisablehook = hook
+    sys.unraisablehook = show_others
 
 
 class AbandonedError(Exception):
@@ -46,7 +49,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     def wrapped(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             interrupt.install()
-            silence_failed_saves()
+            hide_repeated_errors()
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0
         except UserError as error:

@@ -10,10 +10,9 @@ import jax
 
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
-from jaxrl.cli.cores import divide_cores
+from jaxrl.cli.process import divide_cores, enable_compilation_cache
 from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError
-from jaxrl.report.cache import enable_in_command
 from jaxrl.report.console import fold
 from jaxrl.runtime import hosts
 from jaxrl.runtime import run as runs
@@ -31,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is None:
         divide_cores(request.config.run.cpu_devices)
-    enable_in_command()
+    enable_compilation_cache()
     with hosts.join(place, flags.host_timeout):
         if place is not None:
             asked = {

@@ -35,7 +35,6 @@ from jaxrl.runtime.pieces import wanted as in_pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.rollouts import Evaluator, learned
 from jaxrl.runtime.self_play import SelfPlay
-from jaxrl.runtime.threefry import compile_random_bits_quickly
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
@@ -101,7 +100,6 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
             "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
             "without compilation call its reset and step yourself"
         )
-    compile_random_bits_quickly()
     config = config if resuming else for_this_device(config)
     run, env = config.run, batched(config.make_env())
     _check_environment(env.env)

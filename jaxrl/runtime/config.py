@@ -157,6 +157,9 @@ class Config:
     env_settings: dict[str, Any]
     algo_settings: dict[str, Any]
 
+    def __hash__(self) -> int:
+        return hash((self.algo, self.env, self.run))  # the dictionaries of settings have no hash
+
     def flat(self) -> dict[str, Any]:
         """Return the flat mapping, in the order of config.yaml."""
         head = {"algo": self.algo, "env": self.env}
@@ -374,7 +377,11 @@ def changed(config: Config, changes: dict[str, Any], where: str = "the command l
     values = config.flat()
     if any(changes.get(name) for name in TOTALS):
         values |= dict.fromkeys(TOTALS, 0)
-    return build({**values, **changes}, where)
+    result = build({**values, **changes}, where)
+    for name in TOTALS:
+        if name in changes and not getattr(result.run, name):
+            raise UsageError(f"{where}: {name} must be at least 1, not 0: leave it out to keep what was set before")
+    return result
 
 
 def resumed(config: Config, changes: dict[str, Any]) -> Config:

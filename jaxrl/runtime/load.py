@@ -92,17 +92,29 @@ def load_policies(
 
     Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
-    run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
-    directory, config = open_trials(run)
-    algo, env = build_algorithm(config, custom), config.make_env()
-    states, step = read_states(directory, algo, best, checkpoint)
-    parameters = [_anywhere((algo.policy(state), algo.weights(state))) for state in states]
-    return [Policy(env, algo, params, weights, step, config) for params, weights in parameters]
+    algo, config, states, step = _read_run(run, best, custom, checkpoint)
+    env = config.make_env()
+    return [Policy(env, algo, _anywhere(algo.policy(state)), step, config) for state in states]
 
 
 def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None) -> Policy:
     """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
     return load_policies(run, best, custom, checkpoint)[0]
+
+
+def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
+    """Return what `Algorithm.weights` gives of the first seed of a run, critics included; see `load_policies`."""
+    algo, _, states, _ = _read_run(run, best, STANDARD, checkpoint)
+    return _anywhere(algo.weights(states[0]))
+
+
+def _read_run(
+    run: str | Path, best: bool, custom: Custom, checkpoint: int | None
+) -> tuple[Algorithm, Config, list[AlgoState], int]:
+    run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
+    directory, config = open_trials(run)
+    algo = build_algorithm(config, custom)
+    return algo, config, *read_states(directory, algo, best, checkpoint)
 
 
 def resolve_config(config: Config) -> Config:

@@ -16,41 +16,38 @@ from jaxrl.algos.base import Algorithm, Custom, Mode
 from jaxrl.common.types import check_key
 from jaxrl.runtime.config import Config
 
+_STATIC = {"static": True}
 
-@jax.tree_util.register_pytree_node_class
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """A policy with its parameters. A pytree: its leaves are `params`.
+    """A policy with its parameters. A pytree: its leaves are `params`; all else is static.
 
     Attributes:
         env: the environment that it was trained in.
         algo: the algorithm that trained it.
         params: pytree of arrays needed for acting.
-        weights: initial weights for another run, see `Algorithm.weights`; None if not known.
         step: number of the checkpoint it was read from, None if there is none.
         config: of the run, None where there is none.
     """
 
-    env: Environment
-    algo: Algorithm
+    env: Environment = dataclasses.field(metadata=_STATIC)
+    algo: Algorithm = dataclasses.field(metadata=_STATIC)
     params: Any
-    weights: Any = None
-    step: int | None = None
-    config: Config | None = None
+    step: int | None = dataclasses.field(default=None, metadata=_STATIC)
+    config: Config | None = dataclasses.field(default=None, metadata=_STATIC)
+
+    def __post_init__(self) -> None:
+        self._check_process()  # for the sake of processes that are forked from this one
 
     def __repr__(self) -> str:
         """Return one line without parameters."""
         name, env = type(self.algo).__name__, type(self.env).__name__
         return f"Policy({name} in {env}{'' if self.step is None else f', checkpoint {self.step}'})"
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Return the leaves and the static part."""
-        return (self.params,), _Known(self)
-
-    @classmethod
-    def tree_unflatten(cls, known: "_Known", leaves: tuple[Any, ...]) -> "Policy":
-        """Invert `tree_flatten`."""
-        return dataclasses.replace(known.policy, params=leaves[0], weights=None)
+    def _check_process(self) -> None:
+        check_process("a policy", "multiprocessing.get_context('spawn').Pool(...)")
 
     def __call__(
         self,
@@ -76,12 +73,12 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: a process forked after JAX ran; shapes that do not fit; no mask where one is needed, one of
-                other numbers or without an allowed action, one that the environment does not have, that the policy
-                ignores or that only a TimeStep can hold; masks or `first` together with a TimeStep, which has its own;
-                or no JAX key.
+            ValueError: a process forked after JAX ran; shapes that do not fit; observations that are NaN, where values
+                are known; no mask where one is needed, one of other numbers or without an allowed action, one that the
+                environment does not have, that the policy ignores or that only a TimeStep can hold; masks or `first`
+                together with a TimeStep, which has its own; or no JAX key.
         """
-        check_process("a policy", "multiprocessing.get_context('spawn').Pool(...)")
+        self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)
         if not size:
@@ -95,7 +92,7 @@ class Policy:
             if key.shape not in ((), (size,)):
                 raise ValueError(f"key must be one key, or {size} for as many observations, not of shape {key.shape}")
             keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
-        action, carry = self._act(self.params, carry, timestep, keys, mode)
+        action, carry = _act(self.algo, self.params, carry, timestep, keys, mode)
         if action_mask is not None:
             self._check_open(action, timestep.action_mask)
         return (action[0] if single else action), carry
@@ -105,25 +102,18 @@ class Policy:
 
         def act(timestep: TimeStep) -> tuple[Array, Any]:
             carry = self.algo.init_carry(self.params, timestep, jnp.zeros(1, jnp.int32))
-            return self._act(self.params, carry, timestep, jax.random.split(jax.random.key(0), 1), "greedy")
+            return _act(self.algo, self.params, carry, timestep, jax.random.split(jax.random.key(0), 1), "greedy")
 
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), timestep)
         return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), jax.eval_shape(act, one))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: no compiled program, no optimizers, and arrays that need no JAX to be read."""
+        """Return what is pickled: no optimizers, and arrays that need no JAX to be read."""
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        state |= {name: jax.tree.map(np.asarray, state[name]) for name in ("params", "weights")}
+        state["params"] = jax.tree.map(np.asarray, self.params)
         if self.algo.custom.optimizers:
             state["algo"] = dataclasses.replace(self.algo, custom=Custom(self.algo.custom.networks))
         return state
-
-    @functools.cached_property
-    def _act(self) -> Any:
-        def act(params: Any, carry: Any, timestep: TimeStep, keys: Array, mode: Mode) -> tuple[Array, Any]:
-            return self.algo.act(params, carry, timestep, keys, ended(), mode)[:2]
-
-        return jax.jit(act, static_argnames="mode")
 
     @functools.cached_property
     def _blank(self) -> TimeStep:
@@ -144,6 +134,8 @@ class Policy:
                 f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
                 f"batch axis before them, not {[x.shape for x in found]}"
             )
+        if any(_is_nan(x) for x in found):
+            raise ValueError(f"observations of '{self.env.spec.name}' hold NaN: find out which step made them")
         batch = () if single else (len(found[0]),)
         if given is not None:
             if mask is not None or first is not False:
@@ -211,14 +203,12 @@ class Policy:
             )
 
 
-class _Known:
-    """The static part of a policy; equal for equal algorithms."""
+@functools.partial(jax.jit, static_argnames=("algo", "mode"))
+def _act(algo: Algorithm, params: Any, carry: Any, timestep: TimeStep, keys: Array, mode: Mode) -> tuple[Array, Any]:
+    return algo.act(params, carry, timestep, keys, ended(), mode)[:2]
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.policy.algo is other.policy.algo
-
-    def __hash__(self) -> int:
-        return id(self.policy.algo)
+def _is_nan(x: Array) -> bool:
+    """Return whether an array is known to hold a NaN."""
+    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.inexact)
+    return known and bool(np.isnan(np.asarray(x)).any())

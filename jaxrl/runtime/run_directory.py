@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ def _group(root: Path | str, algo: str, env: str) -> Path:
 
 
 def check_root(root: Path | str) -> None:
-    """Check that `create` could work before anything expensive is computed; creates nothing.
+    """Check that `create` could work before anything expensive is computed; leaves nothing behind.
 
     Raises:
         UsageError: `root` is empty.
@@ -92,12 +93,23 @@ def check_root(root: Path | str) -> None:
             problem = "File name too long"
         elif dangling:
             problem = f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which is not there"
-        elif not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-            problem = f"{existing} {'is not writable' if existing.is_dir() else 'is not a directory'}"
+        elif not existing.is_dir():
+            problem = f"{existing} is not a directory"
+        else:
+            problem = _why_not_writable(existing)
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     if problem:
         raise RunError(f"no run directory can be made under {root} ({problem}); choose another with --runs")
+
+
+def _why_not_writable(folder: Path) -> str:
+    """Return half a sentence if no folder can be made in `folder`, which permissions do not always tell."""
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=folder))
+    except OSError as error:
+        return f"{folder} is not writable: {error.strerror}"
+    return ""
 
 
 def write_config(run: Path, text: str) -> None:

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
-for _library in ("OPENBLAS", "OMP", "MKL"):  # before NumPy starts threads, which slow down such small matrices
-    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+if "numpy" not in sys.modules:  # which would start threads, and they slow down such small matrices
+    for _library in ("OPENBLAS", "OMP", "MKL"):
+        os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
-import numpy as np  # noqa: E402
-from numpy import random  # noqa: E402 - which NumPy would load at the first call
+import numpy as np
+from numpy import random  # which NumPy would load at the first call
 
-from jaxrl.integrations.numpy_networks import network  # noqa: E402 - copied in its place by the export
+from jaxrl.integrations.numpy_networks import network  # copied in its place by the export
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
 RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of full.py

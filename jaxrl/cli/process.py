@@ -1,0 +1,68 @@
+"""What commands set in their own process before JAX has devices; a program that imports jaxrl sets it itself."""
+
+import contextlib
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl.common.files import cache_root
+
+
+_DAMAGED = "Error reading persistent compilation cache entry"  # the beginning of JAX's warning
+
+
+def divide_cores(devices: int) -> None:
+    """Let JAX divide the cores of a CPU into devices, 0 = one for each, unless the user has or it is too late."""
+    cores = len(os.sched_getaffinity(0))
+    number = devices or 2 ** int(math.log2(min(cores, 8)))
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and number > 1:
+        with contextlib.suppress(RuntimeError):  # JAX has its devices already
+            jax.config.update("jax_num_cpu_devices", number)
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs in ~/.cache/jaxrl, unless the user has named a folder or a shortest time to JAX.
+
+    Entries that JAX cannot read are deleted: it warns, compiles the program and writes it, but never over an entry.
+    """
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(cache_root()))
+    # JAX's default leaves the dozens of small programs out that a start makes
+    if jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # type: ignore[attr-defined]
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if not isinstance(warnings.showwarning, _DamagedEntries):
+        warnings.filterwarnings("always", _DAMAGED)
+        warnings.showwarning = _DamagedEntries(warnings.showwarning)
+
+
+class _DamagedEntries:
+    """Deletes an entry of the compilation cache that JAX warns it cannot read; shows any other warning."""
+
+    def __init__(self, show: Callable[..., None]) -> None:
+        self._show, self._has_warned = show, False
+
+    def __call__(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if not (str(message).startswith(_DAMAGED) and _delete_entry(sys.exc_info()[1])):
+            self._show(message, *args, **kwargs)
+        elif not self._has_warned:
+            self._has_warned = True
+            folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+            print(f"warning: a damaged program in {folder} is compiled again and replaced", file=sys.stderr)
+
+
+def _delete_entry(error: BaseException | None) -> bool:
+    """Delete the file of the entry whose reading failed with this error; return whether that was possible."""
+    frames = traceback.walk_tb(error.__traceback__ if error else None)
+    key = next((frame.f_locals["cache_key"] for frame, _ in frames if "cache_key" in frame.f_locals), None)
+    try:
+        (Path(jax.config.jax_compilation_cache_dir) / f"{key}-cache").unlink()  # type: ignore[attr-defined]
+    except OSError:
+        return False
+    return True
