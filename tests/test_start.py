@@ -7,14 +7,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
+from jaxrl.cli import process
 from jaxrl.common import files
 from jaxrl.common.errors import UserError
 from jaxrl.runtime.program import Program
@@ -37,6 +42,46 @@ def test_a_user_without_a_home_has_a_cache_of_its_own(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"no home directory, .* \(No such file or directory\): set XDG_CACHE_HOME"):
         files.cache_root()
     files._temporary_cache.cache_clear()
+
+
+@pytest.mark.parametrize("harm", [lambda content: content[: len(content) // 2], lambda content: b""])
+def test_a_damaged_program_in_the_cache_is_replaced(
+    harm: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in settings}
+
+    def configure(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+    configure(settings)
+
+    def compile_again(factor: int) -> str:
+        def damaged_probe(x: jax.Array) -> jax.Array:
+            return factor * x + 1
+
+        assert jax.jit(damaged_probe)(np.float32(2.0)) == 2 * factor + 1
+        return capsys.readouterr().err
+
+    with warnings.catch_warnings():
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        process.enable_compilation_cache()
+        try:
+            assert compile_again(3) == compile_again(5) == ""
+            entries = {path: path.read_bytes() for path in tmp_path.glob("*damaged_probe*-cache")}
+            assert len(entries) == 2
+            for path, content in entries.items():
+                path.write_bytes(harm(content))
+            told = f"warning: a damaged program in {tmp_path} is compiled again and replaced\n"
+            assert compile_again(3) + compile_again(5) == told
+            assert all(len(path.read_bytes()) > len(content) / 2 for path, content in entries.items())
+            assert compile_again(3) == compile_again(5) == ""
+            with pytest.warns(UserWarning, match="another"):
+                warnings.warn("another", stacklevel=1)
+        finally:
+            configure(before)
 
 
 ROOT = Path(__file__).parent.parent

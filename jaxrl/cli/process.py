@@ -14,7 +14,6 @@ import jax
 
 from jaxrl.common.files import cache_root
 
-
 _DAMAGED = "Error reading persistent compilation cache entry"  # the beginning of JAX's warning
 
 

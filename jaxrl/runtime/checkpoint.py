@@ -12,6 +12,7 @@ only for writing: it expects to be alone, and undamaged folders. It gets one fla
 """
 
 import contextlib
+import functools
 import json
 import math
 import re

@@ -152,10 +152,11 @@ def _connect(place: ProcessInfo, timeout: int) -> None:
     errors: list[Exception] = []
 
     def initialize() -> None:
-        own = dataclasses.astuple(place)
-        lost = HEARTBEAT_TIMEOUT_S
         try:
-            jax.distributed.initialize(*own, initialization_timeout=timeout + 60, heartbeat_timeout_seconds=lost)
+            jax.distributed.initialize(
+                place.coordinator, place.number, place.index, place.devices,
+                initialization_timeout=timeout + 60, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+            )  # fmt: skip
         except Exception as error:
             errors.append(error)
 
