@@ -167,7 +167,8 @@ def make_train(
 
     def trained(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
         check_key(key)
-        params, metrics = whole(key)
+        with usage_errors(traced=True):
+            params, metrics = whole(key)
         return Policy(setup.env.env, setup.algo, params, config=setup.config), metrics
 
     return trained

@@ -298,7 +298,7 @@ def test_actions_that_the_environment_does_not_take(shape: tuple[int, ...], dtyp
             return jnp.zeros((len(keys), *shape), dtype), carry, ()
 
     with pytest.raises(UsageError, match=rf"act returned actions {found}, but 'corridor' takes int32\[8, 1\]"):
-        jaxrl.make_train(named(Wrong), Corridor, **TINY)
+        jax.eval_shape(jaxrl.make_train(named(Wrong), Corridor, **TINY), jax.random.key(0))
 
 
 def named(cls: type) -> Any:
@@ -327,7 +327,7 @@ def test_what_learn_returns_is_checked(results: Any, sentence: str) -> None:
         def learn(self, state: Any, *rest: Any) -> Any:
             return results(state)
 
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         jax.eval_shape(jaxrl.make_train(named(Odd), Corridor, **TINY), jax.random.key(0))
 
 
@@ -337,7 +337,7 @@ def test_an_error_in_the_users_own_code_keeps_its_traceback() -> None:
             _, _ = (1, 2, 3)  # type: ignore[misc]
 
     with pytest.raises(ValueError, match="too many values to unpack") as found:
-        jaxrl.make_train(named(Broken), Corridor, **TINY)
+        jax.eval_shape(jaxrl.make_train(named(Broken), Corridor, **TINY), jax.random.key(0))
     assert found.traceback[-1].path == Path(__file__)
 
 
