@@ -88,10 +88,15 @@ def end(folder: Path, unit: Unit, quick: bool, result: dict[str, Any] | None = N
 
 
 def waiting(folder: Path, parts: Collection[str]) -> list[Unit]:
-    """Return the units to do: those without a result, then those that were cut off."""
+    """Return the units to do in their order, those that took too long after all others."""
     results = read(folder)
-    missing = [unit for unit in UNITS if unit.part in parts and unit.name not in results]
-    return missing + [unit for unit in UNITS if unit.part in parts and may_retry(results.get(unit.name, {}))]
+
+    def tries(unit: Unit) -> int:
+        entry = results.get(unit.name, {"error": CUT})
+        return 0 if entry["error"] == CUT else int(entry["tries"])
+
+    missing = [unit for unit in UNITS if unit.name not in results or may_retry(results[unit.name])]
+    return sorted((unit for unit in missing if unit.part in parts), key=tries)
 
 
 def may_retry(entry: Mapping[str, Any]) -> bool:
