@@ -152,7 +152,7 @@ def _connect(place: ProcessInfo, timeout: int) -> None:
     errors: list[Exception] = []
 
     def initialize() -> None:
-        own = dataclasses.astuple(place)
+        own = place.coordinator, place.number, place.index, place.devices
         lost = HEARTBEAT_TIMEOUT_S
         try:
             jax.distributed.initialize(*own, initialization_timeout=timeout + 60, heartbeat_timeout_seconds=lost)
