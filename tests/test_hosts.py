@@ -194,6 +194,14 @@ def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
+def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs") as pair:
+        assert pair.ended() == [1, 1]
+        assert pair.text(0) == pair.text(1) and "is not a directory); choose another with --runs" in pair.text(0)
+
+
 # Start and exchanges, without training
 
 
