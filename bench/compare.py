@@ -75,8 +75,8 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
         measure.say(note)
     measure.say("measuring the machine")
     first = next(iter(asked.values()))[1]
-    found = rates.measure(train_throughput.network_width(first.config), quick=parsed.quick, rounds=first.rounds)
-    result["rates"] = found.plain()
+    machine_rates = rates.measure(train_throughput.network_width(first.config), quick=parsed.quick, rounds=first.rounds)
+    result["rates"] = machine_rates.plain()
     result["cases"] = {}
     measured: list[env_throughput.Request] = []
     for name, (rollout, training) in asked.items():
@@ -84,9 +84,11 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
         if rollout not in measured:
             measure.say(f"--- {name}: environment")
             measured.append(rollout)
-            parts["environment"] = {"kind": env_throughput.KIND} | env_throughput.run(rollout, found, measure.say)
+            parts["environment"] = {"kind": env_throughput.KIND} | env_throughput.run(
+                rollout, machine_rates, measure.say
+            )
         measure.say(f"--- {name}: training")
-        parts["training"] = {"kind": train_throughput.KIND} | train_throughput.run(training, found, measure.say)
+        parts["training"] = {"kind": train_throughput.KIND} | train_throughput.run(training, machine_rates, measure.say)
         result["cases"][name] = parts
         result["notes"] += [f"{name}: {note}" for part in parts.values() for note in part["notes"]]
     return result

@@ -130,9 +130,9 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
     rows: list[dict[str, Any]] = []
     baseline: dict[str, Timing] = {}
     for (together, devices), members in groups.items():
-        found = _group(request, members, together, devices, sampler, machine_rates, say)
-        rows += found[0]
-        baseline = found[1] or baseline
+        measured = _group(request, members, together, devices, sampler, machine_rates, say)
+        rows += measured[0]
+        baseline = measured[1] or baseline
     order = list(request.variants)
     rows.sort(key=lambda row: (order.index(row["variant"]), row["num_envs"]))
     named = {name.removeprefix("baseline "): measure.rate(timing, 1) for name, timing in baseline.items()}
@@ -156,13 +156,13 @@ class Member:
     Attributes:
         label: of the variant.
         env: the batched environment.
-        of_one: bytes of one copy.
+        env_bytes: bytes of one copy.
         num_envs: the sizes that this measurement covers.
     """
 
     label: str
     env: BatchedEnvironment
-    of_one: rollout_timing.Bytes
+    env_bytes: rollout_timing.Bytes
     num_envs: list[int]
 
 
@@ -180,41 +180,41 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
             raise UsageError(
                 f"unknown policy {short_repr(request.policy)}: {closest(request.policy, scripted_names(env))}"
             )
-        of_one = rollout_timing.sizes(env)
+        env_bytes = rollout_timing.sizes(env)
         for num_envs in request.num_envs:
             devices = largest_divisor(num_envs, request.devices)
-            together = devices * _together(request, env, of_one, num_envs // devices, limit)
+            together = devices * _together(request, env, env_bytes, num_envs // devices, limit)
             if not together:
-                notes.append(f"skipped {_named(label, num_envs)}: {_too_large(of_one, num_envs // devices, limit)}")
+                notes.append(f"skipped {_named(label, num_envs)}: {_too_large(env_bytes, num_envs // devices, limit)}")
                 continue
             if together < num_envs:
                 notes.append(f"{_named(label, num_envs)}: stepped {together} at a time, episode after episode")
             members = groups.setdefault((together, devices), [])
             same = next((member for member in members if member.label == label), None)
             if same is None:
-                members.append(Member(label, env, of_one, [num_envs]))
+                members.append(Member(label, env, env_bytes, [num_envs]))
             else:
                 same.num_envs.append(num_envs)
     return groups, notes
 
 
 def _together(
-    request: Request, env: BatchedEnvironment, of_one: rollout_timing.Bytes, num_envs: int, limit: int
+    request: Request, env: BatchedEnvironment, env_bytes: rollout_timing.Bytes, num_envs: int, limit: int
 ) -> int:
     """Return how many of a device's `num_envs` environments are stepped at a time, 0 if none."""
     cut = env.spec.fixed_horizon
     if not request.at_once:
-        return rollout_timing.together(of_one, num_envs, limit, cut)
-    wanted = min(request.at_once, num_envs)
-    if num_envs % wanted:
-        raise UsageError(f"--at_once {wanted} does not divide --num_envs {num_envs}: choose a divisor")
-    if wanted < num_envs and not cut:
+        return rollout_timing.together(env_bytes, num_envs, limit, cut)
+    together = min(request.at_once, num_envs)
+    if num_envs % together:
+        raise UsageError(f"--at_once {together} does not divide --num_envs {num_envs}: choose a divisor")
+    if together < num_envs and not cut:
         raise UsageError(f"episodes of '{request.env}' differ in length: --at_once cannot cut {num_envs} environments")
-    return rollout_timing.together(of_one, wanted, limit, cut=False)
+    return rollout_timing.together(env_bytes, together, limit, cut=False)
 
 
-def _too_large(of_one: rollout_timing.Bytes, num_envs: int, limit: int) -> str:
-    needed = num_envs * rollout_timing.COPIES * (of_one.state + of_one.timestep)
+def _too_large(env_bytes: rollout_timing.Bytes, num_envs: int, limit: int) -> str:
+    needed = num_envs * rollout_timing.COPIES * (env_bytes.state + env_bytes.timestep)
     return f"stepping them together needs {gibibytes(needed)}, and {gibibytes(limit)} may be used"
 
 
@@ -233,19 +233,19 @@ def _group(
 ) -> tuple[list[dict[str, Any]], dict[str, Timing]]:
     """Return rows of all variants with `together` environments at a time, the baseline measured in turns."""
     say(f"measuring {_named('', together)} at a time: compiling")
-    made = {
+    timers = {
         member.label: rollout_timing.EnvTimer(member.env, together, request.policy, devices=devices)
         for member in members
     }
-    seconds = max(sum(timer.compile_seconds.values()) for timer in made.values())
+    seconds = max(sum(timer.compile_seconds.values()) for timer in timers.values())
     say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, stepping")
-    samplers = [s for label, timer in made.items() for s in timer.samplers(f"{label} ", request.min_seconds)]
+    samplers = [s for label, timer in timers.items() for s in timer.samplers(f"{label} ", request.min_seconds)]
     timings = measure_interleaved([*([baseline] if baseline else []), *samplers], request.rounds)
     rows = []
     for member in members:
-        own = {stage: timings[f"{member.label} {stage}"] for stage in (*rollout_timing.STAGES, "reset")}
+        stage_timings = {stage: timings[f"{member.label} {stage}"] for stage in (*rollout_timing.STAGES, "reset")}
         for number in member.num_envs:
-            rows.append(_row(made[member.label], member, number, devices, own, timings, machine_rates))
+            rows.append(_row(timers[member.label], member, number, devices, stage_timings, timings, machine_rates))
     return rows, {name: timing for name, timing in timings.items() if name.startswith("baseline ")}
 
 
@@ -254,20 +254,20 @@ def _row(
     member: Member,
     num_envs: int,
     devices: int,
-    own: Mapping[str, Timing],
+    stage_timings: Mapping[str, Timing],
     timings: Mapping[str, Timing],
     machine_rates: rates.Rates | None,
 ) -> dict[str, Any]:
     """Return one row of the table."""
-    together, of_one, spec = timer.num_envs, member.of_one, member.env.spec
+    together, env_bytes, spec = timer.num_envs, member.env_bytes, member.env.spec
     stages: dict[str, Any] = {}
     for stage in rollout_timing.STAGES:
-        entry = measure.rate(own[stage], together)
+        entry = measure.rate(stage_timings[stage], together)
         entry["compile_seconds"] = timer.compile_seconds[stage]
         entry["temporary_bytes_per_env"] = timer.temporary[stage]
-        entry["needed_bytes_per_step"] = of_one.needed(stage)
+        entry["needed_bytes_per_step"] = env_bytes.needed(stage)
         if machine_rates is not None:
-            entry["roofline"] = measure.fraction(entry["rate"] / devices, of_one.needed(stage), machine_rates.copy)
+            entry["roofline"] = measure.fraction(entry["rate"] / devices, env_bytes.needed(stage), machine_rates.copy)
         if f"baseline {stage}" in timings:
             entry["times_baseline"] = entry["rate"] * timings[f"baseline {stage}"].median
         stages[stage] = entry
@@ -278,8 +278,8 @@ def _row(
         "devices": devices,
         "agents": spec.num_agents,
         "steps": spec.horizon,
-        "state_bytes_per_env": of_one.state,
-        "reset": measure.rate(own["reset"], together),
+        "state_bytes_per_env": env_bytes.state,
+        "reset": measure.rate(stage_timings["reset"], together),
         "compile_seconds": sum(timer.compile_seconds.values()),
         "stages": stages,
     }
@@ -362,8 +362,8 @@ def main(argv: Sequence[str]) -> int:
             measure.say(note)
         measure.say("measuring the machine")
         machine_rates = rates.measure(width=16, quick=parsed.quick, rounds=request.rounds)
-        found = run(request, machine_rates, measure.say)
-    result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
+        measured = run(request, machine_rates, measure.say)
+    result |= {"rates": machine_rates.plain(), **measured, "notes": [*result["notes"], *measured["notes"]]}
     measure.write(result, path)
     tables.show(result, path)
     return 0

@@ -150,8 +150,8 @@ class Parts:
         def train(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
             return setup.algo.learn(state, trajectory, last, key, progress, phase)
 
-        taken = (specs, PartitionSpec(None, AXIS), SPLIT, REPLICATED, REPLICATED)
-        function = on_mesh(train, setup.mesh, taken, (specs, REPLICATED))
+        in_specs = (specs, PartitionSpec(None, AXIS), SPLIT, REPLICATED, REPLICATED)
+        function = on_mesh(train, setup.mesh, in_specs, (specs, REPLICATED))
         data = jax.block_until_ready(self._fly(self._state))
         rest = (*data, self._state.key, self._state.progress)
         compiled = (
@@ -277,14 +277,14 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
             notes.append(f"skipped {num_envs:,} environments: {refused}")
             error = refused
             continue
-        found = stand_ins(request, size, entry)
-        if found is None:
+        configs = stand_ins(request, size, entry)
+        if configs is None:
             notes.append(f"skipped {num_envs:,} environments: an iteration takes longer than --seconds")
             continue
         if not size.whole:
             size.block = None
             notes.append(f"{num_envs:,} environments: projected from parts (see 'together' and 'updates measured')")
-        key = tuple(str(sorted(part.flat().items(), key=str)) for part in found)
+        key = tuple(str(sorted(part.flat().items(), key=str)) for part in configs)
         groups.setdefault(key, []).append(size)
     if not groups and error is not None:
         raise error
@@ -342,8 +342,8 @@ def make_torch(request: Request, entry: baselines.Entry | None, samples: int) ->
     with usage_errors():
         try:
             device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-            given = short.env_settings, short.algo_settings, 0, device
-            pilot, student = (entry.learner(*given) for _ in range(2))
+            arguments = short.env_settings, short.algo_settings, 0, device
+            pilot, student = (entry.learner(*arguments) for _ in range(2))
         except ImportError as error:
             raise UserError(str(error)) from None
     copies = -(-short.run.num_envs // EPISODES)
@@ -461,11 +461,11 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     """Parse the command line. Raises UsageError."""
     assert __doc__ is not None
-    own = command_line.Parser(prog="python -m bench.train_throughput", add_help=False)
-    _flags(own)
-    parsed, others = own.parse_known_args(list(argv))
+    bench_parser = command_line.Parser(prog="python -m bench.train_throughput", add_help=False)
+    _flags(bench_parser)
+    parsed, others = bench_parser.parse_known_args(list(argv))
     if any(word in ("-h", "--help") for word in others):
-        print(own.format_help(), __doc__.partition("\n\n")[2], sep="\n")
+        print(bench_parser.format_help(), __doc__.partition("\n\n")[2], sep="\n")
     request = command_line.parse(others, "python -m bench.train_throughput", __doc__)
     if request.config is None or request.resume is not None:
         raise measure.UsageError("the benchmark starts no run and resumes none: give --algo or --config")
@@ -498,8 +498,8 @@ def main(argv: Sequence[str]) -> int:
             measure.say(note)
         measure.say("measuring the machine")
         machine_rates = rates.measure(network_width(request.config), quick=parsed.quick, rounds=request.rounds)
-        found = run(request, machine_rates, measure.say)
-    result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
+        measured = run(request, machine_rates, measure.say)
+    result |= {"rates": machine_rates.plain(), **measured, "notes": [*result["notes"], *measured["notes"]]}
     measure.write(result, path)
     tables.show(result, path)
     return 0

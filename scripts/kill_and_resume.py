@@ -67,7 +67,7 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
 
     seen = {"checkpoint": 0, "event": 0}
 
-    def of_kind(name: str, path: str) -> bool:
+    def matches_aim(name: str, path: str) -> bool:
         if aim == "arrays":
             return f"{UNCOMMITTED}/arrays" in path
         if aim == "manifest":
@@ -81,7 +81,7 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
         if name == "os.mkdir" and path.rpartition("/")[2].endswith(UNCOMMITTED) and "/arrays" not in path:
             seen["checkpoint"] += 1
             seen["event"] = 0
-        if seen["checkpoint"] >= checkpoint and of_kind(name, path):
+        if seen["checkpoint"] >= checkpoint and matches_aim(name, path):
             seen["event"] += 1
             if seen["event"] == event or seen["checkpoint"] > checkpoint:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -177,12 +177,12 @@ class Train:
 
     def expect(self, code: int, *words: str, errors: int | None = None) -> None:
         """Wait for an end with this exit code, and output that holds these words, so many `errors` and no traceback."""
-        found, text = self.end(), self.log.read_text()
-        told = sum(line.startswith(("error: ", "stopped at once")) for line in text.splitlines())
-        wrong = [f"exit code {found}, not {code}"] * (found != code)
+        exit_code, text = self.end(), self.log.read_text()
+        error_count = sum(line.startswith(("error: ", "stopped at once")) for line in text.splitlines())
+        wrong = [f"exit code {exit_code}, not {code}"] * (exit_code != code)
         wrong += [f"no '{word}'" for word in words if word not in text]
         wrong += ["a traceback"] * ("Traceback" in text)
-        wrong += [f"{told} errors"] * (errors is not None and told != errors)
+        wrong += [f"{error_count} errors"] * (errors is not None and error_count != errors)
         if wrong:
             raise SystemExit(f"jaxrl.train: {', '.join(wrong)}\n{text}")
 
@@ -203,8 +203,8 @@ def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
     """Digest of the final state, and the metrics that do not depend on time, those of each trial included."""
     folders = sorted(path.parent for path in run.rglob("metrics.jsonl"))
     rows = [row for folder in folders for row in read_metrics(folder)]
-    found = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-    return checkpoint_digest(run / "checkpoints"), found
+    metrics = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return checkpoint_digest(run / "checkpoints"), metrics
 
 
 # The disturbances; each returns the run that it has disturbed
@@ -240,8 +240,8 @@ class Trials:
         """A process of the run of this name, which is begun or resumed."""
         runs = runs or self.folder / name
         run = only_run(runs)
-        begun = [*self.flags, "--runs", str(runs)] if run is None else ["--resume", str(run)]
-        return Train([*begun, *more], self.folder / f"{name}.log", **limits)
+        command = [*self.flags, "--runs", str(runs)] if run is None else ["--resume", str(run)]
+        return Train([*command, *more], self.folder / f"{name}.log", **limits)
 
     def at(self, name: str, share: float, *more: str, runs: Path | None = None) -> Train:
         """The same, once it has come to this share of the iterations."""
@@ -251,9 +251,9 @@ class Trials:
 
     def killed(self, kills: int) -> Path:
         """Killed so many times, in turns at random and at each aim, then left to its end."""
-        runs, made = self.folder / "killed", 0
-        while made < kills:
-            aim = AIMS[made % len(AIMS)]
+        runs, kill_count = self.folder / "killed", 0
+        while kill_count < kills:
+            aim = AIMS[kill_count % len(AIMS)]
             doom = None
             if aim != "random":
                 doom = (aim, self.chance.randint(1, 2), self.chance.randint(1, 6))
@@ -262,17 +262,19 @@ class Trials:
                 process.sleep(self.chance.uniform(0, self.starting))
             elif aim == "random":
                 # Each kill has a part of the run of its own; the last fifth is left to those who look late.
-                process.wait_for_iteration(runs, int(0.8 * self.iterations * (made + self.chance.random()) / kills))
+                process.wait_for_iteration(
+                    runs, int(0.8 * self.iterations * (kill_count + self.chance.random()) / kills)
+                )
             else:
                 process.end()
             if not process.kill():
-                print(f"the run ended by itself after {made} of {kills} kills: give it more iterations")
+                print(f"the run ended by itself after {kill_count} of {kills} kills: give it more iterations")
                 break
-            made += 1
+            kill_count += 1
             run = only_run(runs)
             left = sorted(p.name for p in (run / "checkpoints").glob("**/0*.*")) if run else []
             at = f" of checkpoint {doom[1]}, event {doom[2]}" if doom else ""
-            print(f"kill {made:2d} ({aim}{at}) behind iteration {reached(runs)}; left behind: {left}", flush=True)
+            print(f"kill {kill_count:2d} ({aim}{at}) behind iteration {reached(runs)}; left behind: {left}", flush=True)
         self.train("killed").finish()
         return self.run("killed")
 
@@ -369,8 +371,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the runs are kept; otherwise they are deleted")
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of jaxrl.train")
     arguments = parser.parse_args()
-    wanted = arguments.only.split(",")
-    if unknown := [name for name in wanted if name not in PARTS]:
+    parts_to_run = arguments.only.split(",")
+    if unknown := [name for name in parts_to_run if name not in PARTS]:
         parser.error(f"--only {unknown[0]}: choose from {', '.join(PARTS)}")
     flags = arguments.flags or SMALL[arguments.algo].split()
     with tempfile.TemporaryDirectory() as temporary:
@@ -385,16 +387,16 @@ def main() -> int:
             "damage": [("damaged", trials.damaged)],
         }
         runs = {"undisturbed": trials.undisturbed}
-        for part in wanted:
+        for part in parts_to_run:
             for name, disturb in parts[part]:
                 if (run := disturb()) is not None:
                     runs[name] = run
         outcomes = {name: outcome(run) for name, run in runs.items()}
     digest, metrics = outcomes["undisturbed"]
-    for name, (found, rows) in outcomes.items():
+    for name, (state_digest, rows) in outcomes.items():
         agree = "equal" if rows == metrics else "DIFFERENT"
-        print(f"{name:12} state {found}  metrics {agree} ({len(rows)} lines)")
-    same = all(found == (digest, metrics) for found in outcomes.values())
+        print(f"{name:12} state {state_digest}  metrics {agree} ({len(rows)} lines)")
+    same = all(result == (digest, metrics) for result in outcomes.values())
     print("all equal" if same else "NOT EQUAL")
     return 0 if same else 1
 

@@ -98,8 +98,8 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
     """Two training steps on three missions of three steps, three agents with four actions."""
     missions, steps, agents, actions, settings = 3, 3, 3, 4, SETTINGS[case]
     elsewhere = (*EXPLORING, "td_lambda", "final_lr_fraction", "entropy_weight", "entropy_final", "entropy_anneal")
-    own = {name: value for name, value in settings.items() if name not in elsewhere}
-    learner = TorchComa(agents, actions, lam=settings["td_lambda"], **own)
+    learner_settings = {name: value for name, value in settings.items() if name not in elsewhere}
+    learner = TorchComa(agents, actions, lam=settings["td_lambda"], **learner_settings)
     networks = ("actor", "critic", "target_critic")
     scatter(learner, networks, random, bias=0.2)  # of three channels none is dead
     initial, rows = weights(learner, networks), []
@@ -124,12 +124,12 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
             share = 1 - (1 - settings["final_lr_fraction"]) * number / 4
         set_rates(learner, settings, share)
         learner.rng = FixedOrder(batch["order"].astype(np.int64))  # type: ignore[assignment]
-        given = {"reward": batch["reward"], "action": action, "mask": mask, "log_prob": batch["log_prob"]}
-        given |= {"obs": batch["observation"] / np.float32(8), "state": batch["critic_input"] / np.float32(8)}
-        given["done"] = np.tile(np.arange(steps) == steps - 1, missions)
+        minibatch = {"reward": batch["reward"], "action": action, "mask": mask, "log_prob": batch["log_prob"]}
+        minibatch |= {"obs": batch["observation"] / np.float32(8), "state": batch["critic_input"] / np.float32(8)}
+        minibatch["done"] = np.tile(np.arange(steps) == steps - 1, missions)
         exploration = (settings[name] for name in EXPLORING)
         metrics = learner.train_step(
-            given | {"eps": epsilon((number + 1) * missions, *exploration), "entropy_weight": bonus}
+            minibatch | {"eps": epsilon((number + 1) * missions, *exploration), "entropy_weight": bonus}
         )
         rows.append((batch, weights(learner, networks), metrics))
     return initial, rows
@@ -147,9 +147,13 @@ def windows(random: np.random.Generator, number: int, steps: int, agents: int) -
 def ddpg(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arrays, Arrays, dict[str, float]]]]:
     """Three updates on twelve steps of three agents with four actions; of BiCNet, two."""
     number, agents, inputs, actions, settings = 12, 3, 5, 4, SETTINGS[case]
-    own = {name: value for name, value in settings.items() if name not in ("action_gradient", "masking", "n_step")}
+    learner_settings = {
+        name: value for name, value in settings.items() if name not in ("action_gradient", "masking", "n_step")
+    }
     expected = case == "ddpg expected"
-    learner = TorchDdpg(agents, inputs, actions, bicnet=case == "bicnet", expected=expected, buffer_size=1, **own)
+    learner = TorchDdpg(
+        agents, inputs, actions, bicnet=case == "bicnet", expected=expected, buffer_size=1, **learner_settings
+    )
     networks = ("actor", "critic", "target_actor", "target_critic")
     scatter(learner, networks, random, bias=0.1)
     initial, rows = weights(learner, networks), []
@@ -167,8 +171,8 @@ def ddpg(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
         batch["rate"] = np.float32(1 - 0.2 * update)
         set_rates(learner, settings, float(batch["rate"]))
         returns, discount = window_return(batch["reward"], batch["end"], settings["gamma"])
-        given = batch | {"reward": returns, "discount": discount, "done": np.zeros(number)}
-        metrics = learner.update(given)
+        minibatch = batch | {"reward": returns, "discount": discount, "done": np.zeros(number)}
+        metrics = learner.update(minibatch)
         rows.append((batch, weights(learner, networks), metrics))
     return initial, rows
 
@@ -177,9 +181,9 @@ def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arra
     """Updates on twelve steps: two agents with three numbers to act by; or one agent in two tasks."""
     tasks, settings = (2 if case == "sac tasks" else 1), SETTINGS[case]
     number, agents, inputs, actions = 12, 3 - tasks, 6, 3
-    own = {name: value for name, value in settings.items() if name != "n_step"}
-    own = {"target_update_period": 1, "target_entropy": -float(actions), "tasks": tasks} | own
-    learner = TorchSac(inputs, actions, buffer_size=1, **own)
+    learner_settings = {name: value for name, value in settings.items() if name != "n_step"}
+    learner_settings = {"target_update_period": 1, "target_entropy": -float(actions), "tasks": tasks} | learner_settings
+    learner = TorchSac(inputs, actions, buffer_size=1, **learner_settings)
     networks = ("actor", "critic", "target_critic")
     scatter(learner, networks, random)
     with learner.torch.no_grad():
@@ -202,15 +206,15 @@ def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arra
         set_rates(learner, settings, float(batch["rate"]))
         # agents share all weights: to one arm they are as many samples
         returns, discount = window_return(batch["reward"], batch["end"], settings["gamma"])
-        given = {"reward": returns.reshape(-1)} | {
+        minibatch = {"reward": returns.reshape(-1)} | {
             name: batch[name].reshape(number * agents, -1) for name in ("observation", "next", "action")
         }
-        given |= {
+        minibatch |= {
             name: np.repeat(x, agents)
             for name, x in (("discount", discount), ("weight", batch["weight"]), ("task", batch["task"]))
         }
         noise = batch["noise"].swapaxes(1, 2).reshape(-1, 2, actions)
-        rows.append((batch, {}, learner.update(given, np.ascontiguousarray(noise))))
+        rows.append((batch, {}, learner.update(minibatch, np.ascontiguousarray(noise))))
         rows[-1][1].update(everything())
     return initial, rows
 

@@ -79,14 +79,14 @@ def test_flop_of_learning_and_acting():
 
 
 def test_how_many_are_stepped_together():
-    of_one = rollout_timing.Bytes(state=900, timestep=100, view=0)
+    env_bytes = rollout_timing.Bytes(state=900, timestep=100, view=0)
     each = rollout_timing.COPIES * 1000
-    assert rollout_timing.together(of_one, 4096, each * 10**6, cut=True) == memory_plan.CPU_ROLLOUT
-    assert rollout_timing.together(of_one, 90, each * 10**6, cut=True) == 45
-    assert rollout_timing.together(of_one, 4096, int(each * 10 / memory_plan.SHARE) + each, cut=True) == 8
-    assert rollout_timing.together(of_one, 4096, each - 1, cut=True) == 0
-    assert rollout_timing.together(of_one, 4096, each * 4096, cut=False) == 4096
-    assert rollout_timing.together(of_one, 4096, each * 4095, cut=False) == 0
+    assert rollout_timing.together(env_bytes, 4096, each * 10**6, cut=True) == memory_plan.CPU_ROLLOUT
+    assert rollout_timing.together(env_bytes, 90, each * 10**6, cut=True) == 45
+    assert rollout_timing.together(env_bytes, 4096, int(each * 10 / memory_plan.SHARE) + each, cut=True) == 8
+    assert rollout_timing.together(env_bytes, 4096, each - 1, cut=True) == 0
+    assert rollout_timing.together(env_bytes, 4096, each * 4096, cut=False) == 4096
+    assert rollout_timing.together(env_bytes, 4096, each * 4095, cut=False) == 0
 
 
 @pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 11.0}, 1), ({1: 3.0, 2: 2.0}, 2)])

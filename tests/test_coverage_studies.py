@@ -33,10 +33,10 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
 
     monkeypatch.setattr(small_to_large.subprocess, "run", run)
     monkeypatch.setattr(small_to_large, "read_metrics", lambda run: [])
-    monkeypatch.setattr(small_to_large, "of_selection", lambda lines, score: [])
+    monkeypatch.setattr(small_to_large, "selection_curve", lambda lines, score: [])
     monkeypatch.setattr(small_to_large.policies, "load_run", lambda run: run)
     monkeypatch.setattr(small_to_large, "rollout", lambda *arguments, **_: [])
-    small_to_large.of_seed(7, (640, 64), {"start": "uniform"}, tmp_path, 1)
+    small_to_large.run_seed(7, (640, 64), {"start": "uniform"}, tmp_path, 1)
     first, second = commands
     assert all(command[command.index("--start") + 1] == "uniform" for command in commands)
     assert "--init_from" not in first and first[first.index("--entropy_anneal") + 1] == "480"

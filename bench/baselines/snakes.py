@@ -84,12 +84,12 @@ class Match:
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, bool]:
         """Step with the learner's actions [A]; return rewards [A] and whether the game is over."""
-        of_side = dict(zip(self.sides, np.split(action, len(self.sides)), strict=True))
+        side_actions = dict(zip(self.sides, np.split(action, len(self.sides)), strict=True))
         for side in range(self.settings.teams):
-            if side not in of_side:
+            if side not in side_actions:
                 assert self._level is not None
-                of_side[side] = self._choose(self._level, side, self._stale)
-        _, done = self.game.step(np.concatenate([of_side[side] for side in sorted(of_side)]))
+                side_actions[side] = self._choose(self._level, side, self._stale)
+        _, done = self.game.step(np.concatenate([side_actions[side] for side in sorted(side_actions)]))
         return np.concatenate([self.game.shaped(self._reward, side) for side in self.sides]), done
 
     def _choose(self, level: int | str, side: int, stale: bool = False) -> np.ndarray:
@@ -126,8 +126,8 @@ class NumpyGames:
     def measure(self) -> Mapping[str, float]:
         """Return the scores of the teams."""
         teams = self._match.game.totals.reshape(self._match.settings.teams, -1).sum(axis=1)
-        own = self._match.sides[0]
-        return {"score": float(teams[own])} | ({"opponent_score": float(teams[1 - own])} if len(teams) == 2 else {})
+        side = self._match.sides[0]
+        return {"score": float(teams[side])} | ({"opponent_score": float(teams[1 - side])} if len(teams) == 2 else {})
 
 
 class TorchGames:

@@ -43,32 +43,32 @@ def coverage(quick: bool, folder: Path) -> dict[str, Any]:
     """Check missions of coverage, of this resolution and a coarse one, with both kinds of stored beliefs."""
     source = _source("coverage_missions")
     names = {"recorded": ("m00", "m03", "m08"), "own": ("own-m02", "own-m00", "own-m01")}[source]
-    found = {
+    comparisons = {
         f"coverage, mission {name}, {dtype}": coverage_parity.compare(name, dtype)
         for name in (names[1:2] if quick else names)
         for dtype in (["int16"] if quick else ["float32", "int16"])
     }
-    return _compared(found, source)
+    return _summarize(comparisons, source)
 
 
 def snakes(quick: bool, folder: Path) -> dict[str, Any]:
     """Check steps of snakes on three boards."""
     source = _source("snakes_transitions")
     boards = snakes_parity.OWN[1:2] if quick else snakes_parity.OWN
-    found = {f"snakes, {b[2]} on {b[0]} x {b[1]} cells": snakes_parity.compare(b, source) for b in boards}
-    return _compared(found, source)
+    comparisons = {f"snakes, {b[2]} on {b[0]} x {b[1]} cells": snakes_parity.compare(b, source) for b in boards}
+    return _summarize(comparisons, source)
 
 
 def reach(quick: bool, folder: Path) -> dict[str, Any]:
     """Check episodes of reach."""
     source = "own" if quick else _source("reach_episodes")  # the recorded ones are twenty times as long
-    return _compared({"reach": reach_parity.compare(source)}, source)
+    return _summarize({"reach": reach_parity.compare(source)}, source)
 
 
 def learner(quick: bool, folder: Path) -> dict[str, Any]:
     """Check a training step of COMA, at the published width."""
-    found = learner_parity.compare(8, 2, 2, ["float32"]) if quick else learner_parity.compare()
-    return _compared({"COMA": found}, "the same step on the processor")
+    comparison = learner_parity.compare(8, 2, 2, ["float32"]) if quick else learner_parity.compare()
+    return _summarize({"COMA": comparison}, "the same step on the processor")
 
 
 def _source(name: str) -> str:
@@ -76,9 +76,9 @@ def _source(name: str) -> str:
     return "recorded" if records.path(name).is_file() else "own"
 
 
-def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
-    rows = [row for name, comparison in found.items() for row in comparison.rows(name)]
-    return {"rows": rows, "wrong": not all(comparison.agrees for comparison in found.values()), "source": source}
+def _summarize(comparisons: Mapping[str, Comparison], source: str) -> dict[str, Any]:
+    rows = [row for name, comparison in comparisons.items() for row in comparison.rows(name)]
+    return {"rows": rows, "wrong": not all(comparison.agrees for comparison in comparisons.values()), "source": source}
 
 
 def maps(quick: bool, folder: Path) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def graphs(quick: bool, folder: Path) -> dict[str, Any]:
     for algo in algos:
         digests = []
         for with_graphs in (True, False, False):
-            state, still = _trained(*_program(algo, quick, with_graphs), ITERATIONS)
+            state, still = _train(*_program(algo, quick, with_graphs), ITERATIONS)
             digests.append(digest(state))
             idle += still
         rows.append([f"{algo}: the same bits with and without CUDA graphs", digests[0] == digests[1], ""])
@@ -118,14 +118,14 @@ def resume(quick: bool, folder: Path) -> dict[str, Any]:
     rows, wrong = [], False
     for algo in SMALL if not quick else ["coma"]:
         setup, block = _program(algo, quick)
-        half, still = _trained(setup, block, SAVED)
+        half, still = _train(setup, block, SAVED)
         with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
             checkpoints.save(SAVED, half, {})
             checkpoints.wait()
             _, resumed, _ = checkpoints.restore(setup.trainer.shapes())
         rest = jnp.int32(ITERATIONS - SAVED)
         resumed, _ = block(resumed, rest)
-        whole, _ = block(_trained(setup, block, SAVED)[0], rest)
+        whole, _ = block(_train(setup, block, SAVED)[0], rest)
         rows.append([f"{algo}: a resumed run has the same bits", digest(resumed) == digest(whole), ""])
         rows.append(_learned(algo, still))
         wrong |= bool(still)
@@ -151,18 +151,18 @@ def _program(algo: str, quick: bool, with_graphs: bool = True) -> tuple[Run, Any
         return setup, train_throughput.compile_block(setup)
 
 
-def _begun(setup: Run) -> Any:
+def _init_last_phase(setup: Run) -> Any:
     """Return a training state at the beginning of the last phase."""
     phase = len(setup.algo.phases) - 1
     assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
     return dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
 
 
-def _trained(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
+def _train(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
     """Return a training state after `iterations` of the last phase, and the learner's leaves that did not change."""
-    begun = _begun(setup)
-    before = jax.device_get(begun.algo.replicated)  # a copy: the block's argument is donated
-    state, _ = block(begun, jnp.int32(iterations))
+    initial = _init_last_phase(setup)
+    before = jax.device_get(initial.algo.replicated)  # a copy: the block's argument is donated
+    state, _ = block(initial, jnp.int32(iterations))
     pairs = zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(jax.device_get(state.algo.replicated)), strict=True
     )

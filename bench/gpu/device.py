@@ -17,19 +17,20 @@ GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}
 
 def rates(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure versions, memory, copy rate, matrix products, the convolution of the main job."""
-    found = measure_rates(quick=quick, rounds=1 if quick else 5)
+    machine_rates = measure_rates(quick=quick, rounds=1 if quick else 5)
     machine = measure.machine()
     rows: list[list[Any]] = [
         ["device", machine["device"], ""],
         ["jax", machine["jax"], ""],
         ["free memory", machine["free_bytes"] / 2**30, "GiB"],
-        ["copy, read and written", found.copy / 1e9, "GB/s"],
+        ["copy, read and written", machine_rates.copy / 1e9, "GB/s"],
     ]
-    rows += [[f"matrix product, {name}", rate / 1e12, "TFLOP/s"] for name, rate in found.matmul.items()]
+    rows += [[f"matrix product, {name}", rate / 1e12, "TFLOP/s"] for name, rate in machine_rates.matmul.items()]
     rows += [
-        [f"convolution, {name}, {found.dtype}", rate / 1e12, "TFLOP/s"] for name, rate in found.convolution.items()
+        [f"convolution, {name}, {machine_rates.dtype}", rate / 1e12, "TFLOP/s"]
+        for name, rate in machine_rates.convolution.items()
     ]
-    return {"rows": rows, "machine": machine, "rates": found.plain()}
+    return {"rows": rows, "machine": machine, "rates": machine_rates.plain()}
 
 
 def launches(quick: bool, folder: Path) -> dict[str, Any]:

@@ -22,20 +22,20 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure coverage with 493 x 493 cells."""
-    return _of("environments_coverage", "coverage", quick, folder)
+    return _measure_env("environments_coverage", "coverage", quick, folder)
 
 
 def snakes(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure snakes, three against three."""
-    return _of("environments_snakes", "snakes_3v3", quick, folder)
+    return _measure_env("environments_snakes", "snakes_3v3", quick, folder)
 
 
 def reach(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure reach."""
-    return _of("environments_reach", "reach", quick, folder)
+    return _measure_env("environments_reach", "reach", quick, folder)
 
 
-def _of(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
+def _measure_env(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
     """Measure size by size; results are saved, and stay if a later size is cut off."""
     noted = results.read(folder).get(unit, {})
     rows, sizes = noted.get("rows", []), noted.get("sizes", {})
@@ -53,11 +53,11 @@ def _of(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
             min_seconds=1e-6 if quick else 0.2,
             baseline=False,
         )
-        found = env_throughput.run(request, machine_rates, measure.say)
-        for row in found["rows"]:
+        measured = env_throughput.run(request, machine_rates, measure.say)
+        for row in measured["rows"]:
             for stage, entry in row["stages"].items():
                 what = f"{name}, {row['num_envs']:,} copies, {stage}"
                 rows.append([what, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
-        sizes[str(size)] = {"rates": machine_rates.plain(), "found": found}
+        sizes[str(size)] = {"rates": machine_rates.plain(), "found": measured}
         results.note(folder, unit, rows=rows, sizes=sizes)
     return {"rows": rows, "sizes": sizes}

@@ -34,8 +34,8 @@ def _coma(missions: int, quick: bool) -> dict[str, Any]:
     width = train_throughput.network_width(config)
     machine_rates = rates.measure(width, quick=quick, rounds=1 if quick else 3)
     asked = train_throughput.Request(config, [missions], seconds=60.0, rounds=1 if quick else 5)
-    found = train_throughput.run(asked, machine_rates, measure.say)
-    (row,) = found["rows"]
+    measured = train_throughput.run(asked, machine_rates, measure.say)
+    (row,) = measured["rows"]
     learn = row["learn"]
     rows = [
         [f"{missions:,} missions: a training step", row["iteration_seconds"], "s"],
@@ -45,4 +45,9 @@ def _coma(missions: int, quick: bool) -> dict[str, Any]:
         [f"{missions:,} missions: memory of the program", row["bytes_per_device"] / 2**30, "GiB"],
         [f"{missions:,} missions: compiling", row["compile_seconds"], "s, or reading what was compiled before"],
     ]
-    return {"rows": rows, "rates": machine_rates.plain(), **{k: v for k, v in found.items() if k != "rows"}, "row": row}
+    return {
+        "rows": rows,
+        "rates": machine_rates.plain(),
+        **{k: v for k, v in measured.items() if k != "rows"},
+        "row": row,
+    }

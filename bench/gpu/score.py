@@ -85,7 +85,7 @@ def _rows(name: str, goals: Goals, lines: Sequence[dict[str, Any]], began: float
         return [], False
     rows: list[list[Any]] = []
     for metric, (mode, values) in goals.items():
-        curve = learning.of_selection(lines, f"eval/{metric}")
+        curve = learning.selection_curve(lines, f"eval/{metric}")
         for value in values:
             point = learning.first_at(curve, value, mode)
             reached = "not reached" if point is None else float(point["seconds"])

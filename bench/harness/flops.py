@@ -18,20 +18,20 @@ def count(function: Callable[..., Any], *arguments: Any) -> float:
     Raises:
         ValueError: the function holds a loop whose length depends on data.
     """
-    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _of_jaxpr(jaxpr: core.Jaxpr) -> float:
-    return math.fsum(_of_equation(equation) for equation in jaxpr.eqns)
+def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:
+    return math.fsum(_equation_flops(equation) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation: Any) -> float:
+def _equation_flops(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _dot(equation)
     if name == "conv_general_dilated":
         return _convolution(equation)
-    inner = [_of_jaxpr(jaxpr) for jaxpr in _inner(params)]
+    inner = [_jaxpr_flops(jaxpr) for jaxpr in _inner(params)]
     if name == "cond":
         return max(inner)
     if name == "while" and any(inner):
@@ -42,14 +42,14 @@ def _of_equation(equation: Any) -> float:
 
 def _inner(params: dict[str, Any]) -> list[core.Jaxpr]:
     """Return the jaxprs within an equation."""
-    found = []
+    jaxprs = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr):
-                found.append(item.jaxpr)
+                jaxprs.append(item.jaxpr)
             elif isinstance(item, core.Jaxpr):
-                found.append(item)
-    return found
+                jaxprs.append(item)
+    return jaxprs
 
 
 def _dot(equation: Any) -> float:
@@ -80,9 +80,9 @@ def _convolution(equation: Any) -> float:
 
 def _pairs(*, inputs: int, taps: int, outputs: int, stride: int, low: int, spread: int, reach: int) -> int:
     """Count the pairs (output, tap) along one axis that meet an input: not padding, not a hole of dilation."""
-    found = 0
+    pairs = 0
     for output in range(outputs):
         for tap in range(taps):
             place = output * stride + tap * reach - low
-            found += place >= 0 and place % spread == 0 and place // spread < inputs
-    return found
+            pairs += place >= 0 and place % spread == 0 and place // spread < inputs
+    return pairs

@@ -119,12 +119,12 @@ def output(text: str | None, kind: str) -> Path:
 @contextlib.contextmanager
 def fresh_compiles() -> Iterator[None]:
     """Disable JAX's persistent cache, so that compile seconds are those of a first start."""
-    former = jax.config.values["jax_enable_compilation_cache"]
+    previous = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", former)
+        jax.config.update("jax_enable_compilation_cache", previous)
 
 
 def machine() -> dict[str, Any]:

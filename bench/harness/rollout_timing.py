@@ -60,11 +60,11 @@ def sizes(env: BatchedEnvironment) -> Bytes:
     return Bytes(memory_plan.size(state), memory_plan.size(timestep), memory_plan.size(view))
 
 
-def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
+def together(env_bytes: Bytes, num_envs: int, limit: int, cut: bool) -> int:
     """Return how many of `num_envs` environments to step at a time: as many as in training, within `limit` bytes.
 
     Args:
-        of_one: sizes of one environment.
+        env_bytes: sizes of one environment.
         num_envs: total number of environments.
         limit: bytes that may be used.
         cut: whether they may be rolled out in parts, which needs episodes of one length.
@@ -72,7 +72,7 @@ def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
     Returns:
         a divisor of num_envs, or 0 if none fits.
     """
-    each = COPIES * (of_one.state + of_one.timestep)
+    each = COPIES * (env_bytes.state + env_bytes.timestep)
     if not cut:
         return num_envs if num_envs * each <= limit else 0
     comfortable = int(memory_plan.SHARE * limit) // each

@@ -67,9 +67,9 @@ def measure_interleaved(samplers: Iterable[Sampler], rounds: int = 5) -> dict[st
     samplers = list(samplers)
     for sampler in samplers:
         sampler()
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for _ in range(rounds):
         for sampler in samplers:
             for name, seconds in sampler().items():
-                found.setdefault(name, []).append(seconds)
-    return {name: Timing(tuple(seconds)) for name, seconds in found.items()}
+                samples.setdefault(name, []).append(seconds)
+    return {name: Timing(tuple(seconds)) for name, seconds in samples.items()}

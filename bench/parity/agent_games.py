@@ -73,5 +73,5 @@ def games(
     for i in range(number):
         policies = (agent, opponent) if side == 0 else (opponent, agent)
         scores.append(play(oracle.Game(settings, np.random.default_rng((seed, i))), policies))
-    own, other = np.array(scores).T if side == 0 else np.array(scores)[:, ::-1].T
-    return own, other
+    ours, theirs = np.array(scores).T if side == 0 else np.array(scores)[:, ::-1].T
+    return ours, theirs

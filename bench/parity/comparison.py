@@ -23,8 +23,8 @@ class Figure:
     bound: float = 0.0
 
     def __str__(self) -> str:
-        told = f"{self.values:,} values, {self.differ:,} differ"
-        return told if not self.bound else f"{told}, by {self.deviation:.1e} at most, allowed {self.bound:.1e}"
+        text = f"{self.values:,} values, {self.differ:,} differ"
+        return text if not self.bound else f"{text}, by {self.deviation:.1e} at most, allowed {self.bound:.1e}"
 
 
 class Comparison:
@@ -37,27 +37,27 @@ class Comparison:
     def __init__(self) -> None:
         self.figures: dict[str, Figure] = {}
 
-    def exact(self, what: str, found: Any, wanted: Any) -> None:
+    def exact(self, what: str, actual: Any, expected: Any) -> None:
         """Compare values that must be equal."""
-        found, wanted = np.broadcast_arrays(found, wanted)
+        actual, expected = np.broadcast_arrays(actual, expected)
         figure = self.figures.setdefault(what, Figure())
-        figure.values += found.size
-        figure.differ += int(np.sum(found != wanted))
+        figure.values += actual.size
+        figure.differ += int(np.sum(actual != expected))
 
-    def close(self, what: str, found: Any, wanted: Any, bound: float, scale: Any = 1.0) -> None:
+    def close(self, what: str, actual: Any, expected: Any, bound: float, scale: Any = 1.0) -> None:
         """Compare numbers that may differ by `bound` times `scale` (a number, or one for each value)."""
-        found, wanted = np.broadcast_arrays(np.asarray(found, np.float64), np.asarray(wanted, np.float64))
-        deviation = np.abs(found - wanted) / scale
+        actual, expected = np.broadcast_arrays(np.asarray(actual, np.float64), np.asarray(expected, np.float64))
+        deviation = np.abs(actual - expected) / scale
         figure = self.figures.setdefault(what, Figure(bound=bound))
-        figure.values += found.size
+        figure.values += actual.size
         figure.differ += int(np.sum(~(deviation <= bound)))  # NaN differs
         figure.deviation = float(np.max(deviation, initial=figure.deviation))
 
-    def direction(self, what: str, found: np.ndarray, wanted: np.ndarray, bound: float) -> None:
+    def direction(self, what: str, actual: np.ndarray, expected: np.ndarray, bound: float) -> None:
         """Compare vectors, whose difference may have `bound` times the length of the reference."""
-        length = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+        length = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
         self.close(what, length, 0.0, bound)
-        self.figures[what].values += found.size - 1
+        self.figures[what].values += actual.size - 1
 
     @property
     def agrees(self) -> bool:

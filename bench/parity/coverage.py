@@ -117,13 +117,13 @@ def compare(name: str, belief_dtype: str) -> Comparison:
         name: of the mission.
         belief_dtype: "float32" or "int16".
     """
-    record, found = coverage_mission(name), Comparison()
+    record, comparison = coverage_mission(name), Comparison()
     env, states, timesteps = replay(name, belief_dtype=belief_dtype)
     f1 = 2.0 / int(np.sum(record.truth))  # one cell more or less
     bounds = {"float32": FLOAT32 | {"f1": f1}, "int16": INT16}[belief_dtype]
 
     def close(what: str, ours: Any, theirs: Any) -> None:
-        found.close(what, ours, theirs, bounds[what])
+        comparison.close(what, ours, theirs, bounds[what])
 
     part, cells = ("", slice(None)) if "belief_global" in record else ("_probe", record["probe_cells"])
     for k, (maps, timestep) in enumerate(zip(states, timesteps, strict=True)):
@@ -131,15 +131,15 @@ def compare(name: str, belief_dtype: str) -> Comparison:
         close("belief", p[-1], record[f"belief_global{part}"][k].reshape(-1))
         close("entropy", timestep.metrics["entropy"], record["eval_entropy"][k + 1])
         close("f1", timestep.metrics["f1"], record["eval_f1_tie0"][k + 1])
-        found.exact("end", timestep.terminated, k == record.steps)
+        comparison.exact("end", timestep.terminated, k == record.steps)
         if k == record.steps:
             break
         close("belief", p[:-1], record[f"belief_fused{part}"][k].reshape(record.num_agents, -1))
         close("observation", timestep.observation, record["obs"][k])
         others = critic(env.num_actions)(timestep, record["action"][k].astype(np.int32))
         close("critic input", np.asarray(others)[..., 7:], record["state_extra"][k])
-        found.exact("mask", timestep.action_mask, record["mask_boundary"][k].astype(bool))
+        comparison.exact("mask", timestep.action_mask, record["mask_boundary"][k].astype(bool))
         if k > 0:
             close("reward", timestep.reward, record["reward"][k])
             close("return_abs", timestep.metrics["return_abs"], record["reward_abs"][k])
-    return found
+    return comparison

@@ -87,18 +87,20 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     (phase,) = algo.phases
     with jax.default_device(jax.devices("cpu")[0]):
         state = jax.jit(lambda key: algo.init(key, None))(jax.random.key(0))
-        given = jax.device_get((*missions(number, steps), start()))
+        batch = jax.device_get((*missions(number, steps), start()))
 
     def learn(state: Any, trajectory: Any, last: Any, progress: Any, key: Any) -> Any:
         return algo.learn(state, trajectory, last, key, progress, phase)[0].replicated
 
     mesh = Mesh(np.array([device]), (AXIS,))
     step = jax.jit(on_mesh(learn, mesh, (REPLICATED,) * 5, REPLICATED))  # as training calls it
-    after = step(*jax.device_put((state, *given, jax.random.key(1)), device))
-    found = {}
+    after = step(*jax.device_put((state, *batch, jax.random.key(1)), device))
+    gradients_by_network = {}
     for name in NETWORKS:
-        found[name] = np.asarray(optax.tree_utils.tree_get(getattr(after, name).opt_state, "mu"), np.float64)
-    return found
+        gradients_by_network[name] = np.asarray(
+            optax.tree_utils.tree_get(getattr(after, name).opt_state, "mu"), np.float64
+        )
+    return gradients_by_network
 
 
 def compare(width: int = 256, number: int = 16, steps: int = 15, dtypes: Sequence[str] = tuple(BOUNDS)) -> Comparison:
@@ -111,10 +113,10 @@ def compare(width: int = 256, number: int = 16, steps: int = 15, dtypes: Sequenc
         host = jax.devices("cpu")[0]
     except RuntimeError:
         raise UserError("the learner is compared with this machine's processor: unset JAX_PLATFORMS") from None
-    wanted = gradients(host, "float32", width, number, steps, "conv")
-    found = Comparison()
+    expected = gradients(host, "float32", width, number, steps, "conv")
+    comparison = Comparison()
     for dtype in dtypes:
         ours = gradients(jax.local_devices()[0], dtype, width, number, steps)
         for name in NETWORKS:
-            found.direction(f"gradient of the {name}, {dtype}", ours[name], wanted[name], BOUNDS[dtype])
-    return found
+            comparison.direction(f"gradient of the {name}, {dtype}", ours[name], expected[name], BOUNDS[dtype])
+    return comparison

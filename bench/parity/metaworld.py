@@ -109,15 +109,15 @@ def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) 
         puck, goal = task[:3], task[3:]
         observation, policy = real.reset(task), policies[number % len(policies)]
         act = actor(policy, goal, rng)
-        seen, tool, told = [observation], [real.tool], []
+        seen, tool, steps_taken = [observation], [real.tool], []
         for _ in range(steps):
             action = act(observation[:3])
             observation, reward, success = real.step(action)
             seen.append(observation)
             tool.append(real.tool)
-            told.append((action, reward, success, real.touched))
+            steps_taken.append((action, reward, success, real.touched))
         names = ("action", "reward", "success", "contact")
-        parts = dict(zip(names, (np.array(part) for part in zip(*told, strict=True)), strict=True))
+        parts = dict(zip(names, (np.array(part) for part in zip(*steps_taken, strict=True)), strict=True))
         start = {"policy": policy, "puck": puck, "goal": goal}
         rows.append({**start, "observation": np.array(seen), "tool": np.array(tool), **parts})
     return Recording(**{name: np.array([row[name] for row in rows]) for name in rows[0]})
@@ -144,15 +144,15 @@ def replay(recording: Recording) -> dict[str, np.ndarray]:
 
     begin, advance = _programs(env)
     state, _ = begin(lanes(recording.puck), lanes(recording.goal), jnp.zeros(len(recording.goal), jnp.int32))
-    told = []
+    rows = []
     for action in recording.action.swapaxes(0, 1):
         state, seen = advance(state, lanes(action)[None])
-        told.append(
+        rows.append(
             jax.device_get((seen.observation[0].T, seen.reward[0], seen.metrics["success"] > 0, state.target.T))
         )
     names = ("observation", "reward", "success", "target")
-    found = {name: np.stack(part, axis=1) for name, part in zip(names, zip(*told, strict=True), strict=True)}
-    return found | {"target": found["target"] * TARGET_UNIT}
+    replayed = {name: np.stack(part, axis=1) for name, part in zip(names, zip(*rows, strict=True), strict=True)}
+    return replayed | {"target": replayed["target"] * TARGET_UNIT}
 
 
 # Comparison
@@ -177,14 +177,14 @@ def steepest(goal: np.ndarray) -> np.ndarray:
     return MOST * 1.95 / np.linalg.norm(goal - START, axis=-1)
 
 
-def compare(recording: Recording, found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def compare(recording: Recording, replayed: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Return one row per entry of BOUNDS: figure, unit, mean, most, their bounds, and whether they hold."""
     free = recording.free
     seen = recording.observation[:, 1:]
-    hand = 1e3 * np.linalg.norm(found["observation"][..., :3] - seen[..., :3], axis=-1)
-    opening = np.abs(found["observation"][..., 3] - seen[..., 3])
-    reward = np.abs(found["reward"] - recording.reward)
-    differ = np.sum(found["success"] != recording.success, keepdims=True)
+    hand = 1e3 * np.linalg.norm(replayed["observation"][..., :3] - seen[..., :3], axis=-1)
+    opening = np.abs(replayed["observation"][..., 3] - seen[..., 3])
+    reward = np.abs(replayed["reward"] - recording.reward)
+    differ = np.sum(replayed["success"] != recording.success, keepdims=True)
     values = (hand[free], opening[free], reward[free], reward, differ)
     rows = []
     for ((figure, unit), bounds), value in zip(BOUNDS.items(), values, strict=True):
@@ -198,14 +198,14 @@ def summary(recording: Recording) -> list[dict[str, Any]]:
     """Return one row per policy: episodes, successes (any step), mean return, share of steps with contact."""
     rows = []
     for policy in dict.fromkeys(recording.policy):
-        own = recording.policy == policy
+        selected = recording.policy == policy
         rows.append(
             {
                 "policy": str(policy),
-                "episodes": int(own.sum()),
-                "successes": int(recording.success[own].any(axis=1).sum()),
-                "return": float(recording.reward[own].sum(axis=1).mean()),
-                "contact": float(recording.contact[own].mean()),
+                "episodes": int(selected.sum()),
+                "successes": int(recording.success[selected].any(axis=1).sum()),
+                "return": float(recording.reward[selected].sum(axis=1).mean()),
+                "contact": float(recording.contact[selected].mean()),
             }
         )
     return rows

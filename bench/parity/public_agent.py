@@ -72,8 +72,8 @@ def play(
     def step(params: Any, state: Any, timestep: Any, statistics: Any, theirs: Any, t: Any) -> Any:
         action, _ = policy(params, (), state, timestep, keys_of_step(keys, t))
         state, new = env.step_without_reset(state, jnp.concatenate([action, theirs], 1), context)
-        kept = where(timestep.done, (timestep, statistics), (new, update_statistics(env.spec, statistics, new)))
-        return state, *kept
+        ended = where(timestep.done, (timestep, statistics), (new, update_statistics(env.spec, statistics, new)))
+        return state, *ended
 
     errors = 0
 
@@ -143,7 +143,9 @@ def main(argv: Sequence[str]) -> int:
         random.seed(seed)  # the agent draws from the global generator
         ended, errors = play(subject, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr))
         rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
-        means = [f"{metric} {format_estimate({**found, 'std': None}, 3)}" for metric, found in rows[title].items()]
+        means = [
+            f"{metric} {format_estimate({**estimate, 'std': None}, 3)}" for metric, estimate in rows[title].items()
+        ]
         print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
         rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
         if path:

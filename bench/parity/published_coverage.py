@@ -93,17 +93,17 @@ def compare(case: Case, curves: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     rows = []
     for metric, ties, published in (("entropy", 0.0, case.entropy), ("f1", TIES, case.f1)):
         for step, (mean, deviation) in zip(case.at, published, strict=True):
-            found = curves[metric][step].astype(np.float64)
-            error = math.sqrt(deviation**2 / MISSIONS + found.var(ddof=1) / len(found))
+            values = curves[metric][step].astype(np.float64)
+            error = math.sqrt(deviation**2 / MISSIONS + values.var(ddof=1) / len(values))
             rows.append(
                 {
                     "case": case.name,
                     "metric": metric,
                     "measurements": step + 1,
                     "published": {"mean": mean, "std": deviation},
-                    "found": {"mean": round(float(found.mean()), 5), "std": round(float(found.std(ddof=1)), 5)},
+                    "found": {"mean": round(float(values.mean()), 5), "std": round(float(values.std(ddof=1)), 5)},
                     "allowed": round(ERRORS * error + ties, 5),
-                    "within": bool(abs(found.mean() - mean) <= ERRORS * error + ties),
+                    "within": bool(abs(values.mean() - mean) <= ERRORS * error + ties),
                 }
             )
     return rows
@@ -136,8 +136,8 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(parsed.out, "published_coverage") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        wanted = policies.load(None, "coverage", case.settings)
-        for _, curves in rollout(wanted, [case.policy], episodes, seed):
+        subject = policies.load(None, "coverage", case.settings)
+        for _, curves in rollout(subject, [case.policy], episodes, seed):
             rows += compare(case, curves)
         print(table(rows[-6:]), flush=True)
     result = measure.header("coverage.published", argv, quick=False, module="parity.published_coverage") | {

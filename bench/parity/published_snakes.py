@@ -79,8 +79,8 @@ CASES = (
 def play(case: Case, episodes: int, seed: int) -> Games:
     """Play games of a case in JAX."""
     policy = {"0": "random", "evasion": "evasion"}.get(case.one, f"level{case.one}")
-    wanted = policies.load(None, "snakes", {"opponent": case.two})
-    ((_, curves),) = rollout(wanted, [policy], episodes, seed)
+    opponent = policies.load(None, "snakes", {"opponent": case.two})
+    ((_, curves),) = rollout(opponent, [policy], episodes, seed)
     return {name: curves[name][-1].astype(np.float64) for name in (*SCORES, *RESULTS, *EVENTS)}
 
 
@@ -89,17 +89,17 @@ def compare(case: Case, games: Games) -> list[dict[str, Any]]:
     rows = []
 
     def add(metric: str, published: float, error: float, digit: float, factor: float = 1.0) -> None:
-        found = float(games[metric].mean()) * factor
+        mean = float(games[metric].mean()) * factor
         allowed = ERRORS * error + digit / 2
         rows.append(
             {
                 "case": case.name,
                 "metric": metric,
                 "published": published,
-                "found": round(found, 4),
+                "found": round(mean, 4),
                 "error": round(error, 5),
                 "allowed": round(allowed, 4),
-                "within": abs(found - published) <= allowed,
+                "within": abs(mean - published) <= allowed,
             }
         )
 

@@ -51,25 +51,27 @@ def replayed(source: str) -> dict[str, np.ndarray]:
 
 def compare(source: str) -> Comparison:
     """Compare all episodes, whole or up to the first contact, which the environment lacks. Raises NoRecordError."""
-    record, ours, found = recording(source), replayed(source), Comparison()
+    record, ours, comparison = recording(source), replayed(source), Comparison()
     free, seen = record.free, record.observation[:, 1:]
     differ = np.linalg.norm(ours["observation"][..., :3] - seen[..., :3], axis=-1)
     hand = _most("hand, before the first contact", "mm")
-    found.close("hand before the first contact, mm", 1e3 * differ[free], 0.0, hand)
+    comparison.close("hand before the first contact, mm", 1e3 * differ[free], 0.0, hand)
     used = OBSERVATION > 0
-    found.close(
+    comparison.close(
         "observation before the first contact, of its bounds",
         ours["observation"][free][:, used], seen[free][:, used], 1.0, OBSERVATION[used],
     )  # fmt: skip
-    found.exact("unused places of the observation", ours["observation"][free][:, ~used], seen[free][:, ~used])
+    comparison.exact("unused places of the observation", ours["observation"][free][:, ~used], seen[free][:, ~used])
     allowed = np.broadcast_to(1e-3 * hand * reach_parity.steepest(record.goal)[:, None], free.shape)
-    found.close(
+    comparison.close(
         "reward before the first contact, of its bounds",
         ours["reward"][free],
         record.reward[free],
         1.0,
         allowed[free],
     )
-    found.exact("success", ours["success"], record.success)
-    found.close("target of the hand, m", ours["target"], load("reach_episodes", source)["mocap_pos"][:, 1:], TARGET)
-    return found
+    comparison.exact("success", ours["success"], record.success)
+    comparison.close(
+        "target of the hand, m", ours["target"], load("reach_episodes", source)["mocap_pos"][:, 1:], TARGET
+    )
+    return comparison

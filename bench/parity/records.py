@@ -87,8 +87,8 @@ class CoverageRecord:
 
     def __init__(self, name: str):
         self.name = name
-        own, _, self._prefix = name.rpartition("-")
-        self._arrays = load("coverage_missions", own or "recorded")
+        source, _, self._prefix = name.rpartition("-")
+        self._arrays = load("coverage_missions", source or "recorded")
         self.config: dict[str, Any] = json.loads(str(self["config"]))
         self.num_agents: int = self.config["n_agents"]
         self.steps: int = self.config["budget"] + 1

@@ -107,8 +107,8 @@ def recorded_words(board: Board, record: dict[str, np.ndarray], snakes: int, bea
     words = np.zeros((beans + 2, len(turns)), np.uint32)
     words[beans] = turns
     for t, cells in enumerate(record["beans_after"]):
-        taken = {*record["seg_after"][t].flat, *cells[: record["n_beans_kept"][t]]}
-        free = [cell for cell in range(board.cells) if cell not in taken]
+        occupied = {*record["seg_after"][t].flat, *cells[: record["n_beans_kept"][t]]}
+        free = [cell for cell in range(board.cells) if cell not in occupied]
         for k in range(record["n_beans_kept"][t], (cells >= 0).sum()):
             words[k, t] = words_for(np.int64(free.index(cells[k])), len(free))
             free.remove(cells[k])
@@ -157,36 +157,36 @@ def teams(configuration: Configuration) -> int:
     return 1 if configuration[2] % 2 else 2
 
 
-def compare_choices(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
+def compare_choices(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare actions of the scripted players of the second team."""
     _, rows, games, record = recorded(configuration, source)
     half = configuration[2] // 2
     checked = np.zeros_like(record["opp_action"], bool)
     for place, level in enumerate(USED):
-        wanted = record["opp_action"][:, place, :half].T
-        known = wanted >= 0
-        chosen = by_lanes(made.choose, games, np.full(len(rows), level, np.int32))
-        found.exact(f"choices, {opponents.NAMES[level]}", chosen[known], wanted[known])
+        expected = record["opp_action"][:, place, :half].T
+        known = expected >= 0
+        chosen = by_lanes(programs.choose, games, np.full(len(rows), level, np.int32))
+        comparison.exact(f"choices, {opponents.NAMES[level]}", chosen[known], expected[known])
         checked[:, place, :half] = known.T
-    found.exact("choices that are recorded", checked, record["opp_action"] >= 0)  # none is left out
+    comparison.exact("choices that are recorded", checked, record["opp_action"] >= 0)  # none is left out
 
 
-def compare_observations(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
+def compare_observations(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare observations of the first team before each step with all beans on the board."""
     _, rows, games, _ = recorded(configuration, source)
     record = load("snakes_transitions", source)
     lanes = np.flatnonzero(np.isin(rows, record["obs_row"]))
     places = np.searchsorted(record["obs_row"], rows[lanes])
-    for name, columns in by_lanes(made.observe, games).items():
+    for name, columns in by_lanes(programs.observe, games).items():
         ours = np.stack([np.asarray(x[:, lanes], np.float64) for x in columns], -1).swapaxes(0, 1)
-        wanted = record[name][places].astype(np.float64)
+        expected = record[name][places].astype(np.float64)
         if name == "obs26":  # whole numbers
-            found.exact(name, ours, wanted)
+            comparison.exact(name, ours, expected)
         else:
-            found.close(name, ours, wanted, OBSERVATION, np.maximum(np.abs(wanted), 1e-30))
+            comparison.close(name, ours, expected, OBSERVATION, np.maximum(np.abs(expected), 1e-30))
 
 
-def compare_rewards(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
+def compare_rewards(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare shaped rewards of the first team."""
     board, _, _, record = recorded(configuration, source)
     after = stack(
@@ -203,33 +203,33 @@ def compare_rewards(found: Comparison, configuration: Configuration, source: str
     )
     scores, hit, code = (record[k].T for k in ("reward", "hit", "score_code"))
     valid = record["shaped_valid"] > 0
-    paid = by_lanes(made.pay, after, scores[:3].astype(np.int32), hit[:3] > 0, code)
+    paid = by_lanes(programs.pay, after, scores[:3].astype(np.int32), hit[:3] > 0, code)
     for name, key in PAID.items():
-        wanted = record[key][valid]
-        found.close(f"reward {name}", paid[name].T[valid], wanted, REWARD, np.abs(wanted) + 0.1)
+        expected = record[key][valid]
+        comparison.close(f"reward {name}", paid[name].T[valid], expected, REWARD, np.abs(expected) + 0.1)
 
 
-def compare_steps(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
+def compare_steps(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare whole steps of the environment with the recorded draws."""
     board, rows, games, record = recorded(configuration, source)
     _, _, snakes, beans, _ = configuration
     words = recorded_words(board, record, snakes, beans)
     action = record["action"][:, :snakes].T.astype(np.int32)
-    game, timestep = by_lanes(made.advance, games, words, action)
-    found.exact("end", timestep.terminated, record["done"])
-    found.exact("steps", game.steps + 1, record["step_after"])
-    found.exact("lengths", game.length.T, record["len_after"][:, :snakes])
+    game, timestep = by_lanes(programs.advance, games, words, action)
+    comparison.exact("end", timestep.terminated, record["done"])
+    comparison.exact("steps", game.steps + 1, record["step_after"])
+    comparison.exact("lengths", game.length.T, record["len_after"][:, :snakes])
     alive = game.length.T > 0
-    found.exact("directions", game.direction.T[alive], record["dir_after"][:, :snakes][alive])
+    comparison.exact("directions", game.direction.T[alive], record["dir_after"][:, :snakes][alive])
     for t in range(len(rows)):
         bodies, _, left = segments.to_segments(board, lane(game, t))
         wanted_cells = [*record["seg_after"][t, :snakes], record["beans_after"][t]]
-        for body, wanted in zip([*bodies, left], wanted_cells, strict=True):
-            ours = [*flat(board, body), *[-1] * len(wanted)]  # unused places hold -1
-            found.exact("bodies and beans", ours[: len(wanted)], wanted)
-    own = slice(0, snakes // teams(configuration))
-    found.exact("deaths", timestep.metrics["deaths"], record["hit"][:, own].sum(1))
-    found.exact("meals", timestep.metrics["meals"], (record["reward"][:, own] > 0).sum(1))
+        for body, expected in zip([*bodies, left], wanted_cells, strict=True):
+            ours = [*flat(board, body), *[-1] * len(expected)]  # unused places hold -1
+            comparison.exact("bodies and beans", ours[: len(expected)], expected)
+    first_team = slice(0, snakes // teams(configuration))
+    comparison.exact("deaths", timestep.metrics["deaths"], record["hit"][:, first_team].sum(1))
+    comparison.exact("meals", timestep.metrics["meals"], (record["reward"][:, first_team] > 0).sum(1))
     if configuration in SIX:  # the next recorded state, where it follows from this one
         follows = np.flatnonzero((np.diff(rows) == 1) & (record["step_before"][1:] == record["step_after"][:-1]))
         same = (record["seg_after"][follows] == record["seg_before"][follows + 1]).all((1, 2))
@@ -238,19 +238,19 @@ def compare_steps(found: Comparison, configuration: Configuration, source: str, 
         table = load("snakes_transitions", source)
         places = np.searchsorted(table["obs_row"], rows[follows[same] + 1])
         ours = timestep.observation[:3, :, follows[same]].transpose(2, 0, 1)
-        found.exact("observations after steps", ours, table["obs26"][places])
+        comparison.exact("observations after steps", ours, table["obs26"][places])
 
 
 def compare(configuration: Configuration, source: str) -> Comparison:
     """Compare all records of a configuration. Raises NoRecordError."""
-    found, made = Comparison(), programs(configuration)
-    compare_steps(found, configuration, source, made)
+    comparison, compiled = Comparison(), programs(configuration)
+    compare_steps(comparison, configuration, source, compiled)
     if configuration[2] in (2, 6):
-        compare_choices(found, configuration, source, made)
+        compare_choices(comparison, configuration, source, compiled)
     if configuration in SIX:
-        compare_observations(found, configuration, source, made)
-        compare_rewards(found, configuration, source, made)
-    return found
+        compare_observations(comparison, configuration, source, compiled)
+        compare_rewards(comparison, configuration, source, compiled)
+    return comparison
 
 
 def _cells(board: Board, places: Any) -> list[tuple[int, int]]:

@@ -105,7 +105,7 @@ class Worker:
 
 def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
-    peers, found = dict[str, Any](), list[dict[str, Any]]()
+    peers, rows = dict[str, Any](), list[dict[str, Any]]()
     for copies in request.num_envs:
         workers: list[Worker] = []
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
@@ -120,7 +120,7 @@ def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]
                 facts = worker.ask(open=name, copies=copies, limit=request.limit)
                 row = {"peer": peer, "environment": name, "num_envs": copies, **facts}
                 say(f"{peer}, {name}, {copies:,}: {facts.get('skipped', 'compiled')}")
-                found.append(row)
+                rows.append(row)
                 if "skipped" not in facts:
                     opened.append((row, worker, []))
         for _ in range(request.rounds + 1):  # the first one chooses the number of steps
@@ -130,7 +130,7 @@ def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]
             row |= _speed(samples[1:])
         for worker in workers:
             worker.close()
-        yield {"peers": peers, "rows": found}
+        yield {"peers": peers, "rows": rows}
 
 
 def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Train; yield the entries "peers" and "rows" of a result after each run."""
-    peers, found = dict[str, Any](), list[dict[str, Any]]()
+    peers, rows = dict[str, Any](), list[dict[str, Any]]()
     for seed in range(1, request.seeds + 1):
         for algo in request.algos:
             for peer, python in request.pythons.items():
@@ -155,11 +155,11 @@ def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
                 row = {"peer": peer, "algo": algo, "seed": seed}
                 row |= worker.ask(learn=algo, seed=seed, quick=request.quick)
                 worker.close()
-                found.append(row)
+                rows.append(row)
                 seconds = row.get("cpu_to_score")
                 reached = f"the score after {seconds:.0f} s" if seconds else row.get("skipped", "the score not reached")
                 say(f"{algo}, {peer}, seed {seed}: {reached}, {row.get('updates_per_second') or 0:.0f} updates/s")
-                yield {"peers": peers, "rows": found}
+                yield {"peers": peers, "rows": rows}
 
 
 # Command line
@@ -186,24 +186,24 @@ def _words(text: str) -> list[str]:
 
 def pythons(parsed: argparse.Namespace) -> dict[str, Path]:
     """Return the interpreters of the libraries to measure. Raises UsageError."""
-    given: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for pair in parsed.python:
         name, _, path = pair.partition("=")
         installs.find(name)
-        given[name] = path
+        paths[name] = path
     if parsed.peers:
-        return {name: installs.python_of(name, given) for name in _words(parsed.peers)}
-    found = {}
+        return {name: installs.python_of(name, paths) for name in _words(parsed.peers)}
+    pythons = {}
     for name, peer in installs.PEERS.items():
         if not getattr(peer, parsed.work):
             continue
         try:
-            found[name] = installs.python_of(name, given)
+            pythons[name] = installs.python_of(name, paths)
         except UsageError as missing:
-            if name in given:
+            if name in paths:
                 raise
             measure.say(f"left out: {missing}")
-    return found
+    return pythons
 
 
 @exit_on_error
@@ -213,11 +213,11 @@ def main(argv: Sequence[str]) -> int:
     parser = measure.parser("python -m bench.peers", __doc__)
     _flags(parser)
     parsed = parser.parse_args(list(argv))
-    for name in (made := _words(parsed.make or "")):
+    for name in (to_install := _words(parsed.make or "")):
         installs.find(name)
-    for name in made:
+    for name in to_install:
         measure.say(f"made {installs.make(name)}")
-    if parsed.work is None and made:
+    if parsed.work is None and to_install:
         return 0
     if parsed.work not in WORK:
         raise UsageError(f"say what to measure: {' or '.join(WORK)}")

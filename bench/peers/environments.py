@@ -162,8 +162,8 @@ def _like(jax: Any, env: Any, observation: Any, state: Any, params: Any, copies:
     """Return reward and ends of a step, as zeros."""
     keys = jax.random.split(jax.random.PRNGKey(0), copies)
     actions = jax.vmap(env.action_space(params).sample)(keys)
-    made = jax.eval_shape(jax.vmap(env.step, (0, 0, 0, None)), keys, state, actions, params)
-    return tuple(jax.numpy.zeros(x.shape, x.dtype) for x in made[2:-1])
+    shapes = jax.eval_shape(jax.vmap(env.step, (0, 0, 0, None)), keys, state, actions, params)
+    return tuple(jax.numpy.zeros(x.shape, x.dtype) for x in shapes[2:-1])
 
 
 def _jumanji(name: str, copies: int) -> Game:
@@ -198,8 +198,8 @@ def _jaxmarl(name: str, copies: int) -> Game:
 
     def reset(key: Any) -> Any:
         observation, state = jax.vmap(env.reset)(jax.random.split(key, copies))
-        made = jax.eval_shape(play, state, key)[1]
-        return state, (observation, *jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), made[1:]))
+        shapes = jax.eval_shape(play, state, key)[1]
+        return state, (observation, *jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes[1:]))
 
     return reset, lambda carry, key: play(carry[0], key), env.num_agents
 

@@ -99,21 +99,21 @@ def make(name: str) -> Path:
     return python
 
 
-def python_of(name: str, given: Mapping[str, str]) -> Path:
-    """Return the interpreter of a peer: the one `given`, that of `make`, for our own code this one.
+def python_of(name: str, paths: Mapping[str, str]) -> Path:
+    """Return the interpreter of a peer: the one `paths`, that of `make`, for our own code this one.
 
     Raises UsageError where there is none.
     """
     find(name)
-    if name in given:
-        path = Path(given[name])
+    if name in paths:
+        path = Path(paths[name])
         python = path if path.is_file() else path / "bin" / "python"
         if not python.is_file():
-            raise UsageError(f"--python {name}={given[name]} is neither an interpreter nor a virtual environment")
+            raise UsageError(f"--python {name}={paths[name]} is neither an interpreter nor a virtual environment")
         return python
-    made = FOLDER / name / "bin" / "python"
-    if made.is_file():
-        return made
+    installed = FOLDER / name / "bin" / "python"
+    if installed.is_file():
+        return installed
     if name in (OURS, "numpy"):
         return Path(sys.executable)
     raise UsageError(

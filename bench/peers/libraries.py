@@ -248,8 +248,8 @@ def train_cleanrl(algo: str, task: Task, seed: int, watch: Watch) -> None:
                 with torch.no_grad():
                     if algo == "ppo":
                         return script["agent"].actor(observation).argmax(-1).numpy()[:, None], carry
-                    found = script["actor"]
-                    action = found.get_action(observation)[2] if algo == "sac" else found(observation)
+                    actor = script["actor"]
+                    action = actor.get_action(observation)[2] if algo == "sac" else actor(observation)
                     return action.numpy()[:, None], carry
 
             updates = step // (ENVS * STEPS) * EPOCHS * MINIBATCHES if algo == "ppo" else step - task.random_steps

@@ -27,28 +27,32 @@ def _remarks(data: dict[str, Any]) -> Iterator[str]:
     yield f"One core, {machine['processor']}, {machine['started'][:10]}{dash}:"
     yield ""
     for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
-        own, found = installs.PEERS[peer], data["peers"][peer].get("packages", {})
-        names = [name for name in found if any(word.startswith(f"{name.replace('_', '-')}==") for word in own.packages)]
-        versions = [f"{name} {found[name]}" for name in names]
-        yield f"- {peer}: {', '.join([*versions, own.note] if own.note else versions)}"
+        library, installed = installs.PEERS[peer], data["peers"][peer].get("packages", {})
+        names = [
+            name
+            for name in installed
+            if any(word.startswith(f"{name.replace('_', '-')}==") for word in library.packages)
+        ]
+        versions = [f"{name} {installed[name]}" for name in names]
+        yield f"- {peer}: {', '.join([*versions, library.note] if library.note else versions)}"
 
 
-def _environments(found: list[dict[str, Any]]) -> Iterator[list[str]]:
+def _environments(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield environment steps per CPU second by number of copies; then the best case's other figures."""
-    sizes = sorted({row["num_envs"] for row in found})
+    sizes = sorted({row["num_envs"] for row in rows})
     yield ["library", "environment", *(f"{size:,}" for size in sizes), "agent steps/s", "bytes per copy", "compile, s"]
-    for peer, name in dict.fromkeys((row["peer"], row["environment"]) for row in found):
-        of_size = {row["num_envs"]: row for row in found if (row["peer"], row["environment"]) == (peer, name)}
-        measured = [row for row in of_size.values() if "rate" in row]
+    for peer, name in dict.fromkeys((row["peer"], row["environment"]) for row in rows):
+        by_size = {row["num_envs"]: row for row in rows if (row["peer"], row["environment"]) == (peer, name)}
+        measured = [row for row in by_size.values() if "rate" in row]
         if not measured:
-            yield [peer, name, of_size[min(of_size)]["skipped"], *[""] * (len(sizes) + 2)]
+            yield [peer, name, by_size[min(by_size)]["skipped"], *[""] * (len(sizes) + 2)]
             continue
         best = max(measured, key=lambda row: row["rate"])
         compiled = [row["compile_seconds"] for row in measured if "compile_seconds" in row]
         yield [
             peer,
             name,
-            *(_cell(of_size.get(size, {})) for size in sizes),
+            *(_cell(by_size.get(size, {})) for size in sizes),
             format_si(best["rate"] * best["agents"]),
             f"{best['bytes_per_copy']:,.0f}" if "bytes_per_copy" in best else "",
             f"{statistics.median(compiled):.0f}" if compiled else "",
@@ -59,17 +63,17 @@ def _cell(row: dict[str, Any]) -> str:
     return format_si(row["rate"]) if "rate" in row else row.get("skipped", "").replace(ALONE, "-")
 
 
-def _learners(found: list[dict[str, Any]]) -> Iterator[list[str]]:
+def _learners(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield medians over seeds, and the range of the seconds to the score."""
     yield [
         "algorithm", "library", "updates per CPU second", "CPU seconds to the score (from, to)", "of it compiling",
         "environment steps to it", "seeds that reach it",
     ]  # fmt: skip
-    for algo, peer in sorted(dict.fromkeys((row["algo"], row["peer"]) for row in found)):
-        of_seed = [row for row in found if (row["algo"], row["peer"]) == (algo, peer)]
-        runs = [row for row in of_seed if "scores" in row]
+    for algo, peer in sorted(dict.fromkeys((row["algo"], row["peer"]) for row in rows)):
+        seeds = [row for row in rows if (row["algo"], row["peer"]) == (algo, peer)]
+        runs = [row for row in seeds if "scores" in row]
         if not runs:
-            yield [algo, peer, of_seed[0]["skipped"], "", "", "", ""]
+            yield [algo, peer, seeds[0]["skipped"], "", "", "", ""]
             continue
         speeds = [row["updates_per_second"] for row in runs if row["updates_per_second"]]
         reached = [row for row in runs if row["cpu_to_score"] is not None]

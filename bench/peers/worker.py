@@ -24,8 +24,8 @@ LIBRARIES = (
 def hello(peer: str) -> dict[str, Any]:
     """Return versions, as the record of a result."""
     installed = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
-    found: dict[str, Any] = {name: installed[name] for name in LIBRARIES if name in installed}
-    return {"peer": peer, "python": platform.python_version(), "packages": found}
+    packages: dict[str, Any] = {name: installed[name] for name in LIBRARIES if name in installed}
+    return {"peer": peer, "python": platform.python_version(), "packages": packages}
 
 
 def answer(peer: str, request: dict[str, Any], opened: "dict[str, Measured]") -> dict[str, Any]:
@@ -51,12 +51,12 @@ def serve(peer: str, requests: TextIO, answers: TextIO) -> None:
     print(json.dumps(hello(peer)), file=answers, flush=True)
     for line in requests:
         try:
-            found = answer(peer, json.loads(line), opened)
+            reply = answer(peer, json.loads(line), opened)
         except Skipped as reason:
-            found = {"skipped": str(reason)}
+            reply = {"skipped": str(reason)}
         except Exception as error:  # of the peer: a row says so, the others are measured
-            found = {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
-        print(json.dumps(found), file=answers, flush=True)
+            reply = {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
+        print(json.dumps(reply), file=answers, flush=True)
 
 
 def main() -> None:

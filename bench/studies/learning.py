@@ -56,11 +56,11 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
         if not curve:
             raise UserError(f"{run} has no hundred training episodes with a '{training}': name one of their metrics")
         return {"seed": seed, "curve": curve, "evaluation": evaluation}
-    curve = of_selection(lines, score)
+    curve = selection_curve(lines, score)
     return {"seed": seed, "curve": curve, "evaluation": evaluation}
 
 
-def of_selection(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, Any]]:
+def selection_curve(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, Any]]:
     """Return the selection episodes' mean `score`, with environment steps and seconds since the first block."""
     timed = [line for line in lines if "time/unix" in line]
     began, curve = timed[0]["time/unix"], []
@@ -92,11 +92,11 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     metric = first["score"]
     others = {}
     if "matches" in first:
-        scores = _of_matches(runs)
+        scores = _collect_matches(runs)
     else:
-        scores = _of_policies(runs, metric)
+        scores = _collect_policies(runs, metric)
         names = next(iter(first["policies"].values()))
-        others = {name: _of_policies(runs, name) for name in names if name != metric}
+        others = {name: _collect_policies(runs, name) for name in names if name != metric}
     return {
         "kind": "learning",
         "name": name,
@@ -119,7 +119,7 @@ def first_at(curve: Sequence[dict[str, Any]], score: float, mode: str) -> dict[s
     return next((point for point in curve if sign * point["score"] >= sign * score), None)
 
 
-def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _collect_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Collect games between teams: {"policy against player": [{metric: {"mean", "error", ...}} of each run]}."""
     scores: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
@@ -129,7 +129,7 @@ def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]
     return scores
 
 
-def _of_policies(runs: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[str, float]]]:
+def _collect_policies(runs: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[str, float]]]:
     """Collect {policy: [mean, deviation and interval of each run at the end of the episode]}."""
     ended = [run["evaluation"]["policies"] for run in runs]
     return {policy: [_last(policies[policy][metric]) for policies in ended] for policy in ended[0]}

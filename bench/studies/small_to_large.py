@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bench.harness import measure
-from bench.studies.learning import of_selection
+from bench.studies.learning import selection_curve
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.process import enable_compilation_cache
 from jaxrl.common.errors import UserError
@@ -55,7 +55,9 @@ def train(preset: str, folder: Path, settings: dict[str, Any]) -> tuple[Path, di
     return run, {"seconds": time.monotonic() - began, "cpu_seconds": cpu}
 
 
-def of_seed(seed: int, missions: Sequence[int], changes: dict[str, Any], folder: Path, episodes: int) -> dict[str, Any]:
+def run_seed(
+    seed: int, missions: Sequence[int], changes: dict[str, Any], folder: Path, episodes: int
+) -> dict[str, Any]:
     """Train one seed with settings of the environment changed, and evaluate it."""
     run: Path | None = None
     stages: dict[str, Any] = {}
@@ -64,7 +66,7 @@ def of_seed(seed: int, missions: Sequence[int], changes: dict[str, Any], folder:
         settings = changes | {"seed": seed, "total_episodes": number, "entropy_anneal": 3 * number // 4}
         settings |= {} if run is None else {"init_from": run}
         run, spent = train(preset, folder / f"{seed}" / preset, settings)
-        curve = of_selection(read_metrics(run), "eval/entropy")
+        curve = selection_curve(read_metrics(run), "eval/entropy")
         stages[preset] = {"missions": number, "selection": curve} | spent
     assert run is not None
     scores = {
@@ -135,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     changes = {"start": parsed.start} | REWARDS[parsed.reward]
     enable_compilation_cache()
     for seed in seeds:
-        row = of_seed(seed, missions, changes, folder, episodes)
+        row = run_seed(seed, missions, changes, folder, episodes)
         result["rows"].append(row)
         seconds = sum(stage["seconds"] for stage in row["stages"].values())
         measure.say(f"seed {seed}: entropy {row['policies']['learned']['entropy']['mean']:.4f} after {seconds:.0f} s")

@@ -31,15 +31,15 @@ def tables(folder: Path) -> dict[str, Callable[[], str]]:
     jinja = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.globals |= formats.GLOBALS
     jinja.filters |= formats.FILTERS
-    found: dict[str, Callable[[], str]] = {}
+    macros_by_name: dict[str, Callable[[], str]] = {}
     for path in sorted(folder.glob("*.jinja")):
         with _one_sentence(path.name):
             macros = vars(jinja.get_template(path.name).module)
-        found |= {f"{path.stem}.{name}": macro for name, macro in macros.items() if isinstance(macro, Macro)}
-    return found
+        macros_by_name |= {f"{path.stem}.{name}": macro for name, macro in macros.items() if isinstance(macro, Macro)}
+    return macros_by_name
 
 
-def filled(page: str, text: str, made: Tables) -> tuple[str, list[str], list[str]]:
+def filled(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[str], list[str]]:
     """Fill in the tables of one page.
 
     Returns:
@@ -55,10 +55,10 @@ def filled(page: str, text: str, made: Tables) -> tuple[str, list[str], list[str
         raise UserError(f"{page}: every <!-- generated: NAME --> needs one <!-- end --> after it; found: {lines}")
     stale = []
     for name, old, after in zip(names[::2], texts[::2], texts[1::2], strict=True):
-        if name not in made:
+        if name not in tables_by_name:
             raise UserError(f"{page}: no template in bench/tables has {name}: write its macro or remove the two lines")
         with _one_sentence(name):
-            content = re.sub(r"\n{3,}", "\n\n", str(made[name]())).strip()
+            content = re.sub(r"\n{3,}", "\n\n", str(tables_by_name[name]())).strip()
         new = f"\n\n{content}\n\n"
         stale += [name] if new != old else []
         done += f"<!-- generated: {name} -->{new}<!-- end -->{after}"
@@ -73,21 +73,21 @@ def _one_sentence(name: str) -> Iterator[None]:
         raise UserError(f"{name} cannot be made from its files in bench/results: {error}") from error
 
 
-def update(root: Path, made: Tables, check: bool) -> list[str]:
+def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
     """Write all pages of a repository, or nothing with `check`; return the names of tables that were not up to date.
 
     Raises:
         UserError: see `filled`; or a table stands on no page, or twice.
     """
     pages: dict[Path, str] = {}
-    shown: list[str] = []
+    placed: list[str] = []
     stale: list[str] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
-        pages[path], names, old = filled(str(path.relative_to(root)), path.read_text(), made)
-        shown, stale = shown + names, stale + old
-    for name in made:
-        if shown.count(name) != 1:
-            raise UserError(f"{name} stands in {shown.count(name)} places: put its two lines into one page, once")
+        pages[path], names, old = filled(str(path.relative_to(root)), path.read_text(), tables_by_name)
+        placed, stale = placed + names, stale + old
+    for name in tables_by_name:
+        if placed.count(name) != 1:
+            raise UserError(f"{name} stands in {placed.count(name)} places: put its two lines into one page, once")
     for path, text in pages.items():
         if not check and text != path.read_text():
             write_atomically(path, text)

@@ -142,9 +142,9 @@ def interval(entries: Entry | Iterable[Entry], spec: str = ".3f", scale: float =
     return ", ".join(cells)
 
 
-def seconds_to(found: Entry, score: float) -> list[float]:
+def seconds_to(study: Entry, score: float) -> list[float]:
     """Return the seconds of training after which the curves of a learning study first reach a score, if they do."""
-    points = [first_at(curve, score, found.get("score_mode", "max")) for curve in found["curves"]]
+    points = [first_at(curve, score, study.get("score_mode", "max")) for curve in study["curves"]]
     return [point["seconds"] for point in points if point]
 
 
@@ -167,7 +167,7 @@ def scores(variant: Entry, column: str) -> list[float]:
 
 def wrapped(text: str) -> str:
     """Return a paragraph in lines of at most 120 characters, without breaks in code."""
-    code = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), " ".join(text.split()))
+    code = re.sub("`[^`]*`", lambda match: match[0].replace(" ", "\0"), " ".join(text.split()))
     return textwrap.fill(code, 120, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 

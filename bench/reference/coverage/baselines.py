@@ -27,7 +27,7 @@ Policy = Callable[[Mission], np.ndarray]  # mission -> actions [N]; the mission 
 
 def random_policy(mission: Mission) -> np.ndarray:
     """[N] int: uniform over the boundary mask. Collisions are ignored."""
-    masks = [boundary_mask(own, mission.settings.num_actions) for own in mission.positions]
+    masks = [boundary_mask(position, mission.settings.num_actions) for position in mission.positions]
     return np.array([mission.rng.choice(np.flatnonzero(mask)) for mask in masks])
 
 
@@ -60,9 +60,9 @@ def information_gain(belief: np.ndarray, position: np.ndarray, settings: Setting
 def greedy_masks(mission: Mission) -> np.ndarray:
     """[N, A] bool: masks that avoid the *present* positions of lower-numbered agents; never empty."""
     masks = []
-    for i, own in enumerate(mission.positions):
-        boundary = boundary_mask(own, mission.settings.num_actions)
-        mask = collision_mask(boundary, own, mission.positions[:i])
+    for i, position in enumerate(mission.positions):
+        boundary = boundary_mask(position, mission.settings.num_actions)
+        mask = collision_mask(boundary, position, mission.positions[:i])
         masks.append(mask if mask.any() else boundary)
     return np.array(masks)
 

@@ -254,7 +254,7 @@ def boundary_mask(position: np.ndarray, num_actions: int = 6) -> np.ndarray:
     return mask
 
 
-def collision_mask(mask: np.ndarray, own: np.ndarray, others: np.ndarray) -> np.ndarray:
+def collision_mask(mask: np.ndarray, position: np.ndarray, others: np.ndarray) -> np.ndarray:
     """[A] bool: `mask` without the moves towards agents that have already moved.
 
     With d the lattice offset from the own position to each earlier agent's new position, taken in order:
@@ -269,13 +269,13 @@ def collision_mask(mask: np.ndarray, own: np.ndarray, others: np.ndarray) -> np.
 
     Args:
         mask: [A] bool, usually the boundary mask.
-        own: [3] own position in metres, before the move.
+        position: [3] own position in metres, before the move.
         others: [M, 3] new positions of the earlier agents, in order.
     """
     rule = {4: _close_4, 6: _close_6, 27: _close_27}[len(mask)]
     mask = np.array(mask, dtype=bool)
     for other in np.asarray(others).reshape(-1, 3):
-        rule(mask, *(int(d) // SPACING for d in other - np.asarray(own)))
+        rule(mask, *(int(d) // SPACING for d in other - np.asarray(position)))
     return mask
 
 
@@ -501,14 +501,14 @@ def resize(image: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- observation and critic state
 
 
-def position_channel(own: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+def position_channel(position: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
     """[11, 11]: the surroundings of an agent, itself at (5, 5).
 
     1 for lattice points inside the area, 0 outside; the own cell and then those of the received agents that lie within
     the window hold (altitude index + 1) / 4. An agent in the same column overwrites the own mark.
     """
     centre = LATTICE // 2
-    gx, gy, gz = lattice_index(own)
+    gx, gy, gz = lattice_index(position)
     offsets = np.arange(LATTICE) - centre
     inside_x = (gx + offsets >= 0) & (gx + offsets < LATTICE)
     inside_y = (gy + offsets >= 0) & (gy + offsets < LATTICE)
@@ -522,13 +522,13 @@ def position_channel(own: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarra
     return channel
 
 
-def footprint_channel(n: int, own: Box | None, others: Sequence[Box], mark: float) -> np.ndarray:
+def footprint_channel(n: int, own_box: Box | None, other_boxes: Sequence[Box], mark: float) -> np.ndarray:
     """[11, 11]: 0.5, with `mark` in the footprints of the others and then 1 in the own one, resized from n x n."""
     image = np.full((n, n), 0.5)
-    for r0, r1, c0, c1 in others:
+    for r0, r1, c0, c1 in other_boxes:
         image[r0:r1, c0:c1] = mark
-    if own is not None:
-        r0, r1, c0, c1 = own
+    if own_box is not None:
+        r0, r1, c0, c1 = own_box
         image[r0:r1, c0:c1] = 1.0
     return resize(image)
 
@@ -694,9 +694,9 @@ class Mission:
 
     def action_mask(self, agent: int, moved: Sequence[np.ndarray] = ()) -> np.ndarray:
         """[A] bool for an agent, given the new positions of the agents before it; the boundary mask if none is left."""
-        own = self.positions[agent]
-        boundary = boundary_mask(own, self.settings.num_actions)
-        mask = collision_mask(boundary, own, np.array(moved, dtype=np.int64))
+        position = self.positions[agent]
+        boundary = boundary_mask(position, self.settings.num_actions)
+        mask = collision_mask(boundary, position, np.array(moved, dtype=np.int64))
         return mask if mask.any() else boundary
 
     def act(self, choose: Callable[[int, np.ndarray], int]) -> tuple[np.ndarray, np.ndarray]:
@@ -736,16 +736,16 @@ class Mission:
     def _observe(self, agent: int) -> np.ndarray:
         obs = np.empty((LATTICE, LATTICE, 7))
         heard = self._heard(agent)
-        own = self.measurements[agent]
+        measurement = self.measurements[agent]
         others = [self.measurements[j] for j in heard]
         belief = resize(self.local_beliefs[agent])
         obs[..., 0] = (self.settings.budget - self.t) / self.settings.budget
         obs[..., 1] = (agent + 1) / self.settings.num_agents
-        obs[..., 2] = position_channel(own.position, [other.position for other in others])
+        obs[..., 2] = position_channel(measurement.position, [other.position for other in others])
         obs[..., 3] = self._weighted_entropy(belief)
-        obs[..., 4] = self._weighted_entropy(resize(own.image(self.settings.q)))
+        obs[..., 4] = self._weighted_entropy(resize(measurement.image(self.settings.q)))
         obs[..., 5] = np.clip(belief, P_MIN, P_MAX)
-        obs[..., 6] = footprint_channel(self.n, own.box, [other.box for other in others], mark=0.0)
+        obs[..., 6] = footprint_channel(self.n, measurement.box, [other.box for other in others], mark=0.0)
         return obs
 
     def critic_state(self, actions: Integers, obs: np.ndarray | None = None) -> np.ndarray:

@@ -209,10 +209,10 @@ class TorchComa:
         obs = np.asarray(batch["obs"], dtype=np.float32)
         images = self._images(state.reshape(num_samples, LATTICE, LATTICE, CRITIC_CHANNELS))
         target = self.targets(batch, self.target_values(images, batch["action"]))
-        given = {}
+        tensors = {}
         if "log_prob" in batch:
-            given["log_prob"] = self._tensor(np.asarray(batch["log_prob"], dtype=np.float32).reshape(-1))
-        return given | {
+            tensors["log_prob"] = self._tensor(np.asarray(batch["log_prob"], dtype=np.float32).reshape(-1))
+        return tensors | {
             "obs": self._images(obs.reshape(num_samples, LATTICE, LATTICE, ACTOR_CHANNELS)),
             "state": images,
             "action": self._tensor(np.asarray(batch["action"], dtype=np.int64).reshape(-1)),
@@ -259,8 +259,8 @@ class TorchComa:
             The loss, and the values [size, A] on the minibatch after the step, which serve the actor.
         """
         q = self.values(self.critic, minibatch["state"])
-        taken = q.gather(1, minibatch["action"][:, None])[:, 0]
-        loss = ((taken - minibatch["target"]) ** 2).mean()
+        q_taken = q.gather(1, minibatch["action"][:, None])[:, 0]
+        loss = ((q_taken - minibatch["target"]) ** 2).mean()
         self.critic_optimizer.zero_grad()
         loss.backward()
         self.critic_optimizer.step()
@@ -308,8 +308,8 @@ class TorchComa:
         self, masked: "torch.Tensor", q: "torch.Tensor", minibatch: dict[str, "torch.Tensor"]
     ) -> "torch.Tensor":
         """[B]: value of the action minus the mean value under the masked policy (bounded below by 1e-5)."""
-        taken = q.gather(1, minibatch["action"][:, None])[:, 0] if self.worth == "critic" else minibatch["target"]
-        return taken - (masked.clamp(min=1e-5) * q * minibatch["mask"]).sum(dim=1)
+        value = q.gather(1, minibatch["action"][:, None])[:, 0] if self.worth == "critic" else minibatch["target"]
+        return value - (masked.clamp(min=1e-5) * q * minibatch["mask"]).sum(dim=1)
 
     def _follow(self) -> None:
         """Update the target critic softly, if `tau` is given."""

@@ -69,15 +69,15 @@ def frames(q: np.ndarray) -> Frames:
 
 def tool_centre(q: np.ndarray) -> np.ndarray:
     """float64[E, 3]: mean of the two fingertips, each at its finger's own offset."""
-    found = frames(q)
+    links = frames(q)
     offset = np.array(constants()["finger_site_offset_in_claw"], np.float64)
-    return np.mean([found.origin[:, i] + found.rotation[:, i] @ offset for i in (7, 8)], axis=0)
+    return np.mean([links.origin[:, i] + links.rotation[:, i] @ offset for i in (7, 8)], axis=0)
 
 
 def opening(q: np.ndarray) -> np.ndarray:
     """float64[E], from the distance of the finger bodies."""
-    found = frames(q)
-    return np.clip(np.linalg.norm(found.origin[:, 7] - found.origin[:, 8], axis=-1) / 0.1, 0.0, 1.0)
+    links = frames(q)
+    return np.clip(np.linalg.norm(links.origin[:, 7] - links.origin[:, 8], axis=-1) / 0.1, 0.0, 1.0)
 
 
 def _moves(i: int) -> list[int]:
@@ -91,7 +91,7 @@ def _moves(i: int) -> list[int]:
 
 def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mass matrix float64[E, 9, 9] with armature, and bias float64[E, 9]."""
-    found, links, number = frames(q), constants()["links"], len(q)
+    frame, links, number = frames(q), constants()["links"], len(q)
     matrix = np.zeros((number, 9, 9))
     forces = np.zeros((number, 9))
     down = np.array(constants()["gravity"])
@@ -101,29 +101,29 @@ def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         parent = link["parent"]
         if parent >= 0:
             w, a, base = spin[:, parent], turning[:, parent], rising[:, parent]
-            arm = found.origin[:, i] - found.origin[:, parent]
+            arm = frame.origin[:, i] - frame.origin[:, parent]
         else:
             w = a = base = np.zeros((number, 3))
-            arm = found.origin[:, i]
+            arm = frame.origin[:, i]
         rising[:, i] = base + np.cross(a, arm) + np.cross(w, np.cross(w, arm))
         if link["type"] == "hinge":
-            axis = v[:, i, None] * found.rotation[:, i, :, 2]
+            axis = v[:, i, None] * frame.rotation[:, i, :, 2]
             spin[:, i], turning[:, i] = w + axis, a + np.cross(w, axis)
         else:
             spin[:, i], turning[:, i] = w, a
-            rising[:, i] += 2 * np.cross(w, v[:, i, None] * found.rotation[:, i, :, 1])
+            rising[:, i] += 2 * np.cross(w, v[:, i, None] * frame.rotation[:, i, :, 1])
     for i, link in enumerate(links):
-        turned = found.rotation[:, i]
+        turned = frame.rotation[:, i]
         arm = turned @ np.array(link["com"])
-        centre = found.origin[:, i] + arm
+        centre = frame.origin[:, i] + arm
         inertia = turned @ np.array(link["inertia_about_com"]) @ turned.swapaxes(1, 2)
         linear, angular = np.zeros((number, 3, 9)), np.zeros((number, 3, 9))
         for j in _moves(i):
             if links[j]["type"] == "hinge":
-                axis = found.rotation[:, j, :, 2]
-                linear[:, :, j], angular[:, :, j] = np.cross(axis, centre - found.origin[:, j]), axis
+                axis = frame.rotation[:, j, :, 2]
+                linear[:, :, j], angular[:, :, j] = np.cross(axis, centre - frame.origin[:, j]), axis
             else:
-                linear[:, :, j] = found.rotation[:, j, :, 1]
+                linear[:, :, j] = frame.rotation[:, j, :, 1]
         matrix += link["mass"] * linear.swapaxes(1, 2) @ linear + angular.swapaxes(1, 2) @ inertia @ angular
         w, a = spin[:, i], turning[:, i]
         pull = link["mass"] * (rising[:, i] + np.cross(a, arm) + np.cross(w, np.cross(w, arm)) - down)
@@ -162,7 +162,7 @@ def physics_step(
     q: np.ndarray, v: np.ndarray, target: np.ndarray, grip: np.ndarray, torque_scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """q, v float64[E, 9], target [E, 3], grip [E] -> q, v one physics step later."""
-    found, number, h = frames(q), len(q), constants()["timestep"]
+    frame, number, h = frames(q), len(q), constants()["timestep"]
     matrix, drag = mass_and_bias(q, v)
     damping = _column("damping")
     smooth = -damping * v - drag
@@ -170,18 +170,18 @@ def physics_step(
     smooth[:, 7] += gain * (np.clip(grip, low, high) - q[:, 7])
     smooth[:, 8] += gain * (np.clip(-grip, low, high) - q[:, 8])
 
-    away = _quaternion(found.hand_rotation.swapaxes(1, 2) @ TARGET_ROTATION)
-    error = np.concatenate([target - found.hand, torque_scale * away[:, 1:]], axis=1)
+    away = _quaternion(frame.hand_rotation.swapaxes(1, 2) @ TARGET_ROTATION)
+    error = np.concatenate([target - frame.hand, torque_scale * away[:, 1:]], axis=1)
     jacobian = np.zeros((number, 6, 9))
     for j in range(7):
-        axis = found.rotation[:, j, :, 2]
-        jacobian[:, :3, j] = -np.cross(axis, found.hand - found.origin[:, j])
-        turn = -np.einsum("eji,ej->ei", found.hand_rotation, axis)
+        axis = frame.rotation[:, j, :, 2]
+        jacobian[:, :3, j] = -np.cross(axis, frame.hand - frame.origin[:, j])
+        turn = -np.einsum("eji,ej->ei", frame.hand_rotation, axis)
         jacobian[:, 3:, j] = torque_scale / 2 * (away[:, :1] * turn + np.cross(turn, away[:, 1:]))
     imp, stiffness, resistance = _softness(np.linalg.norm(error, axis=1), constants()["weld"])
     inverse = np.repeat(constants()["hand"]["body_invweight0"], 3)
     weight = (imp / (1 - imp))[:, None] / inverse
-    wanted = -resistance * np.einsum("eij,ej->ei", jacobian, v) - stiffness * imp[:, None] * error
+    weld_acceleration = -resistance * np.einsum("eij,ej->ei", jacobian, v) - stiffness * imp[:, None] * error
 
     low_q, high_q = _column("joint_range").T
     sign = np.where(low_q - q > q - high_q, 1.0, -1.0)
@@ -192,7 +192,7 @@ def physics_step(
     violated = depth > 0
     active = violated
     held = matrix + jacobian.swapaxes(1, 2) @ (weight[:, :, None] * jacobian)
-    pushed = smooth + np.einsum("eij,ei->ej", jacobian, weight * wanted)
+    pushed = smooth + np.einsum("eij,ei->ej", jacobian, weight * weld_acceleration)
     for _ in range(MOST_SEARCHES):
         on = np.where(active, limit_weight, 0.0)
         whole = held + on[:, :, None] * np.eye(9)
@@ -202,7 +202,7 @@ def physics_step(
             break
     else:
         raise RuntimeError("the active limits do not settle")
-    missing = wanted - np.einsum("eij,ej->ei", jacobian, acceleration)
+    missing = weld_acceleration - np.einsum("eij,ej->ei", jacobian, acceleration)
     force = np.einsum("eij,ei->ej", jacobian, weight * missing)
     force += np.where(violated, sign * limit_weight * np.maximum(0.0, limit_wanted - sign * acceleration), 0.0)
     implicit = matrix + h * np.diag(damping)

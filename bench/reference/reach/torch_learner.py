@@ -154,13 +154,13 @@ class TorchSac(ReplayLearner):
         error = self.values(self.critic, observation, action) - target
         critic_loss = (weight * error.square()).mean(1).sum()
         self._descend(self.critic_adam, critic_loss)
-        found = {"critic_loss": critic_loss.item(), "target_mean": target.mean().item()}
+        metrics = {"critic_loss": critic_loss.item(), "target_mean": target.mean().item()}
         if self.updates % self.actor_update_period == 0:
-            found |= self._actor_step(observation, drawn[:, 1], task, (weight > 0).float())
+            metrics |= self._actor_step(observation, drawn[:, 1], task, (weight > 0).float())
         if self.updates % self.target_update_period == 0:
             self.soft_update(self.target_critic, self.critic, self.tau)
         self.updates += 1
-        return found | {"alpha": self.log_alpha.exp().mean().item()}
+        return metrics | {"alpha": self.log_alpha.exp().mean().item()}
 
     def _actor_step(
         self, observation: "torch.Tensor", noise: "torch.Tensor", task: "torch.Tensor", used: "torch.Tensor"

@@ -54,15 +54,15 @@ def choose(
             raise ValueError("level 0 plays at random: give it a generator.")
         return [int(action) for action in rng.integers(4, size=len(snakes))]
     exclusive = level == 2 or (exclusive_beans and level != 1)
-    shown = [(ghosts or {}).get(i, body) for i, body in enumerate(state.bodies)]
-    bodies = {cell for body in shown for cell in body} - set(state.beans)
+    visible = [(ghosts or {}).get(i, body) for i, body in enumerate(state.bodies)]
+    bodies = {cell for body in visible for cell in body} - set(state.beans)
     beans = list(state.beans)
     actions = []
     for i in snakes:
         if not state.bodies[i]:
             actions.append(UP)
             continue
-        head = shown[i][0]
+        head = visible[i][0]
         bean = min(beans, key=lambda b: _square(head, b), default=None)
         if exclusive and bean is not None:
             beans.remove(bean)

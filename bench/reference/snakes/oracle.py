@@ -136,18 +136,18 @@ def reset(settings: Settings, rng: np.random.Generator) -> State:
     A place is a tail cell and a direction; it is drawn again until its three cells are free.
     """
     state = State([], [], [])
-    taken: set[Cell] = set()
+    occupied: set[Cell] = set()
     for _ in range(settings.num_snakes):
         for _ in range(PLACEMENTS):
             direction = int(rng.integers(4))
             tail = int(rng.integers(settings.height)), int(rng.integers(settings.width))
             middle = settings.neighbour(tail, direction)
             body = [settings.neighbour(middle, direction), middle, tail]
-            if taken.isdisjoint(body):
+            if occupied.isdisjoint(body):
                 break
         else:
             raise ValueError(f"no room for {settings.num_snakes} snakes on {settings.height} x {settings.width} cells.")
-        taken.update(body)
+        occupied.update(body)
         state.bodies.append(body)
         state.directions.append(direction)
     return refill(state, settings, rng)
@@ -267,10 +267,10 @@ def refill(state: State, settings: Settings, rng: np.random.Generator) -> State:
 
 def check_resolved(resolved: Integers, actions: Integers, directions: Integers) -> None:
     """Raise ValueError where `resolve` could not have led from the actions to these directions; all [n]."""
-    for i, (taken, action, direction) in enumerate(zip(resolved, actions, directions, strict=True)):
+    for i, (heading, action, direction) in enumerate(zip(resolved, actions, directions, strict=True)):
         reversal = action == direction ^ 1
-        if taken not in DIRECTIONS or (taken == action) == reversal:
-            raise ValueError(f"snake {i} heads {direction}, is asked for {action} and cannot go {taken}.")
+        if heading not in DIRECTIONS or (heading == action) == reversal:
+            raise ValueError(f"snake {i} heads {direction}, is asked for {action} and cannot go {heading}.")
 
 
 def check_new_beans(new: Sequence[Cell], state: State, settings: Settings) -> None:
@@ -358,8 +358,8 @@ class Game:
         """
         team = self.settings.team(side)
         if variant == "score" and self.settings.teams == 2:
-            own = int(np.sum(self.rewards[team]))
-            return np.full(len(team), float(2 * own - int(np.sum(self.rewards))))
+            score = int(np.sum(self.rewards[team]))
+            return np.full(len(team), float(2 * score - int(np.sum(self.rewards))))
         code = 0
         if self.settings.teams == 2:
             code = lead_code(self.done, *(int(self.totals[self.settings.team(s)].sum()) for s in (side, 1 - side)))
@@ -462,9 +462,9 @@ def _two_nearest_beans(state: State, settings: Settings, head: Cell, missing: fl
     """dx, dy, distance of the nearest and the second nearest bean; 0, 0, `missing` for one that is not there."""
     offsets = [_offset(settings, head, bean) for bean in state.beans]
     offsets.sort(key=lambda o: o[0] ** 2 + o[1] ** 2)  # stable: ties stay in list order
-    found = [(float(dx), float(dy), math.hypot(dx, dy)) for dx, dy in offsets[:2]]
-    found += [(0.0, 0.0, missing)] * (2 - len(found))
-    return [*found[0], *found[1]]
+    nearest = [(float(dx), float(dy), math.hypot(dx, dy)) for dx, dy in offsets[:2]]
+    nearest += [(0.0, 0.0, missing)] * (2 - len(nearest))
+    return [*nearest[0], *nearest[1]]
 
 
 def _threat(state: State, settings: Settings, head: Cell, k: int) -> float:
@@ -477,11 +477,11 @@ def _threat(state: State, settings: Settings, head: Cell, k: int) -> float:
 # ---------------------------------------------------------------- rewards
 
 
-def lead_code(done: bool, own: int, other: int) -> int:
+def lead_code(done: bool, ours: int, theirs: int) -> int:
     """Lead code: 0 level; at the end 1 the own team, 2 the other; before it 3 and 4. From game scores."""
-    if own == other:
+    if ours == theirs:
         return 0
-    return (1 if own > other else 2) + (0 if done else 2)
+    return (1 if ours > theirs else 2) + (0 if done else 2)
 
 
 _ORIGINAL_BASE = (0.0, 50.0, -25.0, 10.0, -5.0)  # by lead code

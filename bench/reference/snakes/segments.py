@@ -35,10 +35,10 @@ def from_segments(
     Raises:
         ValueError: cells off the board or taken twice, or a body that no play can reach.
     """
-    taken = [tuple(cell) for snake in (*segments, beans) for cell in snake]
-    if any(not (0 <= r < board.height and 0 <= c < board.width) for r, c in taken):
+    occupied = [tuple(cell) for snake in (*segments, beans) for cell in snake]
+    if any(not (0 <= r < board.height and 0 <= c < board.width) for r, c in occupied):
         raise ValueError(f"snakes: a cell lies off the board of {board.height} rows and {board.width} columns")
-    if len(set(taken)) < len(taken):
+    if len(set(occupied)) < len(occupied):
         raise ValueError("snakes: two snakes or beans lie on one cell; give every cell once")
     if len(beans) > max_beans:
         raise ValueError(f"snakes: {len(beans)} beans are given, but the board keeps {max_beans}")

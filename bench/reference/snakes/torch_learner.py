@@ -88,11 +88,11 @@ class TorchDdpg(ReplayLearner):
         self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            made = (build_network(inputs, actions, hidden_size, bicnet) for _ in range(2))
-            self.actor, self.target_actor = (network.to(device) for network in made)
+            networks = (build_network(inputs, actions, hidden_size, bicnet) for _ in range(2))
+            self.actor, self.target_actor = (network.to(device) for network in networks)
             sizes = (inputs, actions) if expected else (inputs + actions, 1)
-            made = (build_network(*sizes, hidden_size, bicnet) for _ in range(2))
-            self.critic, self.target_critic = (network.to(device) for network in made)
+            networks = (build_network(*sizes, hidden_size, bicnet) for _ in range(2))
+            self.critic, self.target_critic = (network.to(device) for network in networks)
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
