@@ -80,8 +80,8 @@ def test_gymnax_steps_as_gymnax_does(name, action):
         observation, state = jax.jit(theirs.reset)(key_reset, params)
         np.testing.assert_array_equal(rows[0].observation[0], observation)
         for t, row in enumerate(rows[1:]):
-            given = jnp.asarray(action, env.spec.action.dtype)
-            _, state, reward, terminated, truncated, info = jax.jit(theirs.step)(key_of(t), state, given, params)
+            clipped = jnp.asarray(action, env.spec.action.dtype)
+            _, state, reward, terminated, truncated, info = jax.jit(theirs.step)(key_of(t), state, clipped, params)
             np.testing.assert_array_equal(row.observation[0], info["final_observation"])
             np.testing.assert_array_equal(row.reward, [reward])
             assert (row.terminated, row.truncated) == (terminated, truncated)
@@ -233,8 +233,8 @@ def compare_jaxmarl(name, actions, seed=0, **settings):
                 np.testing.assert_array_equal(row.observation[index], observations[agent])
                 np.testing.assert_array_equal(row.reward[index], rewards[agent])
             if t < len(actions):
-                given = dict(zip(env.agents, jnp.asarray(actions[t], jnp.int32), strict=True))
-                observations, state, rewards, *_ = step(key_of(t), state, given)
+                actions_by_agent = dict(zip(env.agents, jnp.asarray(actions[t], jnp.int32), strict=True))
+                observations, state, rewards, *_ = step(key_of(t), state, actions_by_agent)
     return env, rows, theirs
 
 
@@ -288,10 +288,10 @@ def test_jaxmarl_masks_and_global_state():
     for row, state in zip(rows, states, strict=True):
         with quiet():
             masks, world = env.get_avail_actions(state), env.get_world_state(state)
-        wanted = np.stack([np.asarray(masks[agent]) > 0 for agent in env.agents])
-        np.testing.assert_array_equal(row.action_mask, wanted)
+        expected = np.stack([np.asarray(masks[agent]) > 0 for agent in env.agents])
+        np.testing.assert_array_equal(row.action_mask, expected)
         np.testing.assert_array_equal(row.global_state, world)
-    assert not wanted.all()
+    assert not expected.all()
     assert make("jaxmarl:HeuristicEnemySMAX").spec.global_state.shape == (120,)
 
 
@@ -317,8 +317,8 @@ def test_jaxmarl_maps(name, chosen, agents):
         observations, _ = package.reset(jax.random.key_data(jax.random.split(jax.random.key(0))[0]))
     _, timestep = env.reset(jax.random.key(0))
     assert env.spec.num_agents == agents
-    wanted = np.stack([np.asarray(observations[agent], np.float32).ravel() for agent in package.agents])
-    np.testing.assert_array_equal(np.asarray(timestep.observation).reshape(agents, -1), wanted)
+    expected = np.stack([np.asarray(observations[agent], np.float32).ravel() for agent in package.agents])
+    np.testing.assert_array_equal(np.asarray(timestep.observation).reshape(agents, -1), expected)
 
 
 def test_jaxmarl_tells_ends_apart():
@@ -429,9 +429,9 @@ def test_missing_package(monkeypatch, library):
 
 def module(monkeypatch, name, **contents):
     """Put a made-up package in the place of a real one."""
-    made = types.ModuleType(name)
-    made.__dict__.update(contents)
-    monkeypatch.setitem(sys.modules, name, made)
+    package = types.ModuleType(name)
+    package.__dict__.update(contents)
+    monkeypatch.setitem(sys.modules, name, package)
 
 
 class Space(NamedTuple):

@@ -191,11 +191,11 @@ def test_a_batch_without_rows(point: jaxrl.Policy) -> None:
 
 
 def test_an_evaluation_is_that_of_the_command(point: jaxrl.Policy) -> None:
-    found = jaxrl.evaluate(point, episodes=6, baselines="random")
-    assert found["return"].shape == (6,) and set(found.baselines) == {"random"}
-    assert np.array_equal(found["return"], jaxrl.evaluate(point, episodes=6, baselines=[])["return"])
-    assert not np.array_equal(found["return"], jaxrl.evaluate(point, episodes=6, baselines=[], seed=1)["return"])
-    assert "return " in str(found)
+    evaluation = jaxrl.evaluate(point, episodes=6, baselines="random")
+    assert evaluation["return"].shape == (6,) and set(evaluation.baselines) == {"random"}
+    assert np.array_equal(evaluation["return"], jaxrl.evaluate(point, episodes=6, baselines=[])["return"])
+    assert not np.array_equal(evaluation["return"], jaxrl.evaluate(point, episodes=6, baselines=[], seed=1)["return"])
+    assert "return " in str(evaluation)
 
 
 def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None:
@@ -289,15 +289,15 @@ def test_settings_take_paths_and_numbers_of_numpy(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "found"),
+    ("shape", "dtype", "description"),
     [((), "int32", r"int32\[8\]"), ((1,), "float32", r"float32\[8, 1\]"), ((1, 2), "int32", r"int32\[8, 1, 2\]")],
 )
-def test_actions_that_the_environment_does_not_take(shape: tuple[int, ...], dtype: str, found: str) -> None:
+def test_actions_that_the_environment_does_not_take(shape: tuple[int, ...], dtype: str, description: str) -> None:
     class Wrong(TinyQ):
         def act(self, policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any, mode: Any) -> Any:
             return jnp.zeros((len(keys), *shape), dtype), carry, ()
 
-    with pytest.raises(UsageError, match=rf"act returned actions {found}, but 'corridor' takes int32\[8, 1\]"):
+    with pytest.raises(UsageError, match=rf"act returned actions {description}, but 'corridor' takes int32\[8, 1\]"):
         jax.eval_shape(jaxrl.make_train(named(Wrong), Corridor, **TINY), jax.random.key(0))
 
 
@@ -336,9 +336,9 @@ def test_an_error_in_the_users_own_code_keeps_its_traceback() -> None:
         def act(self, policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any, mode: Any) -> Any:
             _, _ = (1, 2, 3)  # type: ignore[misc]
 
-    with pytest.raises(ValueError, match="too many values to unpack") as found:
+    with pytest.raises(ValueError, match="too many values to unpack") as caught:
         jax.eval_shape(jaxrl.make_train(named(Broken), Corridor, **TINY), jax.random.key(0))
-    assert found.traceback[-1].path == Path(__file__)
+    assert caught.traceback[-1].path == Path(__file__)
 
 
 def test_settings_need_the_decorator() -> None:

@@ -158,24 +158,24 @@ def contents(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if path.name != ".lock"}
 
 
-def one_sentence(text: str, wanted: str) -> None:
+def one_sentence(text: str, expected: str) -> None:
     lines = [line for line in text.splitlines() if not line.startswith("warning: checkpoint")]
     assert len(lines) == 1, text
     assert lines[0].startswith("error: ")
-    assert wanted in lines[0]
+    assert expected in lines[0]
     assert len(lines[0]) <= 1000
     assert "Traceback" not in text
 
 
 def check(
-    argv: str | list[str], code: int, wanted: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    argv: str | list[str], code: int, expected: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = argv.split() if isinstance(argv, str) else argv
     words = [word.format(run=run, here=here, teams=here / "teams") for word in words]
     before = contents(run.parents[1], here)
     capsys.readouterr()
     assert train.main(words) == code
-    one_sentence(capsys.readouterr().err, wanted.format(run=run, here=here))
+    one_sentence(capsys.readouterr().err, expected.format(run=run, here=here))
     assert contents(run.parents[1], here) == before
 
 
@@ -199,7 +199,7 @@ def test_too_many_snakes_to_look_through(
 
 
 @pytest.mark.parametrize(
-    ("module", "argv", "code", "wanted", "platform"),
+    ("module", "argv", "code", "expected", "platform"),
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
         pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", "cpu", marks=pytest.mark.long),
@@ -207,13 +207,13 @@ def test_too_many_snakes_to_look_through(
         ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
     ],
 )
-def test_the_real_command(module: str, argv: str, code: int, wanted: str, platform: str, tmp_path: Path) -> None:
+def test_the_real_command(module: str, argv: str, code: int, expected: str, platform: str, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform}
     command = [sys.executable, "-m", module, *argv.split()]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert done.stdout == ""
-    one_sentence(done.stderr, wanted)
+    one_sentence(done.stderr, expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -250,12 +250,12 @@ def run(finished: Path, here: Path) -> Path:
     return here / "run"
 
 
-def resume_fails(run: Path, wanted: str, capsys: pytest.CaptureFixture[str], code: int = 1, *more: str) -> str:
+def resume_fails(run: Path, expected: str, capsys: pytest.CaptureFixture[str], code: int = 1, *more: str) -> str:
     before = contents(run)
     capsys.readouterr()
     assert train.main(["--resume", str(run), *more]) == code
     captured = capsys.readouterr()
-    one_sentence(captured.err, wanted)
+    one_sentence(captured.err, expected)
     assert contents(run) == before
     return captured.out
 

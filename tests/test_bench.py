@@ -92,14 +92,14 @@ def test_how_many_are_stepped_together():
 @pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 11.0}, 1), ({1: 3.0, 2: 2.0}, 2)])
 def test_baselines_run_with_the_threads_that_are_best_for_them(seconds, best):
     """One slow sample of the better choice does not change it."""
-    calls, taken = [], []
+    calls, samples = [], []
 
     def sample():
-        taken.append(calls[-1])
-        return seconds[calls[-1]] + (50.0 if len(taken) in (1, 2, 3, 4) else 0.0)
+        samples.append(calls[-1])
+        return seconds[calls[-1]] + (50.0 if len(samples) in (1, 2, 3, 4) else 0.0)
 
     assert threads.choose_threads(sample, calls.append, (1, 2)) == best
-    assert calls[-1] == best and sorted(set(taken)) == [1, 2]
+    assert calls[-1] == best and sorted(set(samples)) == [1, 2]
     assert str(best) in threads.note(best, (1, 2), "BLAS")
 
 
@@ -179,17 +179,17 @@ def test_environment_throughput(entry, devices, sizes):
         limit=2**20,
         devices=devices,
     )
-    found = env_throughput.run(request, RATES, silent)
-    assert [(row["variant"], row["num_envs"]) for row in found["rows"]] == [
+    result = env_throughput.run(request, RATES, silent)
+    assert [(row["variant"], row["num_envs"]) for row in result["rows"]] == [
         (length, size) for length in ("length 4", "length 5") for size in sizes
     ]
-    remark = found["notes"].pop()
-    assert found["baseline_threads"] is None or f"runs with {found['baseline_threads']}" in remark
-    assert found["notes"].pop() == "it does nothing" and found["baseline_name"] == "idle"
-    assert [note.split(":")[0] for note in found["notes"]] == [
+    remark = result["notes"].pop()
+    assert result["baseline_threads"] is None or f"runs with {result['baseline_threads']}" in remark
+    assert result["notes"].pop() == "it does nothing" and result["baseline_name"] == "idle"
+    assert [note.split(":")[0] for note in result["notes"]] == [
         "skipped 1,000,000,000 environments (length 4)", "skipped 1,000,000,000 environments (length 5)"
     ]  # fmt: skip
-    row = found["rows"][len(sizes) - 1]
+    row = result["rows"][len(sizes) - 1]
     assert (
         row["together"] == 4
         and row["devices"] == devices
@@ -200,17 +200,17 @@ def test_environment_throughput(entry, devices, sizes):
         assert len(stage["samples"]) == 2 and stage["rate"] == 4 / stage["median"]
         assert stage["roofline"] == pytest.approx(stage["rate"] / devices * stage["needed_bytes_per_step"] / 1e9)
         assert stage["times_baseline"] > 0 and stage["compile_seconds"] > 0
-    assert set(found["baseline"]) == {"without metrics", "rules", "observation", "policy", "reset"}
-    assert found["baseline"]["rules"]["rate"] <= found["baseline"]["without metrics"]["rate"]
+    assert set(result["baseline"]) == {"without metrics", "rules", "observation", "policy", "reset"}
+    assert result["baseline"]["rules"]["rate"] <= result["baseline"]["without metrics"]["rate"]
 
 
 def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
     env = make("coverage", q=2, budget=1, num_agents=1)
-    made = []
+    timers = []
 
     class Fake(rollout_timing.EnvTimer):
         def __init__(self, env, num_envs, policy, devices):
-            made.append((num_envs, devices))
+            timers.append((num_envs, devices))
             self.env, self.num_envs, self.stages, self.steps = env, num_envs, rollout_timing.STAGES, 2
             self.compile_seconds = dict.fromkeys((*rollout_timing.STAGES, "reset"), 1.0)
             self.temporary = dict.fromkeys(rollout_timing.STAGES, 0.0)
@@ -221,17 +221,17 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
     monkeypatch.setattr(rollout_timing, "EnvTimer", Fake)
     settings = dataclasses.asdict(env)
     request = env_throughput.Request("coverage", {"": settings}, "random", (1, 64, 1024, 4096), baseline=False)
-    found = env_throughput.run(request, RATES, silent)
-    assert made == [(1, 1), (64, 1)]
-    assert [row["together"] for row in found["rows"]] == [1, 64, 64, 64]
-    assert [row["stages"]["policy"]["rate"] for row in found["rows"]] == [0.5, 32.0, 32.0, 32.0]
-    assert found["baseline"] is None and found["notes"][0].startswith("1,024 environments: stepped 64 at a time")
+    result = env_throughput.run(request, RATES, silent)
+    assert timers == [(1, 1), (64, 1)]
+    assert [row["together"] for row in result["rows"]] == [1, 64, 64, 64]
+    assert [row["stages"]["policy"]["rate"] for row in result["rows"]] == [0.5, 32.0, 32.0, 32.0]
+    assert result["baseline"] is None and result["notes"][0].startswith("1,024 environments: stepped 64 at a time")
     request = dataclasses.replace(request, at_once=256, num_envs=(1024,))
     assert env_throughput.run(request, RATES, silent)["rows"][0]["together"] == 256
-    made.clear()
+    timers.clear()
     request = dataclasses.replace(request, at_once=0, num_envs=(1, 6, 1024), devices=4)
     assert [row["devices"] for row in env_throughput.run(request, RATES, silent)["rows"]] == [1, 3, 4]
-    assert made == [(1, 1), (6, 3), (256, 4)]  # each of the four flies as many as one would
+    assert timers == [(1, 1), (6, 3), (256, 4)]  # each of the four flies as many as one would
     with pytest.raises(UsageError, match="this machine has 8"):
         env_throughput.run(dataclasses.replace(request, devices=9), RATES, silent)
 
@@ -281,9 +281,9 @@ def test_training_throughput(whole):
 @pytest.mark.parametrize("sizes", [(8,), pytest.param((8, 16), marks=pytest.mark.long)])
 def test_long_iterations_are_projected(entry, sizes):
     request = train_throughput.Request(tiny_config(devices=1), sizes, seconds=1e-12, rounds=1, torch=True)
-    found = train_throughput.run(request, RATES, silent)
-    assert tuple(row["num_envs"] for row in found["rows"]) == sizes and found["torch_threads"] == 1
-    for row in found["rows"]:
+    result = train_throughput.run(request, RATES, silent)
+    assert tuple(row["num_envs"] for row in result["rows"]) == sizes and result["torch_threads"] == 1
+    for row in result["rows"]:
         assert row["projected"] and row["whole"] is None
         assert row["learn"]["updates"] == 2 and row["learn"]["flop"] == row["flop_per_iteration"] / 2
         collect, learn = row["collect"]["rate"], row["learn"]["rate"]
@@ -293,7 +293,7 @@ def test_long_iterations_are_projected(entry, sizes):
         seconds = env_steps / theirs["collect"]["rate"] + row["flop_per_iteration"] / theirs["learn"]["rate"]
         assert theirs["env_steps_per_second"] == pytest.approx(env_steps / seconds)
         assert theirs["times"] == pytest.approx(seconds / row["iteration_seconds"])
-    assert "projected from parts" in found["notes"][0]
+    assert "projected from parts" in result["notes"][0]
 
 
 def test_sizes_that_do_not_fit_are_skipped():
@@ -441,20 +441,20 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
     evaluation = {"score": "score_difference", "episodes": 7, "settings": {"seed": 4}, "versions": {}}
     (run / "evaluation.json").write_text(json.dumps(evaluation | {"matches": [match]}))
     assert learning.main([str(run), "--name", "a", "--reach", "0"]) == 0
-    made = json.loads((tmp_path / "results" / "learning_a.json").read_text())
-    assert made["curves"] == [
+    study = json.loads((tmp_path / "results" / "learning_a.json").read_text())
+    assert study["curves"] == [
         [{"env_steps": 30, "seconds": 2.0, "score": -5.0}, {"env_steps": 40, "seconds": 3.0, "score": 2.0}]
     ]
-    assert made["reached"] == {"score": 0.0, "env_steps": [40], "median": 40, "seconds": [3.0]}
-    assert made["seeds"] == [4]
-    assert made["held_out"] == {"sampled against random": [{"score": {"mean": 2.5}}]}
+    assert study["reached"] == {"score": 0.0, "env_steps": [40], "median": 40, "seconds": [3.0]}
+    assert study["seeds"] == [4]
+    assert study["held_out"] == {"sampled against random": [{"score": {"mean": 2.5}}]}
     assert learning.main([str(run), "--name", "b", "--training", "score"]) == 0
-    made = json.loads((tmp_path / "results" / "learning_b.json").read_text())
-    assert [(point["env_steps"], point["score"]) for point in made["curves"][0]] == [(20, 1.0), (40, 2.0)]
+    study = json.loads((tmp_path / "results" / "learning_b.json").read_text())
+    assert [(point["env_steps"], point["score"]) for point in study["curves"][0]] == [(20, 1.0), (40, 2.0)]
     (run / "evaluation.json").write_text(json.dumps(evaluation | {"matches": [match], "score_mode": "min"}))
     assert learning.main([str(run), "--name", "d", "--reach", "0"]) == 0  # where small is good, -5 was already there
-    made = json.loads((tmp_path / "results" / "learning_d.json").read_text())
-    assert made["reached"]["env_steps"] == [30] and made["reached"]["seconds"] == [2.0]
+    study = json.loads((tmp_path / "results" / "learning_d.json").read_text())
+    assert study["reached"]["env_steps"] == [30] and study["reached"]["seconds"] == [2.0]
 
     def entry(*means: Any) -> Any:
         return {"mean": list(means), "std": [0.5] * len(means), "maximum": 9.0}
@@ -462,9 +462,9 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
     policies = {"learned": {"score_difference": entry(1.0, 4.0), "length": entry(7.0, 8.0)}}
     (run / "evaluation.json").write_text(json.dumps(evaluation | {"policies": policies}))
     assert learning.main([str(run), "--name", "e"]) == 0
-    made = json.loads((tmp_path / "results" / "learning_e.json").read_text())
-    assert made["held_out"] == {"learned": [{"mean": 4.0, "std": 0.5}]}  # at the end of the episode
-    assert made["other_metrics"] == {"length": {"learned": [{"mean": 8.0, "std": 0.5}]}}
+    study = json.loads((tmp_path / "results" / "learning_e.json").read_text())
+    assert study["held_out"] == {"learned": [{"mean": 4.0, "std": 0.5}]}  # at the end of the episode
+    assert study["other_metrics"] == {"length": {"learned": [{"mean": 8.0, "std": 0.5}]}}
     capsys.readouterr()
     assert learning.main([str(run), "--name", "c", "--training", "scores"]) == 1
     assert "no hundred training episodes with a 'scores'" in capsys.readouterr().err

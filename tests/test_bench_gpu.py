@@ -43,20 +43,20 @@ def test_a_killed_rehearsal_goes_on_with_what_is_missing(tmp_path: Path) -> None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    kept = results.read(tmp_path)[first.name]
+    first_entry = results.read(tmp_path)[first.name]
     elsewhere = tmp_path / "elsewhere"  # one file is enough to go on
     elsewhere.mkdir()
     (elsewhere / "results.json").write_bytes((tmp_path / "results.json").read_bytes())
     process = call(elsewhere, "--parts", "device", "--again", second.name)
     table, messages = process.communicate(timeout=120)
     assert process.returncode == 0, messages
-    assert results.read(elsewhere)[first.name] == kept
+    assert results.read(elsewhere)[first.name] == first_entry
     assert f"device: {second.name}" in messages and first.name not in messages
     assert table == (elsewhere / "summary.md").read_text()
     assert "| device_rates | matrix product, float32 | " in table and "launched one by one" in table
     near = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()}
     assert {name for name in near if name.count("/") < 2} == {"results.json", "summary.md"}
-    assert kept["took"] > 0 and isinstance(results.read(elsewhere)[second.name]["seconds"], dict)
+    assert first_entry["took"] > 0 and isinstance(results.read(elsewhere)[second.name]["seconds"], dict)
 
 
 def test_the_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
@@ -111,20 +111,20 @@ def test_units_that_hang_or_end_their_process(
     for module in (command, results):
         monkeypatch.setattr(module, "UNITS", units)
     assert command.main(["--out", str(out), "--parts", "device"]) == 1
-    begun = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("device: ")]
-    assert begun == [*NAMES, "hangs", "slow", "hangs"]
-    found = results.read(out)
-    assert [found[name]["error"] for name in ("hangs", "slow", "breaks", "works")] == [
+    started = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("device: ")]
+    assert started == [*NAMES, "hangs", "slow", "hangs"]
+    entries = results.read(out)
+    assert [entries[name]["error"] for name in ("hangs", "slow", "breaks", "works")] == [
         "cut off after 2 s", None, "its process ended with exit code 7", None
     ]  # fmt: skip
-    assert [row[1] for row in found["slow"]["rows"]] == [0, 1]
+    assert [row[1] for row in entries["slow"]["rows"]] == [0, 1]
     assert "| works | a figure | 1,234 things |" in results.table(out)
-    assert found["works"]["rows"][1] == ["graphs", "off", ""]  # since they failed
-    assert "--xla_gpu_enable_command_buffer=" in found["works"]["flags"].split()
-    process = found["correct_graphs"]["process"]  # a new one behind a unit that failed
-    assert found["fails"]["error"].startswith("RuntimeError: a|b, process ")
-    assert found["fails"]["error"] != f"RuntimeError: a|b, process {process}"
-    row = f"| fails | did not end | FAILED: {found['fails']['error']} (--again fails does it anew) |"
+    assert entries["works"]["rows"][1] == ["graphs", "off", ""]  # since they failed
+    assert "--xla_gpu_enable_command_buffer=" in entries["works"]["flags"].split()
+    process = entries["correct_graphs"]["process"]  # a new one behind a unit that failed
+    assert entries["fails"]["error"].startswith("RuntimeError: a|b, process ")
+    assert entries["fails"]["error"] != f"RuntimeError: a|b, process {process}"
+    row = f"| fails | did not end | FAILED: {entries['fails']['error']} (--again fails does it anew) |"
     assert row.replace("a|b", "a\\|b") in results.table(out)
     assert command.main(["--out", str(out), "--parts", "device", "--again", "works", "--minutes", "0.3"]) == 1
     assert set(results.read(out)) == set(NAMES) - {"works"}
@@ -149,8 +149,8 @@ def test_a_resume_that_learns_nothing_says_nothing(monkeypatch: pytest.MonkeyPat
     ]
     monkeypatch.setattr(correct, "ITERATIONS", 2)
     monkeypatch.setattr(correct, "SAVED", 1)
-    found = correct.resume(True, tmp_path)
-    assert [row[1] for row in found["rows"]] == [True, False] and found["wrong"]
+    result = correct.resume(True, tmp_path)
+    assert [row[1] for row in result["rows"]] == [True, False] and result["wrong"]
     correct._program.cache_clear()
 
 
@@ -198,8 +198,8 @@ def test_reference_data_agree_here(source: str, tmp_path: Path, monkeypatch: pyt
     elif not records.path("coverage_missions").is_file():
         pytest.skip("no recorded data: set JAXRL_GOLDEN to the directory that holds them")
     for unit in (correct.coverage, correct.snakes):
-        found = unit(True, tmp_path)
-        assert found["source"] == source and not found["wrong"] and all(row[1] for row in found["rows"])
+        result = unit(True, tmp_path)
+        assert result["source"] == source and not result["wrong"] and all(row[1] for row in result["rows"])
     reach = correct.reach(True, tmp_path)
     assert not reach["wrong"] and len(reach["rows"]) == 6
 
@@ -207,8 +207,8 @@ def test_reference_data_agree_here(source: str, tmp_path: Path, monkeypatch: pyt
 def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXRL_GOLDEN", str(tmp_path))
     monkeypatch.setattr(coverage_parity, "INT16", coverage_parity.INT16 | {"entropy": 1e-7})
-    found = correct.coverage(True, tmp_path)
-    assert found["wrong"] and [row[0] for row in found["rows"] if not row[1]] == [
+    result = correct.coverage(True, tmp_path)
+    assert result["wrong"] and [row[0] for row in result["rows"] if not row[1]] == [
         "coverage, mission own-m00, int16: entropy"
     ]
 
@@ -216,17 +216,17 @@ def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.long
 def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways to convolve stand for two devices; one that rounds as TF32 does not agree."""
-    found = learner.compare(4, 2, 2, ["float32"])
-    found.check()
-    assert set(found.figures) == {"gradient of the critic, float32", "gradient of the actor, float32"}
-    assert all(figure.values > 1000 and figure.deviation > 0 for figure in found.figures.values())
-    made = learner.gradients
+    comparison = learner.compare(4, 2, 2, ["float32"])
+    comparison.check()
+    assert set(comparison.figures) == {"gradient of the critic, float32", "gradient of the actor, float32"}
+    assert all(figure.values > 1000 and figure.deviation > 0 for figure in comparison.figures.values())
+    gradients = learner.gradients
 
     def rounded(*arguments: Any) -> Any:
-        found = made(*arguments)
+        values = gradients(*arguments)
         if arguments[-1] == "conv":  # the processor
-            return found
-        words = {name: x.astype(np.float32).view(np.int32) // 2**13 * 2**13 for name, x in found.items()}
+            return values
+        words = {name: x.astype(np.float32).view(np.int32) // 2**13 * 2**13 for name, x in values.items()}
         return {name: x.view(np.float32).astype(np.float64) for name, x in words.items()}
 
     monkeypatch.setattr(learner, "gradients", rounded)
@@ -234,20 +234,22 @@ def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.M
 
 
 def test_comparisons() -> None:
-    found = Comparison()
-    assert not found.agrees  # nothing was compared
-    found.exact("words", [1, 2, 3], [1, 2, 3])
-    found.close("numbers", [1.0, 2.5], 2.0, 1.0)
-    found.close("numbers", 300.0, 303.0, 1.0, 3.0)
-    found.direction("vector", np.array([3.0, 4.5]), np.array([3.0, 4.0]), 0.11)
-    found.check()
-    assert str(found.figures["numbers"]) == "3 values, 0 differ, by 1.0e+00 at most, allowed 1.0e+00"
-    assert found.figures["vector"] == Figure(2, 0, pytest.approx(0.1), 0.11)
-    found.close("numbers", [math.nan, 3.1], 2.0, 1.0)
-    found.exact("words", 4, [4, 5])
-    assert [row[1] for row in found.rows("x")] == [False, False, True] and found.figures["numbers"].differ == 2
+    comparison = Comparison()
+    assert not comparison.agrees  # nothing was compared
+    comparison.exact("words", [1, 2, 3], [1, 2, 3])
+    comparison.close("numbers", [1.0, 2.5], 2.0, 1.0)
+    comparison.close("numbers", 300.0, 303.0, 1.0, 3.0)
+    comparison.direction("vector", np.array([3.0, 4.5]), np.array([3.0, 4.0]), 0.11)
+    comparison.check()
+    assert str(comparison.figures["numbers"]) == "3 values, 0 differ, by 1.0e+00 at most, allowed 1.0e+00"
+    assert comparison.figures["vector"] == Figure(2, 0, pytest.approx(0.1), 0.11)
+    comparison.close("numbers", [math.nan, 3.1], 2.0, 1.0)
+    comparison.exact("words", 4, [4, 5])
+    assert [row[1] for row in comparison.rows("x")] == [False, False, True] and comparison.figures[
+        "numbers"
+    ].differ == 2
     with pytest.raises(AssertionError, match="words: 5 values, 1 differ; numbers: 5 values, 2 differ"):
-        found.check()
+        comparison.check()
 
 
 def test_a_run_without_a_line_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -314,15 +316,17 @@ def test_a_rehearsal_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        kept = {name: entry for name, entry in results.read(out).items() if not entry["error"]}  # nothing is damaged
-        assert done <= set(kept)
-        done = set(kept)
+        finished = {
+            name: entry for name, entry in results.read(out).items() if not entry["error"]
+        }  # nothing is damaged
+        assert done <= set(finished)
+        done = set(finished)
     process = call(out, "--minutes", "20")
     table, messages = process.communicate(timeout=1200)
     assert process.returncode == 0, messages
-    found = results.read(out)
-    assert list(found) == [unit.name for unit in UNITS] and found | kept == found
+    entries = results.read(out)
+    assert list(entries) == [unit.name for unit in UNITS] and entries | finished == entries
     for unit in UNITS:
-        entry = found[unit.name]
+        entry = entries[unit.name]
         assert entry["error"] is None and entry["rows"], unit.name
     assert all(f"| {unit.name} | " in table for unit in UNITS)

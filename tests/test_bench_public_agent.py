@@ -30,15 +30,15 @@ def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     agent = public_agent.load_agent(tmp_path / "submission.py")
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=20)))
-    found, errors = public_agent.play(alone, "level2", agent.my_controller, 12, seed=3)
+    ended, errors = public_agent.play(alone, "level2", agent.my_controller, 12, seed=3)
     among = alone.with_env_settings({"opponent": "1", "side": "both"})
-    ((_, _, wanted),) = league.play(among, [("level2", "level1")], {}, 12, seed=3)
+    ((_, _, expected),) = league.play(among, [("level2", "level1")], {}, 12, seed=3)
     assert errors == 0 and "step 20" in capsys.readouterr().out
     for name in public_agent.METRICS:
         if name != "points":
-            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
-    assert len(np.unique(found["score_difference"])) > 2 and found["opponent_deaths"].sum() > 0
-    np.testing.assert_array_equal(found["points"], wanted["win"] + wanted["draw"] / 2)
+            np.testing.assert_array_equal(ended[name], expected[name], err_msg=name)
+    assert len(np.unique(ended["score_difference"])) > 2 and ended["opponent_deaths"].sum() > 0
+    np.testing.assert_array_equal(ended["points"], expected["win"] + expected["draw"] / 2)
 
 
 def test_what_is_no_player_is_refused(tmp_path, capsys):

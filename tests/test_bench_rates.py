@@ -13,11 +13,11 @@ def test_rates_are_work_over_time(monkeypatch):
     seconds = {"copy": 0.5, "fresh": 1.0, "float32": 2.0, "bfloat16": 4.0, "conv": 8.0}
     monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {name: Timing((s,)) for name, s in seconds.items()})
     monkeypatch.setattr(rates.networks, "convolution_methods", lambda *_: (None, "conv"))
-    found = rates.measure(16, quick=True)
-    assert found.copy == 2 * 4 * 2**18 / 0.5 and found.fresh == found.copy / 2
-    assert found.matmul == {"float32": 2 * 64**3 / 2, "bfloat16": 2 * 64**3 / 4}
+    measured = rates.measure(16, quick=True)
+    assert measured.copy == 2 * 4 * 2**18 / 0.5 and measured.fresh == measured.copy / 2
+    assert measured.matmul == {"float32": 2 * 64**3 / 2, "bfloat16": 2 * 64**3 / 4}
     product = 2 * 8 * 16 * 16 * 16 * 16  # samples, 4 x 4 outputs, 4 x 4 taps, channels, features
-    assert found.convolution == {"conv": 3 * product / 8}
+    assert measured.convolution == {"conv": 3 * product / 8}
 
 
 def test_float32_products_are_not_tf32(monkeypatch):
@@ -35,8 +35,8 @@ def test_float32_products_are_not_tf32(monkeypatch):
 
 
 def test_measured_samplers_run():
-    found = rates.measure(4, quick=True, rounds=1, min_seconds=1e-6)
-    assert min(found.copy, found.fresh, *found.matmul.values(), *found.convolution.values()) > 0
+    measured = rates.measure(4, quick=True, rounds=1, min_seconds=1e-6)
+    assert min(measured.copy, measured.fresh, *measured.matmul.values(), *measured.convolution.values()) > 0
 
 
 def test_turns_and_medians():
@@ -51,11 +51,11 @@ def test_turns_and_medians():
 
         return sample
 
-    found = measure_interleaved([sampler("a", [9.0, 1.0, 2.0, 6.0]), sampler("b", [9.0, 4.0, 4.0, 4.0])], rounds=3)
+    timings = measure_interleaved([sampler("a", [9.0, 1.0, 2.0, 6.0]), sampler("b", [9.0, 4.0, 4.0, 4.0])], rounds=3)
     assert calls == ["a", "b"] * 4
-    assert found["a"].seconds == (1.0, 2.0, 6.0) and found["a"].median == 2.0 and found["a"].spread == 2.5
-    assert found["b"].spread == 0.0
-    assert found["a"].plain() == {"median": 2.0, "spread": 2.5, "samples": [1.0, 2.0, 6.0]}
+    assert timings["a"].seconds == (1.0, 2.0, 6.0) and timings["a"].median == 2.0 and timings["a"].spread == 2.5
+    assert timings["b"].spread == 0.0
+    assert timings["a"].plain() == {"median": 2.0, "spread": 2.5, "samples": [1.0, 2.0, 6.0]}
 
 
 def test_a_sample_is_long_enough(monkeypatch):

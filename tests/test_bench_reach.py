@@ -68,8 +68,8 @@ def test_both_arms_move_alike():
     for arm in arms:
         arm.reset(row[:3], row[3:])
     for action in np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32):
-        (ours, success), (theirs, wanted) = (arm.step(action) for arm in arms)
-        assert ours == pytest.approx(theirs, abs=1e-5) and success == wanted
+        (ours, success), (theirs, expected) = (arm.step(action) for arm in arms)
+        assert ours == pytest.approx(theirs, abs=1e-5) and success == expected
         np.testing.assert_allclose(arms[0].observe(), arms[1].observe(), atol=2.3e-3)  # the puck trembles
         np.testing.assert_allclose(arms[0].observe()[:4], arms[1].observe()[:4], atol=1e-6)
 
@@ -78,8 +78,8 @@ def test_goals_come_from_where_the_settings_say(without):
     row = goals.pool(4)
     episodes = reach.Episodes(settings(goals="pool", pool_seed=4), np.random.default_rng(0))
     fresh = reach.Episodes(settings(), np.random.default_rng(0))
-    of_pool = [any((found.goal == x).all() for x in row[:, 3:]) for found in (episodes, fresh)]
-    assert of_pool == [True, False] and 0.8 <= fresh.goal[1] <= 0.9
+    from_pool = [any((case.goal == x).all() for x in row[:, 3:]) for case in (episodes, fresh)]
+    assert from_pool == [True, False] and 0.8 <= fresh.goal[1] <= 0.9
     before = fresh.goal
     fresh.reset()
     assert (fresh.goal != before).all()

@@ -13,7 +13,7 @@ TEMPLATES = ROOT / "bench" / "tables"
 PAGE = "# Page\n\n<!-- generated: part.one -->\n\n{}\n\n<!-- end -->\n\nText.\n"
 
 
-def made(text="| 1 |"):
+def make_tables(text="| 1 |"):
     return {"part.one": lambda: text}
 
 
@@ -96,7 +96,7 @@ def test_wrapped_keeps_code_and_links_whole():
 )
 def test_lines_around_tables_that_are_wrong(page, sentence):
     with pytest.raises(UserError, match=sentence):
-        filled("page.md", page, made())
+        filled("page.md", page, make_tables())
 
 
 def test_update(tmp_path):
@@ -104,14 +104,14 @@ def test_update(tmp_path):
     page = tmp_path / "docs" / "below" / "page.md"
     page.parent.mkdir(parents=True)
     page.write_text(PAGE.format("| 2 |"))
-    assert update(tmp_path, made(), check=True) == ["part.one"]
+    assert update(tmp_path, make_tables(), check=True) == ["part.one"]
     assert page.read_text() == PAGE.format("| 2 |")
-    assert update(tmp_path, made(), check=False) == ["part.one"]
+    assert update(tmp_path, make_tables(), check=False) == ["part.one"]
     assert page.read_text() == PAGE.format("| 1 |")
-    assert update(tmp_path, made(), check=True) == []
+    assert update(tmp_path, make_tables(), check=True) == []
     (tmp_path / "README.md").write_text(PAGE.format("| 1 |"))
     with pytest.raises(UserError, match=r"part\.one stands in 2 places"):
-        update(tmp_path, made(), check=False)
+        update(tmp_path, make_tables(), check=False)
     with pytest.raises(UserError, match=r"part\.none stands in 0 places: put its two lines into one page"):
         update(tmp_path / "docs", {"part.none": str}, check=False)
 
@@ -119,7 +119,7 @@ def test_update(tmp_path):
 def test_a_stale_table_ends_the_check(tmp_path, monkeypatch, capsys):
     (tmp_path / "README.md").write_text(PAGE.format("| 2 |"))
     monkeypatch.setattr("bench.tables.__main__.ROOT", tmp_path)
-    monkeypatch.setattr("bench.tables.__main__.tables", lambda folder: made())
+    monkeypatch.setattr("bench.tables.__main__.tables", lambda folder: make_tables())
     assert main(["--check"]) == 1
     assert capsys.readouterr().err == "error: not up to date: part.one; run python -m bench.tables\n"
     assert main([]) == 0

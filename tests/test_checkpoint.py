@@ -108,8 +108,8 @@ def test_every_bit_and_the_placement_come_back(tmp_path: Path) -> None:
         step, restored, meta = checkpoints.restore(shapes(state))
     assert (step, meta) == (7, {"env_steps": 2**40, "name": "é"})
     assert_same_bits(restored, state)
-    for wanted, got in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
-        assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
+    for expected, actual in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert actual.sharding.is_equivalent_to(expected.sharding, actual.ndim)
     assert jax.random.key_impl(restored.key["one"]) == jax.random.key_impl(state.key["one"])
 
 
@@ -121,8 +121,8 @@ def test_another_number_of_devices(tmp_path: Path, saved_on: int, restored_on: i
         checkpoints.save(0, state, {})
         _, restored, _ = checkpoints.restore(shapes(like))
     assert_same_bits(restored, state)
-    for wanted, got in zip(jax.tree.leaves(like), jax.tree.leaves(restored), strict=True):
-        assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
+    for expected, actual in zip(jax.tree.leaves(like), jax.tree.leaves(restored), strict=True):
+        assert actual.sharding.is_equivalent_to(expected.sharding, actual.ndim)
 
 
 def test_without_a_sharding_leaves_go_to_the_first_device(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
         return x * 0.0 - 1.0
 
     start = jax.device_put(jnp.arange(2.0**21), NamedSharding(mesh(8), PartitionSpec("data")))
-    wanted = np.array(start)
+    expected = np.array(start)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, {"x": start}, {})
         for _ in range(5):
             start = overwrite(start)
         start.block_until_ready()
         _, restored, _ = checkpoints.restore({"x": start})
-    np.testing.assert_array_equal(restored["x"], wanted)
+    np.testing.assert_array_equal(restored["x"], expected)
     overwrite(restored["x"])  # a restored buffer may be donated too
 
 
@@ -261,14 +261,14 @@ def test_networks_that_were_stored_as_one_vector_are_read(tmp_path: Path, trials
     state = {"actor": {"params": layers, "mu": layers}, "count": jnp.int32(3), "key": jax.random.key(1)}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state | {"actor": {"params": vector, "mu": 2 * vector}}, {})
-        _, found, _ = checkpoints.restore(jax.eval_shape(lambda: state))
+        _, networks, _ = checkpoints.restore(jax.eval_shape(lambda: state))
         _, part, _ = checkpoints.restore(jax.eval_shape(lambda: layers), prefix="actor.params")
         wider = layers | {"params": layers["params"] | {"log_std": draw(7)}}
         with pytest.raises(CheckpointError, match=r"is from another configuration: actor\.params is float32"):
             checkpoints.restore(jax.eval_shape(lambda: wider), prefix="actor.params")
-    wanted = state | {"actor": {"params": layers, "mu": jax.tree.map(lambda x: 2 * x, layers)}}
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for one, other in zip(*map(jax.tree.leaves, ((found, part), (wanted, layers))), strict=True):
+    expected = state | {"actor": {"params": layers, "mu": jax.tree.map(lambda x: 2 * x, layers)}}
+    assert jax.tree.structure(networks) == jax.tree.structure(expected)
+    for one, other in zip(*map(jax.tree.leaves, ((networks, part), (expected, layers))), strict=True):
         assert one.dtype == other.dtype and bool(jnp.all(one == other))
 
 

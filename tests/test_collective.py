@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.expert_datasets import made
+from helpers.expert_datasets import make_set
 from helpers.off_policy import assert_close, digest, make_trainer
 from helpers.tiny import PointMass, PointState
 
@@ -87,7 +87,7 @@ TINY = {
 NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
 
 
-def begun(algo: Collective, inputs: Any = None) -> AlgoState:
+def init_state(algo: Collective, inputs: Any = None) -> AlgoState:
     """The state at the start, made in one program."""
     return jax.jit(algo.init)(jax.random.key(0), inputs)
 
@@ -96,7 +96,7 @@ def begun(algo: Collective, inputs: Any = None) -> AlgoState:
 def begun_tiny() -> tuple[Collective, AlgoState]:
     """The algorithm with two environments, and its state at the start."""
     algo = Collective(Corners().spec, DataParallel(2), **TINY)
-    return algo, begun(algo)
+    return algo, init_state(algo)
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def test_dropout_is_random_in_training_only() -> None:
 def test_only_masked_tokens_are_to_be_reconstructed() -> None:
     target, predicted = windows(2), windows(2, seed=5)
     masked = jax.tree.map(lambda x: np.arange(x.shape[1]) == np.full((len(x), 1), x.shape[1] - 1), target)
-    found, slope = jax.jit(
+    loss, slope = jax.jit(
         jax.value_and_grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))
     )(target)
     for rows in jax.tree.leaves(slope):
@@ -178,7 +178,7 @@ def test_only_masked_tokens_are_to_be_reconstructed() -> None:
         np.mean((np.asarray(a)[:, -1] - np.asarray(b)[:, -1]) ** 2)
         for a, b in zip(jax.tree.leaves(predicted), jax.tree.leaves(target), strict=True)
     )
-    assert float(found) == pytest.approx(by_hand, rel=1e-5)
+    assert float(loss) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_masks_hide_as_often_as_they_should() -> None:
@@ -190,9 +190,9 @@ def test_masks_hide_as_often_as_they_should() -> None:
         assert (rows[~hit] == 7).all() and hit.any(1).all()
         tokens = hit.shape[1]
         assert hit.mean() == pytest.approx(0.15 + 0.85**tokens / tokens, abs=0.01)
-        kept, zeros = (rows[hit] == 7).all(-1).mean(), (rows[hit] == 0).all(-1).mean()
+        unchanged, zeros = (rows[hit] == 7).all(-1).mean(), (rows[hit] == 0).all(-1).mean()
         numbers = rows[hit][((rows[hit] != 7) & (rows[hit] != 0)).all(-1)]
-        assert kept == pytest.approx(0.1, abs=0.02) and zeros == pytest.approx(0.8, abs=0.03)
+        assert unchanged == pytest.approx(0.1, abs=0.02) and zeros == pytest.approx(0.8, abs=0.03)
         assert 0 <= numbers.min() < 0.1 and 0.9 < numbers.max() < 1
 
 
@@ -449,9 +449,9 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     mean, log_std = algo.experts.worker.gaussian(
         jax.tree.map(lambda x: x[1], params.workers["actor"]), first.observation
     )
-    wanted = np.tanh(mean[:, 0] + np.exp(log_std[:, 0]) * noise)
+    expected = np.tanh(mean[:, 0] + np.exp(log_std[:, 0]) * noise)
     second = np.asarray(first.task) == 1
-    np.testing.assert_allclose(worker[0][second, 0], wanted[second], atol=1e-5)
+    np.testing.assert_allclose(worker[0][second, 0], expected[second], atol=1e-5)
     again = algo.act(policy, memory, first, keys, at(18), "sample")[0]
     np.testing.assert_allclose(learner[0], again, atol=1e-6)  # the learner acts as the policy does
     assert not np.allclose(random[0], learner[0], atol=1e-2) and not np.asarray(worker[2]["code"]).any()
@@ -482,61 +482,61 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
     assert (ring.end[:, 8] != CONTINUES).all()
     for env in range(4):
         held_out = ring.action["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
-        wanted = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
-        np.testing.assert_array_equal(held_out, wanted)
-    found = recorded(state.sharded, algo.tasks)
-    assert len(found["step"]) == 4 * 3 * 8
-    went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
-    np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
-    assert found["value"][4] == ring.action["value"][0, 4, 0] and found["reward"][4] == ring.reward[0, 5, 0, 0]
+        expected = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
+        np.testing.assert_array_equal(held_out, expected)
+    rows = recorded(state.sharded, algo.tasks)
+    assert len(rows["step"]) == 4 * 3 * 8
+    went = rows["observation"][:, :2] + 0.5 * np.clip(rows["action"], -1, 1)
+    np.testing.assert_allclose(rows["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
+    assert rows["value"][4] == ring.action["value"][0, 4, 0] and rows["reward"][4] == ring.reward[0, 5, 0, 0]
 
 
 @pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    made = ExpertDataset(environment="corners", **recorded(state.sharded, algo.tasks))
-    expert_dataset.write(tmp_path / "set.npz", made)
-    found = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
-    assert len(found) == len(made) and found.episodes.sum() == 12
+    saved = ExpertDataset(environment="corners", **recorded(state.sharded, algo.tasks))
+    expert_dataset.write(tmp_path / "set.npz", saved)
+    loaded = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
+    assert len(loaded) == len(saved) and loaded.episodes.sum() == 12
 
 
 def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     """Episodes of several lengths, one of which ended for good, on four environments in two shards."""
-    whole = made()
+    whole = make_set()
     keep = np.ones(len(whole), bool)
     keep[2:4] = keep[23:24] = False
-    own = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
-    lengths = dataset.lengths(own["step"])
+    rows = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
+    lengths = dataset.lengths(rows["step"])
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}
     algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
-    ring = begun(algo, {"expert_datasets": algo.to_dataset(own)}).sharded
-    found = recorded(ring, algo.tasks)
-    assert found["task_names"] == ("far", "pull", "push")
-    order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
+    ring = init_state(algo, {"expert_datasets": algo.to_dataset(rows)}).sharded
+    dealt = recorded(ring, algo.tasks)
+    assert dealt["task_names"] == ("far", "pull", "push")
+    order, rows_order = (np.lexsort((x["observation"][:, 0],)) for x in (dealt, rows))
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
-        np.testing.assert_array_equal(found[name][order], own[name][wanted], err_msg=name)
-    np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
+        np.testing.assert_array_equal(dealt[name][order], rows[name][rows_order], err_msg=name)
+    np.testing.assert_array_equal(dealt["task"][order], 2 - rows["task"][rows_order])  # push is 0 there and 2 here
     held_out = np.asarray(ring.action["held_out"]) & np.asarray(usable(ring))
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
-    adopted = {"tasks": ["near", "far", "push", "pull"], "expert_datasets": [len(made()) + 10, 5]}
+    adopted = {"tasks": ["near", "far", "push", "pull"], "expert_datasets": [len(make_set()) + 10, 5]}
     algo = Collective(
         Corners().spec,
         DataParallel(4, 2),
         **TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"},
     )
-    state = begun(algo, {"expert_datasets": algo.to_dataset(vars(made()))})
+    state = init_state(algo, {"expert_datasets": algo.to_dataset(vars(make_set()))})
     _, actor, _ = algo.stages
-    given, learner = (actor, algo.layout, algo.model), state.replicated.learners["actor"]
+    shared, learner = (actor, algo.layout, algo.model), state.replicated.learners["actor"]
 
     @jax.jit
     def compiled(params: Any) -> Any:
         coded = dataset.with_code(algo.timing.rows, algo.timing.labelled_rows, params.coded)
-        return fit(*given, params.learners["actor"], state.sharded, coded, jax.random.key(1), 2)
+        return fit(*shared, params.learners["actor"], state.sharded, coded, jax.random.key(1), 2)
 
     fitted = [
         compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows)))
@@ -550,7 +550,7 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
 
 LABELLED = {
     "expert_datasets": "a.npz", "resolved_inputs": json.dumps({"tasks": ["push", "pull"],
-    "expert_datasets": [len(made()) + 10, 5]})
+    "expert_datasets": [len(make_set()) + 10, 5]})
 }  # fmt: skip
 
 
@@ -561,7 +561,7 @@ LABELLED = {
 def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
     """Each phase is left half-way on one device; eight go on from its checkpoint to the same results."""
     one, eight = (make_trainer(Collective, Corners(), 8, devices, **TINY | settings) for devices in (1, 8))
-    inputs = {"expert_datasets": one.algo.to_dataset(vars(made()))} if "expert_datasets" in settings else None
+    inputs = {"expert_datasets": one.algo.to_dataset(vars(make_set()))} if "expert_datasets" in settings else None
     state = one.init(jax.random.key(0), inputs)
     with Checkpoints(tmp_path) as checkpoints:
         for number, phase in enumerate(one.algo.phases, 1):
@@ -578,7 +578,7 @@ def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, 
 @pytest.mark.long
 def test_windows_are_compared_across_devices() -> None:
     """The first update's InfoNCE and its gradient are those of one device, up to rounding."""
-    found = []
+    results = []
     for devices in (1, 2):
         trainer = make_trainer(Collective, Corners(), 4, devices, **TINY, contrast_weight=1e6)
         state = trainer.init(jax.random.key(0))
@@ -586,9 +586,9 @@ def test_windows_are_compared_across_devices() -> None:
             state, metrics = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
             if phase.name == "transformer":
                 break
-        found.append([float(np.asarray(metrics.learning[name])[0, 0]) for name in ("contrast", "encoder_grad_norm")])
-    assert found[0][0] > 0.5  # there are negatives
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
+        results.append([float(np.asarray(metrics.learning[name])[0, 0]) for name in ("contrast", "encoder_grad_norm")])
+    assert results[0][0] > 0.5  # there are negatives
+    assert results[0] == pytest.approx(results[1], rel=1e-3)
 
 
 def test_value_labels_are_of_the_step_itself() -> None:
@@ -626,9 +626,9 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     code = jax.jit(algo.model.codes)(policy["encoder"], window)
     gaussian, answer = jax.jit(algo.model.gaussian), jax.jit(algo.model.action_distribution, static_argnums=2)
     answers = [answer(policy, window, zero) for zero in (False, True)]
-    for own, found in zip((code, np.zeros((3, 6), np.float32)), answers, strict=True):
-        wanted = gaussian(policy["actor"], own, state)
-        for a, b in zip(wanted, found, strict=True):
+    for latent, actual in zip((code, np.zeros((3, 6), np.float32)), answers, strict=True):
+        expected = gaussian(policy["actor"], latent, state)
+        for a, b in zip(expected, actual, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
     assert not np.allclose(answers[0][0], answers[1][0])
 
@@ -679,7 +679,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "arm": "--task near --reach 0.4", "wide": "--task near --hidden_size 16",
         "wide observation": "--task far --dimensions 3",
     }  # fmt: skip
-    found = {}
+    directories = {}
     for name, flags in special.items():
         config = parse([*WORKER.split(), *flags.split()]).config
         directory = tmp_path_factory.mktemp("worker")
@@ -687,9 +687,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         if name in ("near", "far"):
             setup = build_run(config)
             with Checkpoints(directory / "checkpoints") as checkpoints:
-                checkpoints.save(1, setup.trainer.init(jax.random.key(len(found))), {})
-        found[name] = str(directory)
-    return found
+                checkpoints.save(1, setup.trainer.init(jax.random.key(len(directories))), {})
+        directories[name] = str(directory)
+    return directories
 
 
 def load_state(run: str) -> tuple[Any, AlgoState]:
@@ -719,7 +719,7 @@ def collective_run(workers: dict[str, str], tmp_path_factory: pytest.TempPathFac
     """A run of both workers and a file with two more tasks."""
     here = tmp_path_factory.mktemp("collective")
     write_tiny(here)
-    expert_dataset.write(here / "set.npz", made())
+    expert_dataset.write(here / "set.npz", make_set())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}"]) == 0
     return (here / "latest").read_text().strip()
@@ -733,10 +733,10 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
     adopted = json.loads(config.algo_settings["resolved_inputs"])
     assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["hidden_size"] == 8
     assert config.run.total_env_steps == 2 * 9 * 4  # all that the phases collect
-    taken = loading.load_policy(collective_run).params["workers"]
+    stacked = loading.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
-        own = loading.load_policy(workers[name]).params
-        assert digest(jax.tree.map(lambda x, task=task: np.asarray(x)[task], taken)) == digest(own)
+        worker_params = loading.load_policy(workers[name]).params
+        assert digest(jax.tree.map(lambda x, task=task: np.asarray(x)[task], stacked)) == digest(worker_params)
     monkeypatch.setattr(runs, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
     assert train.main(["--resume", collective_run]) == 0
 
@@ -745,15 +745,15 @@ def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsy
     assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
                                 f"{collective_run}/found.json"]) == 0  # fmt: skip
     assert "distance (near)" in capsys.readouterr().out
-    found = json.loads((Path(collective_run) / "found.json").read_text())["policies"]
+    policies = json.loads((Path(collective_run) / "found.json").read_text())["policies"]
     for policy in ("learned", "zero_code"):
-        ends = {name: found[policy][name]["mean"][-1] for name in ("distance", "distance/near", "distance/far")}
+        ends = {name: policies[policy][name]["mean"][-1] for name in ("distance", "distance/near", "distance/far")}
         low, high = sorted((ends["distance/near"], ends["distance/far"]))
         assert low <= ends["distance"] <= high
-    assert found["learned"]["distance"] != found["zero_code"]["distance"]
+    assert policies["learned"]["distance"] != policies["zero_code"]["distance"]
     assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
-    shown = capsys.readouterr().out
-    assert "distance" in shown and "(near)" not in shown and "(nearer)" not in shown  # one task
+    output = capsys.readouterr().out
+    assert "distance" in output and "(near)" not in output and "(nearer)" not in output  # one task
 
 
 @pytest.mark.long
@@ -803,21 +803,21 @@ def test_a_student_of_a_run(
 
 @pytest.mark.long
 def test_a_run_of_labelled_sets_alone(here: Path) -> None:
-    expert_dataset.write(here / "set.npz", made())
+    expert_dataset.write(here / "set.npz", make_set())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main(argv) == 0
     algo, state = load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
-    assert len(recorded(state.sharded, algo.tasks)["step"]) == len(made())
+    assert len(recorded(state.sharded, algo.tasks)["step"]) == len(make_set())
 
 
 def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expert_dataset.write(here / "set.npz", made())
+    expert_dataset.write(here / "set.npz", make_set())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
     assert "observations of the expert datasets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
-    broken = dataclasses.asdict(made()) | {"version": 1}
+    broken = dataclasses.asdict(make_set()) | {"version": 1}
     np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
     assert train.main(argv) == 1
     assert "lacks mu" in capsys.readouterr().err

@@ -50,15 +50,15 @@ def random_timestep(generator: np.random.Generator, lead: tuple[int, ...], spec:
     )
 
 
-_BEGUN: dict[Any, ComaParameters] = {}
+_INITIAL_PARAMS: dict[Any, ComaParameters] = {}
 
 
-def begun(algo: Coma) -> ComaParameters:
+def init_params(algo: Coma) -> ComaParameters:
     """Fresh parameters by key 0, made in one program for all algorithms with the same networks."""
     alike = (algo.networks["actor"].module, algo.networks["critic"].module, type(algo))
-    if alike not in _BEGUN:
-        _BEGUN[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
-    return _BEGUN[alike]
+    if alike not in _INITIAL_PARAMS:
+        _INITIAL_PARAMS[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
+    return _INITIAL_PARAMS[alike]
 
 
 def close(a: Any, b: Any, atol: float, rtol: float = 0.0) -> None:
@@ -208,7 +208,7 @@ def recorded() -> Recorded:
     extras = {"mask": mask, "log_prob": np.zeros(mask.shape[:-1], np.float32)}
     algo = ComaOriginal(recorded_spec(), DataParallel(MISSIONS))
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
-    begin = jax.jit(lambda given: algo.init(jax.random.key(0), given).replicated)
+    begin = jax.jit(lambda networks: algo.init(jax.random.key(0), networks).replicated)
     params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
     trajectory = Trajectory(timestep, by_mission(arrays["action"]).astype(np.int32), extras)
     return Recorded(arrays, algo, params, trajectory, last, progress(episodes=2 * MISSIONS))
@@ -239,8 +239,8 @@ def test_weights_of_the_records_are_loaded(recorded: Recorded) -> None:
     ):
         for row, tensor in to_torch(tree).items():
             close([tensor.sum(), (tensor**2).sum()], recorded.arrays[f"{label}_param_summary_init"][row], 1e-9)
-    given = from_torch(golden.coverage_network(100, 7))
-    same(params.actor.params, given)
+    expected = from_torch(golden.coverage_network(100, 7))
+    same(params.actor.params, expected)
 
 
 def test_epsilon_is_that_of_the_last_mission(recorded: Recorded) -> None:
@@ -507,7 +507,7 @@ def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
     # rows 1 and 4 hold final time steps, whose action was ignored: they weigh nothing
     extras = {"mask": np.ones((5, 1, 1, 4), bool), "log_prob": np.zeros((5, 1, 1), np.float32)}
     trajectory = dataclasses.replace(trajectory, extras=extras)
-    weight = jax.jit(algo.data)(begun(algo), trajectory, last, jax.random.key(1), start())["weight"]
+    weight = jax.jit(algo.data)(init_params(algo), trajectory, last, jax.random.key(1), start())["weight"]
     close(weight, [[5 / 3, 0, 5 / 3, 5 / 3, 0]], 1e-6)
 
 
@@ -543,13 +543,13 @@ def test_a_uniform_critic_gives_no_advantage() -> None:
     action = generator.integers(0, 4, 50).astype(np.int32)
     sample = {"values": np.full((50, 4), 3.5, np.float32), "action": action, "target": np.full(50, 4, np.float32)}
     returned = dataclasses.replace(algo, advantage="return")
-    both = jax.jit(lambda *given: (algo.advantages(*given), returned.advantages(*given)))
+    both = jax.jit(lambda *arguments: (algo.advantages(*arguments), returned.advantages(*arguments)))
     advantage, paid = both(sample, policy)
     close(advantage, np.zeros(50), 1e-6)
     values, first = np.float32([[1, 2]]), np.zeros(1, np.int32)
-    own = {"values": values, "action": first, "target": np.float32([4])}
-    for found, wanted in zip(both(own, np.float32([[0.25, 0.75]])), (1 - 1.75, 4 - 1.75), strict=True):
-        close(found, [wanted], 1e-6)
+    labelled = {"values": values, "action": first, "target": np.float32([4])}
+    for actual, expected in zip(both(labelled, np.float32([[0.25, 0.75]])), (1 - 1.75, 4 - 1.75), strict=True):
+        close(actual, [expected], 1e-6)
     close(paid, np.full(50, 0.5), 1e-6)
 
 
@@ -622,20 +622,20 @@ def test_clip_ratio() -> None:
 
     @jax.jit
     @jax.value_and_grad
-    def of(x: jax.Array, behaviour: jax.Array, advantage: jax.Array) -> jax.Array:
+    def loss_of(x: jax.Array, behaviour: jax.Array, advantage: jax.Array) -> jax.Array:
         return policy_gradient.policy_gradient_loss(x, behaviour, advantage, np.ones(1, np.float32), 0.2)
 
     for ratio, advantage, loss, derivative in cases:
-        value, gradient = of(*np.float32([[-1], [-1 - log(ratio)], [advantage]]))
+        value, gradient = loss_of(*np.float32([[-1], [-1 - log(ratio)], [advantage]]))
         close(value, loss, 1e-5)
         close(gradient, [derivative], 1e-5)
-    plain = jax.jit(lambda *given: policy_gradient.policy_gradient_loss(*given, 0.0))
+    plain = jax.jit(lambda *arguments: policy_gradient.policy_gradient_loss(*arguments, 0.0))
     close(plain(*np.float32([[-1], [9], [2], [1]])), 2.0, 1e-6)
 
 
 def test_entropy_bonus_is_taken_off_the_loss() -> None:
     batch = actor_batch(small(), np.random.default_rng(1), 12)
-    actor = begun(small()).actor
+    actor = init_params(small()).actor
     plain, bonus = (update(actor, batch, start())[1] for _, update in (updates(), updates(entropy_weight=0.25)))
     logits = logits_of(actor.params, batch["observation"][0])
     masked = np.where(batch["mask"][0], np.exp(np.float64(logits)), 0)
@@ -658,7 +658,7 @@ def test_divergence_from_the_policy_that_chose() -> None:
     close(divergence(*np.float32([np.log(pi), np.log(behaviour), 3 * behaviour])), kl, 1e-6)
     close(divergence(*np.float32([np.log(pi), np.log(pi), np.ones(3)])), 0, 1e-7)
     algo, batch = small(), actor_batch(small(), np.random.default_rng(2), 12)
-    actor = begun(algo).actor
+    actor = init_params(algo).actor
     metrics = updates()[1](actor, batch, start())[1]
     logits = np.float64(logits_of(actor.params, batch["observation"][0]))
     epsilon, mask, action = float(epsilon_of(algo, start())), batch["mask"][0], batch["action"][0]
@@ -670,7 +670,7 @@ def test_divergence_from_the_policy_that_chose() -> None:
 def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
     """From one and a half times the target on."""
     batch = actor_batch(small(), np.random.default_rng(2), 12)
-    actor = begun(small()).actor
+    actor = init_params(small()).actor
     divergence = float(updates()[1](actor, batch, start())[1]["kl"])
     for share, moves in ((1.01, True), (0.99, False)):
         algo = small(target_kl=share * divergence / 1.5)
@@ -695,7 +695,7 @@ def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
     both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.nets.values(critic, x)))
-    out, values = map(np.asarray, both(begun(algo).critic.params))
+    out, values = map(np.asarray, both(init_params(algo).critic.params))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)
     close(values[:, 0] - values[:, 1], out[:, 1] - out[:, 2], 1e-6)
@@ -726,7 +726,7 @@ def trained(
 ) -> tuple[list[ComaParameters], list[dict[str, Any]]]:
     """Parameters before, and after each of a few training steps on the same data, with their metrics."""
     learn = learn or compiled(algo)
-    state, rows = AlgoState(begun(algo), ()), made_up(algo)
+    state, rows = AlgoState(init_params(algo), ()), made_up(algo)
     params, metrics = [jax.tree.map(np.asarray, state.replicated)], []
     for step in range(steps):
         at = progress(**({"learn_calls": step, "episodes": step * algo.layout.num_envs} | counters))
@@ -790,7 +790,7 @@ def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
 
 
 def test_learning_rates_fall_to_their_final_share() -> None:
-    params, batch = begun(small()), actor_batch(small(), np.random.default_rng(1), 12)
+    params, batch = init_params(small()), actor_batch(small(), np.random.default_rng(1), 12)
     (critic_update, actor_update), moved = updates(), {}
     assert small().final_lr_fraction == 0.2
     for fraction in (0.0, 0.5, 1.0):
@@ -808,7 +808,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     batch = actor_batch(small(), np.random.default_rng(1), 12)
     norms = []
     clipped = jax.jit(lambda: small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated)()
-    for begin, settings in ((begun(small()), {}), (clipped, {"max_grad_norm": 0.01})):
+    for begin, settings in ((init_params(small()), {}), (clipped, {"max_grad_norm": 0.01})):
         new, metrics = updates(**settings)[0](begin.critic, batch, start())
         gradient = gradient_of(new, begin.critic)
         norms.append((float(metrics["critic_grad_norm"]), float(np.sqrt((gradient**2).sum()))))
@@ -851,7 +851,7 @@ def test_chunks_give_the_same_gradients_of_the_original() -> None:
 def check_chunks(settings: dict[str, Any], shards: int) -> None:
     whole = small(layout={"shards": shards}, **settings)
     pieces = small(layout={"shards": shards, "learn_chunk": 4}, **settings)
-    params = begun(whole)
+    params = init_params(whole)
     batch = actor_batch(whole, np.random.default_rng(2), 24)
     batch = {name: x.reshape(shards, 24 // shards, *x.shape[2:]) for name, x in batch.items()}
     outcomes = []
@@ -872,7 +872,7 @@ def check_chunks(settings: dict[str, Any], shards: int) -> None:
 
 def test_a_scaled_advantage_has_unit_deviation() -> None:
     algo, batch = small(scale_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
-    actor, epsilon = begun(algo).actor, epsilon_of(algo, start())
+    actor, epsilon = init_params(algo).actor, epsilon_of(algo, start())
     _, metrics = jax.jit(algo.actor_update)(actor, batch, start())
     weighted = np.float64(metrics["advantage_square"]) * 12 / 10, np.float64(metrics["advantage"]) * 12 / 10
     open_ = np.asarray(batch["weight"][0]) > 0
@@ -896,8 +896,8 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
 
 def not_taken(mask_state: Any, action_mask: jax.Array, chosen: jax.Array, agent: Any) -> jax.Array:
     """Closes what earlier agents chose, unless nothing would be left."""
-    taken = jnp.any((jnp.arange(4)[:, None] == chosen[None]) & (jnp.arange(3)[None] < agent), axis=1)
-    mask = action_mask[agent] & ~taken
+    closed = jnp.any((jnp.arange(4)[:, None] == chosen[None]) & (jnp.arange(3)[None] < agent), axis=1)
+    mask = action_mask[agent] & ~closed
     return jnp.where(jnp.any(mask), mask, action_mask[agent])
 
 
@@ -908,7 +908,7 @@ CROWD = dataclasses.replace(VECTOR, num_agents=3, next_mask=not_taken)
 def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
     """4,000 copies of three agents, who act at random and greedily."""
     algo, generator, copies = small(spec=CROWD), np.random.default_rng(0), 4_000
-    policy = jax.tree.map(lambda x: 3 * x, begun(algo).actor.params)
+    policy = jax.tree.map(lambda x: 3 * x, init_params(algo).actor.params)
     timestep = random_timestep(generator, (copies,), CROWD)
     mask = generator.random((copies, 3, 4)) < 0.5
     mask[..., 1] |= ~mask.any(-1)
@@ -980,7 +980,7 @@ def test_copies_act_by_their_own_keys(draws: Any) -> None:
 def test_without_a_mask_every_action_is_open() -> None:
     algo = small()
     timestep = dataclasses.replace(random_timestep(np.random.default_rng(0), (200,), VECTOR), action_mask=None)
-    act = jax.jit(lambda keys: algo.act(begun(algo).actor.params, (), timestep, keys, start(), "explore"))
+    act = jax.jit(lambda keys: algo.act(init_params(algo).actor.params, (), timestep, keys, start(), "explore"))
     action, _, extras = act(jax.random.split(jax.random.key(0), 200))
     assert extras["mask"].shape == (200, 2, 4) and bool(extras["mask"].all())
     assert set(np.ravel(action)) == {0, 1, 2, 3}

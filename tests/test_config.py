@@ -163,7 +163,7 @@ def test_types_of_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "wanted"),
+    ("flag", "value", "expected"),
     [
         ("num_envs", "many", "--num_envs must be a whole number, not 'many'"),
         ("lr", "nan", "--lr must be a number, not 'nan'"),
@@ -174,12 +174,12 @@ def test_types_of_yaml() -> None:
         ("order", "3", "--order is '3': choose from: 1, 2"),
     ],
 )
-def test_wrong_values_of_flags(flag: str, value: str, wanted: str) -> None:
-    assert wanted in sentence(*FANCY, f"--{flag}", value)
+def test_wrong_values_of_flags(flag: str, value: str, expected: str) -> None:
+    assert expected in sentence(*FANCY, f"--{flag}", value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "expected"),
     [
         ("num_envs", True, "num_envs must be a whole number, not True"),
         ("lr", "fast", "lr must be a number, not 'fast'"),
@@ -190,10 +190,10 @@ def test_wrong_values_of_flags(flag: str, value: str, wanted: str) -> None:
         ("gama", 0.9, "unknown setting 'gama': did you mean 'gamma'?"),
     ],
 )
-def test_wrong_values_in_yaml(name: str, value: Any, wanted: str) -> None:
+def test_wrong_values_in_yaml(name: str, value: Any, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         build({"algo": "test_config:Fancy", "env": "helpers.tiny:Corridor", name: value}, "my.yaml")
-    assert str(caught.value) == f"my.yaml: {wanted}"
+    assert str(caught.value) == f"my.yaml: {expected}"
 
 
 def test_a_word_without_dashes_and_a_flag_without_value() -> None:
@@ -214,11 +214,11 @@ def test_closest_flags() -> None:
 
 def test_an_unknown_key_is_answered_in_some_words(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    for key, wanted in (("learning_rate", "did you mean actor_lr or critic_lr"), ("zzzzzz", "see --help for all")):
+    for key, hint in (("learning_rate", "did you mean actor_lr or critic_lr"), ("zzzzzz", "see --help for all")):
         file.write_text(f"algo: ddpg\nenv: snakes_3v3\n{key}: 1\n")
-        found = sentence("--config", str(file))
-        assert wanted in found
-        assert len(found) < 250
+        message = sentence("--config", str(file))
+        assert hint in message
+        assert len(message) < 250
 
 
 def test_help_names_every_setting_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +262,7 @@ def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    ("line", "expected"),
     [
         ("seed: 2024-13-45", "month must be in 1..12"),
         ("seed: !!int foo", "the value in line 3 cannot be read (invalid literal for int() with base 10: 'foo')"),
@@ -277,18 +277,18 @@ def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixtu
         ("#" * 2**20, "it is larger than 1,048,576 bytes"),
     ],
 )
-def test_yaml_without_a_value(line: str, wanted: str, tmp_path: Path) -> None:
+def test_yaml_without_a_value(line: str, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"algo: sac\nenv: reach\n{line}\n")
-    found = sentence("--config", str(file))
-    assert wanted in found and str(file) in found
-    assert len(found) < 500 and "\n" not in found
+    message = sentence("--config", str(file))
+    assert expected in message and str(file) in message
+    assert len(message) < 500 and "\n" not in message
 
 
 @pytest.mark.parametrize("value", ["x" * 5000, 10**4000, ["x"] * 5000, {"k": "v" * 5000}, "\n\x1b[2J" * 100])
 def test_values_are_shortened(value: Any) -> None:
-    found = short_repr(value)
-    assert len(found) <= 80 and found.isprintable()
+    text = short_repr(value)
+    assert len(text) <= 80 and text.isprintable()
     assert short_repr(value, 20)[:15] == repr(value)[:15]
 
 

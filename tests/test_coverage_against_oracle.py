@@ -155,8 +155,8 @@ def check_mission(backend: str, rule: dict[str, Any], seed: int) -> None:
         assert bool(timestep.terminated) == mission.done
         if mission.done:
             break
-        found, moved = masks_of(state.positions, np.asarray(chosen, np.int32), rule["num_actions"])
-        np.testing.assert_array_equal(found, masks)
+        actual_masks, moved = masks_of(state.positions, np.asarray(chosen, np.int32), rule["num_actions"])
+        np.testing.assert_array_equal(actual_masks, masks)
         earned, _ = mission.step(chosen)
         np.testing.assert_array_equal(moved, lattice(mission.positions))
         state, timestep = advance(state, moved, mission.received, readings(mission))

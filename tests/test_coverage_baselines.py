@@ -96,9 +96,9 @@ def sweep(env, name, steps):
             following = actions.move(positions, action, env.num_actions)
             return following, (following, open_)
 
-        begun = env._draw_mission(key).positions
-        _, (flown, open_) = jax.lax.scan(step, begun, length=steps)
-        return jnp.concatenate([begun[None], flown]), open_
+        initial = env._draw_mission(key).positions
+        _, (flown, open_) = jax.lax.scan(step, initial, length=steps)
+        return jnp.concatenate([initial[None], flown]), open_
 
     flown, open_ = fly(jax.random.key(5))
     assert np.all(open_)
@@ -141,8 +141,8 @@ def test_expected_gain_by_hand():
 
         one, zero = after(1 - error), after(error)
         gain = p * (entropy(p) - entropy(one)) * weight(one) + (1 - p) * (entropy(p) - entropy(zero)) * weight(zero)
-        found = jax.jit(functools.partial(baselines.expected_gain, env))(np.float32(np.log(p / (1 - p))), np.int32(2))
-        np.testing.assert_allclose(found, gain, atol=2e-6)
+        actual = jax.jit(functools.partial(baselines.expected_gain, env))(np.float32(np.log(p / (1 - p))), np.int32(2))
+        np.testing.assert_allclose(actual, gain, atol=2e-6)
 
 
 def test_sequential_greedy_respects_collisions():

@@ -62,8 +62,8 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
     # actions of the others turn, too
     there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
     other[..., 11] = there[np.rint(other[..., 11] * 6).astype(int)] / 6
-    of_all = jax.vmap(lambda view: egocentric.egocentric(view, 6))
-    (first, acts), (second, turned_acts) = of_all(view), of_all(other)
+    view_all = jax.vmap(lambda view: egocentric.egocentric(view, 6))
+    (first, acts), (second, turned_acts) = view_all(view), view_all(other)
     for agent, (x, y, _) in enumerate(positions):
         if x == 5 or y == 5 or min(x, 10 - x) == min(y, 10 - y):
             continue  # on the middle or a diagonal: its own mirror image
@@ -78,22 +78,22 @@ def test_the_agent_lies_in_one_eighth(position: tuple[int, int]) -> None:
     view = made_up(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
     view[:, :, 7] = 0
     view[*position, 7] = 2 / 3
-    found, there = egocentric.egocentric(jnp.asarray(view), 6)
-    ((x, y),) = np.argwhere(found[:, :, 7])
+    canonical, there = egocentric.egocentric(jnp.asarray(view), 6)
+    ((x, y),) = np.argwhere(canonical[:, :, 7])
     assert x <= y <= 5 and {x, y} == {min(p, 10 - p) for p in position}
     seven, same = egocentric.egocentric(jnp.asarray(view[:, :, :7]), 6)
-    np.testing.assert_array_equal(seven[:, :, :7], found[:, :, :7])
+    np.testing.assert_array_equal(seven[:, :, :7], canonical[:, :, :7])
     np.testing.assert_array_equal(there, same)
-    assert float(found[x, y, 5]) == view[*position, 5]  # the map's value under the agent goes with it
-    assert seven.shape == (11, 11, 10) and found.shape == (11, 11, 20)
-    np.testing.assert_array_equal(seven[:, :, 7:], found[:, :, 12:15])
+    assert float(canonical[x, y, 5]) == view[*position, 5]  # the map's value under the agent goes with it
+    assert seven.shape == (11, 11, 10) and canonical.shape == (11, 11, 20)
+    np.testing.assert_array_equal(seven[:, :, 7:], canonical[:, :, 12:15])
     for channel, around in zip(
-        (3, 5, 6, 7, 8, 9, 10, 11), np.moveaxis(np.asarray(found[:, :, 12:]), 2, 0), strict=True
+        (3, 5, 6, 7, 8, 9, 10, 11), np.moveaxis(np.asarray(canonical[:, :, 12:]), 2, 0), strict=True
     ):
         for a, b in np.ndindex(11, 11):  # cell (5, 5) is the agent's
             row, column = x + a - 5, y + b - 5
             on_map = 0 <= row < 11 and 0 <= column < 11
-            assert around[a, b] == (found[row, column, channel] if on_map else 0)
+            assert around[a, b] == (canonical[row, column, channel] if on_map else 0)
 
 
 @pytest.mark.parametrize("num_actions", [4, 6, 27])

@@ -175,8 +175,8 @@ def test_range_zero_leaves_own_measurements():
     together = replay(env, poses, readings, reach=0.0)
     for i in range(4):
         single = replay(alone, poses[:, i : i + 1], readings[:, i : i + 1], reach=0.0)
-        for (beliefs, a), (own, b) in zip(together, single, strict=True):
-            np.testing.assert_array_equal(beliefs[i], own[0])
+        for (beliefs, a), (single_beliefs, b) in zip(together, single, strict=True):
+            np.testing.assert_array_equal(beliefs[i], single_beliefs[0])
             np.testing.assert_allclose(a.observation[i, ..., 3:6], b.observation[0, ..., 3:6], atol=1e-6)
 
 

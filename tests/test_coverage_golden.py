@@ -88,12 +88,12 @@ def collision_masks(num_actions):
 @pytest.mark.parametrize("num_actions", [4, 6, 27])
 def test_mask_table(num_actions, source):
     tables = golden.load("coverage_missions", source)
-    own, others = tables[f"mask{num_actions}_own"], tables[f"mask{num_actions}_others"]
+    positions, others = tables[f"mask{num_actions}_own"], tables[f"mask{num_actions}_others"]
     moved = np.all(others >= 0, axis=-1) & np.all(others[..., 2:] >= 5, axis=-1)
-    own, others = lattice(own), lattice(others)
-    boundary = jax.jit(actions.boundary_mask, static_argnums=1)(own, num_actions)
+    positions, others = lattice(positions), lattice(others)
+    boundary = jax.jit(actions.boundary_mask, static_argnums=1)(positions, num_actions)
     np.testing.assert_array_equal(boundary, tables[f"mask{num_actions}_boundary"].astype(bool))
-    final = collision_masks(num_actions)(own, others, moved, boundary)
+    final = collision_masks(num_actions)(positions, others, moved, boundary)
     expected = tables[f"mask{num_actions}_final"].astype(bool)
     crashed = ~expected.any(-1)  # the original cannot go on there; the boundary mask is used instead
     assert crashed.any()
@@ -151,10 +151,10 @@ def test_missions_of_the_original():
     mission = np.arange(starts.MISSIONS, dtype=np.int32)
 
     @jax.jit
-    def begun(mission):
+    def draw_missions(mission):
         return jax.vmap(starts.original_split)(mission), jax.vmap(lambda m: starts.original(m, 8))(mission)
 
-    (side, percent), positions = begun(mission)
+    (side, percent), positions = draw_missions(mission)
     np.testing.assert_array_equal(np.stack([side, percent], axis=-1), tables["tab_episode_truth"])
     np.testing.assert_array_equal(
         positions, lattice(tables["tab_episode_start_seed3"].reshape(-1, 3)).reshape(-1, 8, 3)

@@ -47,8 +47,8 @@ def test_backends_agree(settings):
     up, down = (4, 22) if env.num_actions == 27 else (0, 5)
     draw, _, move = batch(env)
     measurements = [batch(env)[1] for env in envs]
-    begun = draw(jax.random.split(jax.random.key(2), 6))
-    runs = [measure(begun, begun.positions) for measure in measurements]
+    initial = draw(jax.random.split(jax.random.key(2), 6))
+    runs = [measure(initial, initial.positions) for measure in measurements]
     some_excess, rng = False, np.random.default_rng(0)
     for t in range(10):
         (a, ts_a), (b, ts_b) = runs
@@ -71,8 +71,8 @@ def test_backends_agree(settings):
         runs = [measure(state, positions) for measure, (state, _) in zip(measurements, runs, strict=True)]
     assert some_excess
     anew = jax.vmap(lambda m: world.resize(windows_backend._beyond(windows.mapper, m.beliefs)))
-    found = runs[1][0].maps
-    np.testing.assert_allclose(jax.jit(anew)(found), found.excess.probability, atol=1e-6)
+    maps = runs[1][0].maps
+    np.testing.assert_allclose(jax.jit(anew)(maps), maps.excess.probability, atol=1e-6)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -115,8 +115,8 @@ THRESHOLDS = (belief.KNOWN, belief.PREDICTED, 1.0 - belief.KNOWN)
 
 def above(storage, values):
     """{threshold: which values lie above it}, in one program."""
-    found = _above(storage, values)
-    return {threshold: np.asarray(flags) for threshold, flags in zip(THRESHOLDS, found, strict=True)}
+    above_by_threshold = _above(storage, values)
+    return {threshold: np.asarray(flags) for threshold, flags in zip(THRESHOLDS, above_by_threshold, strict=True)}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -239,7 +239,7 @@ def test_footprints_equal_painted_maps():
         positions = rng.integers(0, (11, 11, 3), (agents, 3)).astype(np.int32)
         positions[1] = positions[0]
         received = rng.random((agents, agents)) < 0.5
-        own, team, box = jax.tree.map(np.asarray, both(positions, received))
+        own_box, team, box = jax.tree.map(np.asarray, both(positions, received))
         inside = np.zeros((agents, n, n), bool)
         for i in range(agents):
             inside[i, int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
@@ -247,7 +247,7 @@ def test_footprints_equal_painted_maps():
         for i in range(agents):
             heard = [j for j in range(agents) if j != i and received[i, j]]
             plane = np.where(inside[i], 1.0, np.where(inside[heard].any(0), 0.0, 0.5))
-            np.testing.assert_allclose(own[i], matrix @ plane @ matrix.T, atol=2e-6)
+            np.testing.assert_allclose(own_box[i], matrix @ plane @ matrix.T, atol=2e-6)
         np.testing.assert_allclose(team, matrix @ np.where(inside.any(0), 1.0, 0.5) @ matrix.T, atol=2e-6)
 
 
@@ -325,8 +325,8 @@ def test_drawn_terrain():
         assert share.min() > 0.0 and share.max() < 1.0
         if families == ("split",):
             assert share.min() >= 0.27 and share.max() <= 0.6
-            found = {cell.tobytes() for cell in cells}
-            assert found <= every and len(found) > 0.8 * len(every)
+            drawn = {cell.tobytes() for cell in cells}
+            assert drawn <= every and len(drawn) > 0.8 * len(every)
         part = jax.jit(jax.vmap(lambda ground: terrain.truth(ground, ROWS, COLUMNS)))(grounds)
         np.testing.assert_array_equal(part, cells[:, 5:15, 20:43])
 

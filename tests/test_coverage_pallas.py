@@ -60,28 +60,28 @@ def test_equals_the_dense_backend(q, agents, copies, dtype, prior, families, rec
     def start(ground):
         return [jax.vmap(lambda one, m=m: empty(m, one))(ground) for m in (mapper, padded)]
 
-    expected, found = start(rounds[0].terrain)
+    expected, actual = start(rounds[0].terrain)
     real = jax.jit(jax.vmap(fixed_point.real))
     reference = jax.jit(lambda state, survey: dense.update_batch(mapper, state, survey))
     kernels = jax.jit(lambda state, survey: pallas.update_batch(padded, state, survey))
     for survey in rounds:
         expected, dense_report = reference(expected, survey)
-        found, report = kernels(found, survey)
-        beliefs = np.asarray(found.beliefs)
+        actual, report = kernels(actual, survey)
+        beliefs = np.asarray(actual.beliefs)
         np.testing.assert_array_equal(beliefs[..., :n, :n], expected.beliefs)
         rest = beliefs == padded.storage.unseen
         assert rest[..., n:, :].all() and rest[..., :, n:].all()
-        np.testing.assert_array_equal(found.sums.counts, expected.sums.counts)
+        np.testing.assert_array_equal(actual.sums.counts, expected.sums.counts)
         for pair, expected_pair in (
-            (found.sums.weighted, expected.sums.weighted),
-            (found.sums.interest, expected.sums.interest),
+            (actual.sums.weighted, expected.sums.weighted),
+            (actual.sums.interest, expected.sums.interest),
             (report.before, dense_report.before),
         ):
             low = np.asarray(pair)[:, 1]
             assert np.all(low >= 0) and np.all(low < 4096)
             values, expected_values = real(pair), real(expected_pair)
             np.testing.assert_allclose(values, expected_values, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(found.probability, expected.probability, atol=1e-6)
+        np.testing.assert_allclose(actual.probability, expected.probability, atol=1e-6)
         np.testing.assert_allclose(report.measured, dense_report.measured, atol=1e-6)
 
 

@@ -40,8 +40,8 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
     first, second = commands
     assert all(command[command.index("--start") + 1] == "uniform" for command in commands)
     assert "--init_from" not in first and first[first.index("--entropy_anneal") + 1] == "480"
-    (made,) = tmp_path.glob("7/coma_paper_small/*/0001")
-    assert second[second.index("--init_from") + 1] == str(made)
+    (first_run,) = tmp_path.glob("7/coma_paper_small/*/0001")
+    assert second[second.index("--init_from") + 1] == str(first_run)
     assert second[second.index("--config") + 1] == "coma_paper_cpu" and second[second.index("--seed") + 1] == "7"
 
 

@@ -34,7 +34,7 @@ class Completed(Plain):
 def rows(observation, action, num_actions, global_state=None):
     """By hand: the state, what the others do (own zeroed), the agent's number."""
     agents = len(observation)
-    made = []
+    inputs = []
     for agent in range(agents):
         others = np.zeros((agents, num_actions), np.float32)
         for other in range(agents):
@@ -43,8 +43,8 @@ def rows(observation, action, num_actions, global_state=None):
         number = np.zeros(agents, np.float32)
         number[agent] = 1
         state = observation if global_state is None else global_state
-        made.append(np.concatenate([np.ravel(state), others.ravel(), number]))
-    return np.stack(made)
+        inputs.append(np.concatenate([np.ravel(state), others.ravel(), number]))
+    return np.stack(inputs)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -56,8 +56,8 @@ def test_vectors(shared):
     spec = with_critic_input(spec)
     observation = np.arange(6, dtype=np.float32).reshape(3, 2)
     action = np.array([3, 0, 2], np.int32)
-    given = {"global_state": {"a": jnp.array(state[:3]), "b": jnp.array(state[3:])}} if shared else {}
-    got = jax.jit(spec.critic_input)(restart(jnp.array(observation), **given), jnp.array(action))
+    extra = {"global_state": {"a": jnp.array(state[:3]), "b": jnp.array(state[3:])}} if shared else {}
+    got = jax.jit(spec.critic_input)(restart(jnp.array(observation), **extra), jnp.array(action))
     np.testing.assert_array_equal(got, rows(observation, action, 4, state if shared else None))
     assert spec.critic_input_spec.shape == got.shape[1:]
     bounds = spec.critic_input_spec.low, spec.critic_input_spec.high
@@ -71,13 +71,13 @@ def test_images(shared):
     spec = with_critic_input(EnvSpec("i", 2, image, Discrete(3), 9, global_state=image if shared else None))
     observation = np.random.default_rng(0).random((2, 9, 10, 2), np.float32)
     action = jnp.array([2, 1], jnp.int32)
-    given = {"global_state": jnp.array(observation[1])} if shared else {}
-    got = np.asarray(spec.critic_input(restart(jnp.array(observation), **given), action))
+    extra = {"global_state": jnp.array(observation[1])} if shared else {}
+    got = np.asarray(spec.critic_input(restart(jnp.array(observation), **extra), action))
     channels = 2 if shared else 4
     assert got.shape == (2, *spec.critic_input_spec.shape) == (2, 9, 10, channels + 2 * 3 + 2)
-    wanted = observation[1] if shared else np.concatenate([observation[0], observation[1]], axis=-1)
-    np.testing.assert_array_equal(got[0, ..., :channels], wanted)
-    np.testing.assert_array_equal(got[1, ..., :channels], wanted)
+    expected = observation[1] if shared else np.concatenate([observation[0], observation[1]], axis=-1)
+    np.testing.assert_array_equal(got[0, ..., :channels], expected)
+    np.testing.assert_array_equal(got[1, ..., :channels], expected)
     planes = [[0, 0, 0, 0, 1, 0, 1, 0], [0, 0, 1, 0, 0, 0, 0, 1]]
     for agent in range(2):
         np.testing.assert_array_equal(got[agent, ..., channels:], np.broadcast_to(planes[agent], (9, 10, 8)))
@@ -90,8 +90,8 @@ def test_one_agent_sees_the_state_alone():
 
 
 def test_own_and_continuous_specs_stay():
-    own = Corridor().spec
-    assert with_critic_input(own) is own
+    spec = Corridor().spec
+    assert with_critic_input(spec) is spec
     box = EnvSpec("box", 2, Box((2,)), Box((1,), low=-1.0, high=1.0), 9)
     assert with_critic_input(box) is box
 

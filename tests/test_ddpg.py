@@ -32,7 +32,7 @@ SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIO
 make_trainer = functools.partial(helpers.off_policy.make_trainer, Ddpg)
 
 
-def begun(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
+def init_params(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
     """Parameters at the start, made in one program."""
     return jax.jit(lambda key, inputs: algo.init(key, inputs).replicated)(jax.random.key(seed), inputs)
 
@@ -83,7 +83,7 @@ def torch_arrays(params: Any) -> list[np.ndarray]:
 def batches(number: int, size: int) -> list[dict[str, np.ndarray]]:
     """Stored steps of recorded play: observations of consecutive rows, shaped rewards."""
     random = np.random.default_rng(0)
-    made, record = [], golden.load("snakes_transitions")
+    samples, record = [], golden.load("snakes_transitions")
     for _ in range(number):
         row = random.integers(0, 1800, size)
         observation, following = record["obs26"][row], record["obs26"][row + 1]
@@ -92,8 +92,8 @@ def batches(number: int, size: int) -> list[dict[str, np.ndarray]]:
         vector[random.random(size) < 0.5] = random.random((AGENTS, ACTIONS))  # explored: not normalised
         batch = {"observation": observation, "vector": vector, "reward": reward, "next": following}
         batch["done"] = random.random(size) < 0.1
-        made.append({name: value.astype(np.float32) for name, value in batch.items()})
-    return made
+        samples.append({name: value.astype(np.float32) for name, value in batch.items()})
+    return samples
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
         formula_weights(100, algo.networks["actor"].shapes),
         formula_weights(200, algo.networks["critic"].shapes),
     )
-    params = begun(algo, inputs={"actor": actor, "critic": critic})
+    params = init_params(algo, inputs={"actor": actor, "critic": critic})
     reference = TorchDdpg(AGENTS, OBS, ACTIONS, bicnet=network == "bicnet", buffer_size=1, adam_epsilon=epsilon, **same)
     for name in ("actor", "target_actor", "critic", "target_critic"):
         ours = actor if "actor" in name else jax.tree.map(lambda x: x[0], critic)
@@ -133,8 +133,8 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
             ours = tree_of(params, name)
             ours = ours if "actor" in name else jax.tree.map(lambda x: x[0], ours)
             theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
-            for got, wanted in zip(torch_arrays(ours), theirs, strict=True):
-                np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * number, err_msg=name)
+            for actual, reference_values in zip(torch_arrays(ours), theirs, strict=True):
+                np.testing.assert_allclose(actual, reference_values, rtol=0, atol=1e-6 * number, err_msg=name)
 
 
 @pytest.mark.parametrize(("cls", "actor", "critic"), [(Ddpg, 73_732, 73_985), (Bicnet, 1_191_940, 1_192_193)])
@@ -147,7 +147,7 @@ def test_published_networks_have_the_published_sizes(cls: type[Ddpg], actor: int
 
 def test_published_initial_weights_are_uniform_by_fan_in() -> None:
     algo = Bicnet(SNAKES, DataParallel(1))
-    params = tree_of(begun(algo), "critic")["params"]
+    params = tree_of(init_params(algo), "critic")["params"]
     for leaf, fan_in in (
         (params["fc1_kernel"], 30), (params["fc1_bias"], 30), (params["fc2_kernel"], 512), (params["out_kernel"], 256),
         (params["lstm"]["there_input_kernel"], 256), (params["lstm"]["back_state_bias"], 256),
@@ -228,7 +228,7 @@ def test_targets_and_losses_by_hand() -> None:
     """Expected values, twin minimum, three-step return, entropy: against numpy on the networks' own outputs."""
     settings = MODERN | {"action_gradient": "expected", "masking": True, "gamma": 0.9}
     algo = Ddpg(SNAKES, DataParallel(1), **settings)
-    params = begun(algo, 3)
+    params = init_params(algo, 3)
     nets = algo.networks
     critic = dataclasses.replace(params.critic, params=formula_weights(90, nets["critic"].shapes))
     params = dataclasses.replace(  # other targets, and values that are not all near 0
@@ -267,8 +267,8 @@ def test_targets_and_losses_by_hand() -> None:
     np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
 
     online = np.asarray(values_of(params.critic.params, sample["observation"]))
-    taken = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
-    errors = np.square(target[None] - taken[..., 0])
+    chosen = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
+    errors = np.square(target[None] - chosen[..., 0])
     by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
     _, metrics = jax.jit(algo.update)(params, jax.tree.map(lambda x: x[None], sample), jnp.uint32(1), start())
     assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
@@ -292,7 +292,7 @@ def test_the_gradient_of_layer_norm() -> None:
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
     raw, scaled = (Ddpg(SNAKES, DataParallel(1), hidden_size=8, scale_observation=scale) for scale in (False, True))
-    actor, boards = begun(raw).actor.params, seen(3).observation
+    actor, boards = init_params(raw).actor.params, seen(3).observation
     shares = np.asarray(boards).astype(np.float32) / 19
     np.testing.assert_allclose(
         outputs_of(scaled, "actor")(actor, boards), outputs_of(raw, "actor")(actor, shares), rtol=1e-5
@@ -305,7 +305,7 @@ def test_outputs_follow_the_order_of_actions_in_the_observation() -> None:
     ordered, plain = (
         Ddpg(s, DataParallel(8), **SMALL, action_gradient="expected", num_critics=2) for s in (spec, SNAKES)
     )
-    params = begun(plain)
+    params = init_params(plain)
     rng = np.random.default_rng(0)
     order = rng.permuted(np.tile(np.arange(ACTIONS), (5, AGENTS, 1)), axis=-1)
     observation = rng.integers(0, 20, (5, AGENTS, OBS))
@@ -313,12 +313,12 @@ def test_outputs_follow_the_order_of_actions_in_the_observation() -> None:
     for part in ("actor", "critic"):
         network = getattr(params, part).params
         outputs = np.asarray(plain.outputs(part, network, jnp.asarray(observation, jnp.int16)))
-        wanted = np.zeros_like(outputs)
-        np.put_along_axis(wanted, np.broadcast_to(order, outputs.shape), outputs, -1)
+        expected = np.zeros_like(outputs)
+        np.put_along_axis(expected, np.broadcast_to(order, outputs.shape), outputs, -1)
         assert len(np.unique(outputs)) == outputs.size
-        np.testing.assert_array_equal(ordered.outputs(part, network, both), wanted)
+        np.testing.assert_array_equal(ordered.outputs(part, network, both), expected)
     ordered, plain = (Ddpg(s, DataParallel(8), **SMALL) for s in (spec, SNAKES))  # critics see vectors of actions
-    critic, vector = begun(plain).critic.params, rng.random((5, AGENTS, ACTIONS), np.float32)
+    critic, vector = init_params(plain).critic.params, rng.random((5, AGENTS, ACTIONS), np.float32)
     values = plain.outputs("critic", critic, jnp.asarray(observation, jnp.int16), np.take_along_axis(vector, order, -1))
     np.testing.assert_array_equal(ordered.outputs("critic", critic, both, jnp.asarray(vector)), values)
 
@@ -392,7 +392,7 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
     """The smaller of two critics at the target actor's action, whose noise is cut, and the sum too (TD3)."""
     algo = Ddpg(ARM, DataParallel(1), n_step=2, gamma=0.9, target_noise=noise, target_noise_clip=0.3, num_critics=2,
                 hidden_size=16)  # fmt: skip
-    params, m = begun(algo, 3), 40
+    params, m = init_params(algo, 3), 40
     random = np.random.default_rng(1)
 
     def moved(network: Any) -> Any:
@@ -431,18 +431,18 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
 def test_the_actor_climbs_the_mean_of_the_critics() -> None:
     """At its own actions without noise, outputs that grow too large cost; stored actions are valued as they are."""
     algo = Ddpg(ARM, DataParallel(1), target_noise=0.4, num_critics=2, hidden_size=16, logit_weight=0.1)
-    params, sample = begun(algo, 3), {name: x[0] for name, x in rows_of_the_arm(7).items()}
+    params, sample = init_params(algo, 3), {name: x[0] for name, x in rows_of_the_arm(7).items()}
     sample["weight"] = np.float32([1, 1, 0, 1, 1, 1, 2])
     actor, critic = params.actor.params, params.critic.params
     outputs = np.asarray(outputs_of(algo, "actor")(actor, sample["observation"]))
     values = np.asarray(outputs_of(algo, "critic")(critic, sample["observation"], np.tanh(outputs)))
     used = (sample["weight"] > 0)[:, None]
-    loss, shown = jax.jit(algo.actor_loss)(actor, sample, critic)
+    loss, metrics = jax.jit(algo.actor_loss)(actor, sample, critic)
     by_hand = (used * (0.1 * np.square(outputs).mean(-1) - values.mean(0))).mean()
-    assert float(loss) == pytest.approx(by_hand, rel=1e-4) and set(shown) == {"actor_loss"}
-    taken = jax.jit(functools.partial(taken_values, algo))(critic, sample)
-    wanted = outputs_of(algo, "critic")(critic, sample["observation"], sample["action"])
-    np.testing.assert_allclose(taken, wanted, rtol=1e-6)
+    assert float(loss) == pytest.approx(by_hand, rel=1e-4) and set(metrics) == {"actor_loss"}
+    actual = jax.jit(functools.partial(taken_values, algo))(critic, sample)
+    expected = outputs_of(algo, "critic")(critic, sample["observation"], sample["action"])
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_exploration_noise_has_its_deviation_and_stays_in_the_box() -> None:
@@ -480,7 +480,7 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
     settings = {"actor_update_period": 2, "target_update_period": 3, "target_noise": 0.2, "num_critics": 2}
     algo = Ddpg(ARM, DataParallel(1), hidden_size=16, tau=0.1, actor_lr=1e-2, critic_lr=1e-2, **settings)
     update = jax.jit(lambda params, number: algo.update(params, rows_of_the_arm(8), number, start()))
-    old = begun(algo)
+    old = init_params(algo)
     for number in range(1, 8):
         new, metrics = update(old, np.uint32(number))
         new = jax.tree.map(np.asarray, new)
@@ -490,9 +490,9 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
             assert any(np.any(a != b) for a, b in zip(before, after, strict=True)) == due, (number, name)
         for name in ("actor", "critic"):
             before, online = flat(getattr(old, f"target_{name}")), flat(getattr(new, name).params)
-            wanted = 0.9 * before + 0.1 * online if number % 3 == 0 else before
+            expected = 0.9 * before + 0.1 * online if number % 3 == 0 else before
             after = flat(getattr(new, f"target_{name}"))
-            np.testing.assert_allclose(after, wanted, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-7)
             assert np.any(after != before) == (number % 3 == 0 and np.any(online != before))
         assert metrics["actor_loss"] == new.shown["actor_loss"]
         old = new
@@ -504,11 +504,11 @@ def test_a_point_mass_is_learned_by_td3() -> None:
     trainer = make_trainer(env, 8, update_interval=4, **CONTINUOUS)
     state, _ = run(trainer, 150)
     policy = trainer.algo.policy(state.algo)
-    found = {}
+    distances = {}
     for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
         fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
-        found[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
-    assert found["random"] > 0.4 and found["greedy"] < 0.1, found
+        distances[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
+    assert distances["random"] > 0.4 and distances["greedy"] < 0.1, distances
 
 
 # ---------------------------------------------------------------- settings

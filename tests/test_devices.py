@@ -33,23 +33,23 @@ def test_training_computes_the_same_on_any_number_of_devices(
     SAC and continuous DDPG play no random steps here: their rings are full as soon.
     """
     more: dict[str, Any] = {"random_steps": 0} if case in ("sac", "ddpg continuous") else {}
-    begun, ended = [], []
+    initial, ended = [], []
     with Checkpoints(tmp_path) as checkpoints:
         for devices in counts:
             trainer = trainer_of(case, devices, **more)
             state, _ = run(trainer, 8)
             assert int(state.algo.sharded.filled[0]) == trainer.algo.replay_rows - 1
-            begun.append(jax.device_get(state.algo.replicated))
+            initial.append(jax.device_get(state.algo.replicated))
             block = trainer.make_block(trainer.algo.phases[-1])
             if devices == 1:
                 checkpoints.save(1, state, {})
                 checkpoints.wait()
             _, restored, _ = checkpoints.restore(trainer.shapes())
             ended.append(jax.device_get(block(restored, jnp.int32(2))[0].algo.replicated))
-    for states in (begun, ended):
+    for states in (initial, ended):
         for state in states[1:]:
             assert_close(states[0], state, 1e-2)
-    assert digest(ended[0]) != digest(begun[0])
+    assert digest(ended[0]) != digest(initial[0])
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ class Block:
     @property
     def name(self) -> str | None:
         """The file that its first line names."""
-        found = re.match(r"# (\w+\.py)\n", self.text)
-        return found[1] if found else None
+        match = re.match(r"# (\w+\.py)\n", self.text)
+        return match[1] if match else None
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -145,9 +145,11 @@ SCRIPTS = [(block.page, block.text) for block in BLOCKS if block.language == "py
 
 def exception(page: str, line: str) -> str:
     """Why a command does not run, or not always; empty otherwise."""
-    found = [why for (of, start), why in EXCEPT.items() if of == page and line.startswith(start)]
-    assert len(found) <= 1, line
-    return found[0] if found else ""
+    reasons = [
+        why for (excepted_page, start), why in EXCEPT.items() if excepted_page == page and line.startswith(start)
+    ]
+    assert len(reasons) <= 1, line
+    return reasons[0] if reasons else ""
 
 
 def needs(package: str) -> Any:
@@ -156,20 +158,20 @@ def needs(package: str) -> Any:
 
 def cases(texts: Sequence[tuple[str, str]]) -> list[Any]:
     """Texts with their pages as parameters of a test, without those that never run."""
-    found = []
+    params = []
     for page, text in texts:
         why, name = exception(page, text), " ".join(text.removeprefix("python -m ").splitlines()[0].split()[:5])
         if why in ("", "long") or why.startswith("package "):
             marks = [pytest.mark.long] if why == "long" else [needs(why.split()[1])] if why else []
-            found.append(pytest.param(page, text, marks=marks, id=f"{page}: {name}"))
-    return found
+            params.append(pytest.param(page, text, marks=marks, id=f"{page}: {name}"))
+    return params
 
 
 def test_every_block_has_a_language_and_every_exception_a_command() -> None:
     assert {block.language for block in BLOCKS} == {"bash", "python", "text"}
     texts = [*COMMANDS, *SCRIPTS]
     for page, start in EXCEPT:
-        assert any(of == page and text.startswith(start) for of, text in texts), f"{page} has no {start}"
+        assert any(text_page == page and text.startswith(start) for text_page, text in texts), f"{page} has no {start}"
     for path in re.findall(r"tests/\w+\.py", " ".join(EXCEPT.values())):
         assert (ROOT / path).is_file(), path
     for page, (file, function) in ELSEWHERE.items():
@@ -182,23 +184,23 @@ def test_every_block_has_a_language_and_every_exception_a_command() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs that several commands read are made, once."""
-    return tmp_path_factory.mktemp("made")
+def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs that several commands read are trained, once."""
+    return tmp_path_factory.mktemp("trained")
 
 
-def provide(line: str, made: Path, here: Path) -> None:
+def provide(line: str, trained_runs: Path, here: Path) -> None:
     """Copy the runs that a command names into the directory `here`; train them first where they are new."""
     for kind, number in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):
         kind, number = ("coma_coverage" if kind == "latest" else kind), number or "0001"
         for k, command in enumerate(RUNS[kind][: int(number)], start=1):
-            if not (made / f"runs/{kind}/{k:04d}").exists():
-                provide(command, made, made)
+            if not (trained_runs / f"runs/{kind}/{k:04d}").exists():
+                provide(command, trained_runs, trained_runs)
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.chdir(made)
+                    patch.chdir(trained_runs)
                     perform(f"python -m jaxrl.train {command}")
         if not (here / f"runs/{kind}/{number}").exists():
-            shutil.copytree(made / f"runs/{kind}/{number}", here / f"runs/{kind}/{number}")
+            shutil.copytree(trained_runs / f"runs/{kind}/{number}", here / f"runs/{kind}/{number}")
             (here / "runs/latest").write_text(f"runs/{kind}/{number}\n")
 
 
@@ -223,11 +225,13 @@ def perform(line: str) -> None:
 
 @pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
 @pytest.mark.filterwarnings("ignore")  # of other packages
-def test_a_command_runs(page: str, line: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_runs(
+    page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_files(OWN_FILES if page == "README.md" else page, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     line = " ".join(NAMES.get(word, word) for word in line.split())
-    provide("runs/latest" if line.split()[2] == "jaxrl.runs" and "runs/" not in line else line, made, tmp_path)
+    provide("runs/latest" if line.split()[2] == "jaxrl.runs" and "runs/" not in line else line, trained_runs, tmp_path)
     monkeypatch.chdir(tmp_path)
     perform(line)
 

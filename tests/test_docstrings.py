@@ -30,24 +30,24 @@ def members(node: ast.ClassDef) -> set[str]:
     """Fields, methods, and what is set on self."""
     fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
     methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-    own = {
+    assigned = {
         part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"
     }
-    return fields | methods | own
+    return fields | methods | assigned
 
 
 def unknown(source: str) -> list[str]:
     """Names that docstrings list and the code has not, as "function: name"."""
-    found = []
+    unknown_names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
-            found += [f"{node.name}: {name}" for name in listed(node, "Args") if name not in arguments(node)]
+            unknown_names += [f"{node.name}: {name}" for name in listed(node, "Args") if name not in arguments(node)]
         if isinstance(node, ast.ClassDef):
-            made = [arguments(part) for part in node.body if getattr(part, "name", "") == "__init__"]
-            known = members(node).union(*made)
+            init_arguments = [arguments(part) for part in node.body if getattr(part, "name", "") == "__init__"]
+            known = members(node).union(*init_arguments)
             names = listed(node, "Attributes") + listed(node, "Args")
-            found += [f"{node.name}: {name}" for name in names if name not in known]
-    return found
+            unknown_names += [f"{node.name}: {name}" for name in names if name not in known]
+    return unknown_names
 
 
 def test_unknown_names_are_found():

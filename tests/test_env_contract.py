@@ -641,10 +641,10 @@ def test_without_compilation() -> None:
     expected = jax.jit(env.step)(state, jnp.int32([1]))
     with jax.disable_jit():
         assert check_env(env).startswith("ok: corridor")
-        found = env.step(env.reset(key)[0], jnp.int32([1]))
+        actual = env.step(env.reset(key)[0], jnp.int32([1]))
         with pytest.raises(UserError, match="JAX_DISABLE_JIT is set, but training is a few large compiled programs"):
             jaxrl.train("ppo", env, total_env_steps=16)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         same = (
             jax.random.key_data(a) == jax.random.key_data(b) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a == b
         )

@@ -57,8 +57,8 @@ def test_other_types_are_refused(name: str, setting: str, value: Any, sentence: 
     ids=str,
 )
 def test_scalars_of_the_right_kind_are_taken_exactly(name: str, setting: str, value: Any, expected: Any) -> None:
-    found = getattr(envs_jax.make(name, **{setting: value}), setting)
-    assert found == expected and type(found) is type(expected)
+    actual = getattr(envs_jax.make(name, **{setting: value}), setting)
+    assert actual == expected and type(actual) is type(expected)
     assert envs_jax.make(name, **{setting: value}) == envs_jax.make(name, **{setting: expected})
 
 
@@ -84,8 +84,8 @@ def test_values_of_a_running_program_are_refused() -> None:
     ids=str,
 )
 def test_kinds(kind: Any, value: Any, expected: Any) -> None:
-    found = exact_value("x", value, kind)
-    assert found == expected and type(found) is type(expected)
+    actual = exact_value("x", value, kind)
+    assert actual == expected and type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def run(tmp_path_factory) -> Path:
 
 def test_numbers_equal_a_walk_by_hand():
     """ "right" walks straight to the end: everything follows from where the held-out episodes start."""
-    wanted, episodes, seed = corridor(), 12, 5
-    ((_, curves),) = reports.rollout(wanted, ["right"], episodes, seed)
-    env, key = wanted.env.env, held_out_key(seed, "evaluation")
+    subject, episodes, seed = corridor(), 12, 5
+    ((_, curves),) = reports.rollout(subject, ["right"], episodes, seed)
+    env, key = subject.env.env, held_out_key(seed, "evaluation")
     start = jax.jit(lambda i: env.reset(jax.random.fold_in(key_of_env(key, i), np.uint32(0)), ())[0].position[0])
     starts = [int(start(np.int32(i))) for i in range(episodes)]
     need = 4 - np.array(starts)  # steps to the end
@@ -51,12 +51,12 @@ def test_numbers_equal_a_walk_by_hand():
     np.testing.assert_array_equal(curves["length"], np.minimum(step, need))
     np.testing.assert_array_equal(curves["return"], step >= need)
     np.testing.assert_array_equal(curves["reached"], step >= need)
-    report = reports.evaluate(wanted, ["right"], episodes, seed)
-    found = report["policies"]["right"]["return"]
+    report = reports.evaluate(subject, ["right"], episodes, seed)
+    summary = report["policies"]["right"]["return"]
     values = (step >= need).astype(float)
-    np.testing.assert_allclose(found["mean"], values.mean(1), rtol=1e-6)
-    np.testing.assert_allclose(found["std"], values.std(1, ddof=1), rtol=1e-6)
-    for low, high, mean in zip(found["low"], found["high"], values.mean(1), strict=True):  # the ends of Wilson's
+    np.testing.assert_allclose(summary["mean"], values.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(summary["std"], values.std(1, ddof=1), rtol=1e-6)
+    for low, high, mean in zip(summary["low"], summary["high"], values.mean(1), strict=True):  # the ends of Wilson's
         for end in {low, high} - {mean}:  # that of a share of 0 or 1 is the share itself
             assert abs(end - mean) == pytest.approx(1.959964 * np.sqrt(end * (1 - end) / episodes), abs=1e-6)
     length = report["policies"]["right"]["length"]
@@ -65,12 +65,12 @@ def test_numbers_equal_a_walk_by_hand():
 
 
 def test_all_policies_start_alike_and_differ_later():
-    wanted = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
+    subject = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
     names = ["random", "ig", "lawnmower"]
-    compiled = wanted.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
+    compiled = subject.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
 
     def fly(name: str, seed: int) -> dict:
-        flown = compiled(wanted.parameters(names.index(name)), held_out_key(seed, "evaluation"), wanted.context)
+        flown = compiled(subject.parameters(names.index(name)), held_out_key(seed, "evaluation"), subject.context)
         return {metric: np.asarray(curve) for metric, curve in flown.items()}
 
     curves = {name: fly(name, 1) for name in names}
@@ -82,10 +82,10 @@ def test_all_policies_start_alike_and_differ_later():
 
 
 def test_chunks_and_devices_change_nothing(monkeypatch):
-    wanted = corridor(num_agents=2)
-    whole = dict(reports.rollout(wanted, ["random", "right"], 7, seed=0))
+    subject = corridor(num_agents=2)
+    whole = dict(reports.rollout(subject, ["random", "right"], 7, seed=0))
     monkeypatch.setattr(jax, "local_device_count", lambda: 3)
-    parts = dict(reports.rollout(wanted, ["random", "right"], 7, seed=0, chunk=2))
+    parts = dict(reports.rollout(subject, ["random", "right"], 7, seed=0, chunk=2))
     for name, curves in whole.items():
         for metric, curve in curves.items():
             assert curve.shape == (7, 7)
@@ -97,18 +97,18 @@ def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
     """Horizons that are no multiple of a piece, with episodes that end early, and with fixed ones."""
     settings = {"num_agents": 1, "length": 4} if "env" not in env else {}
     settings |= {name: value for name, value in env.items() if name != "env"}
-    wanted = load(None, env.get("env", "helpers.tiny:Corridor"), settings)
-    whole = dict(reports.rollout(wanted, ["random"], 5, seed=0, chunk=2))["random"]
-    (first, *_), played = records.record(wanted, "random", 1, seed=0).actions, wanted.evaluator(["random"], 5)
-    ended = played.compiled()(wanted.parameters(0), held_out_key(0, "evaluation"), wanted.context)
+    subject = load(None, env.get("env", "helpers.tiny:Corridor"), settings)
+    whole = dict(reports.rollout(subject, ["random"], 5, seed=0, chunk=2))["random"]
+    (first, *_), played = records.record(subject, "random", 1, seed=0).actions, subject.evaluator(["random"], 5)
+    ended = played.compiled()(subject.parameters(0), held_out_key(0, "evaluation"), subject.context)
     monkeypatch.setattr(rollouts, "STEPS", 4)
     monkeypatch.setattr(rollouts, "_STEPS_PER_CHECK", 4)
-    pieces = dict(reports.rollout(wanted, ["random"], 5, seed=0))["random"]
+    pieces = dict(reports.rollout(subject, ["random"], 5, seed=0))["random"]
     for metric, curve in whole.items():
         assert len(curve) == env["horizon"] + 1
         np.testing.assert_allclose(rollouts.extend(pieces[metric], len(curve)), curve, rtol=1e-6)
         np.testing.assert_allclose(ended[metric], curve[-1], rtol=1e-6)
-    again = records.record(wanted, "random", 1, seed=0)
+    again = records.record(subject, "random", 1, seed=0)
     assert len(again.actions) == whole["length"][-1, 1] and np.array_equal(again.actions[0], first)
     np.testing.assert_allclose(again.curves["return"], whole["return"][: len(again.actions) + 1, 1], rtol=1e-6)
 
@@ -116,13 +116,13 @@ def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
 def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
     """All episodes end within a few dozen steps."""
     short, long = corridor(horizon=900), corridor(horizon=10**9)
-    expected, found = (reports.evaluate(subject, ["right", "random"], 6) for subject in (short, long))
-    assert (found["steps"], expected["steps"]) == (1000, 900) and found["at"] == [333, 667, 1000]
+    expected, actual = (reports.evaluate(subject, ["right", "random"], 6) for subject in (short, long))
+    assert (actual["steps"], expected["steps"]) == (1000, 900) and actual["at"] == [333, 667, 1000]
     for name, metrics in expected["policies"].items():
         for metric, curve in metrics.items():
-            assert len(found["policies"][name][metric]["mean"]) == 1001
-            assert found["policies"][name][metric]["mean"][:901] == curve["mean"]
-    assert found["differences"] == expected["differences"]
+            assert len(actual["policies"][name][metric]["mean"]) == 1001
+            assert actual["policies"][name][metric]["mean"][:901] == curve["mean"]
+    assert actual["differences"] == expected["differences"]
     evaluator = long.evaluator(["right"], 6)
     ended = evaluator.compiled()(long.parameters(0), held_out_key(0, "evaluation"), long.context)
     assert np.mean(ended["length"]) == pytest.approx(expected["policies"]["right"]["length"]["mean"][-1])
@@ -143,9 +143,11 @@ def test_marks_are_thirds():
 
 def _report(mode: str, **scores: np.ndarray) -> dict:
     """A report of these scores at the end of the same episodes."""
-    found = {name: {"score": statistics.summarise(np.stack([0 * values, values]))} for name, values in scores.items()}
+    policies = {
+        name: {"score": statistics.summarise(np.stack([0 * values, values]))} for name, values in scores.items()
+    }
     head = {"score": "score", "score_mode": mode, "episodes": len(next(iter(scores.values())))}
-    return head | {"policies": found, "differences": list(reports.compare(scores))}
+    return head | {"policies": policies, "differences": list(reports.compare(scores))}
 
 
 START = np.linspace(-0.9, 0.9, 50)  # of the episodes: differences of policies are small beside those of starts
@@ -192,14 +194,14 @@ def test_a_count_that_is_0_or_1_by_chance_is_no_share(monkeypatch):
         (name, {"return": scale * curve, "reached": curve, "length": curve}) for name, scale in (("a", 1), ("b", 2))
     ]
     monkeypatch.setattr(reports, "rollout", lambda *arguments: iter(rolled))
-    for found in reports.evaluate(corridor(), ["a", "b"], 8)["policies"].values():
-        assert [name for name, summary in found.items() if "low" in summary] == ["reached"]
+    for summaries in reports.evaluate(corridor(), ["a", "b"], 8)["policies"].values():
+        assert [name for name, summary in summaries.items() if "low" in summary] == ["reached"]
     games = [{"win": np.ones(8), "draw": np.zeros(8), "deaths": np.tile([0.0, most], 4)} for most in (1, 2)]
     pairs = [("a", str(k), ended) for k, ended in enumerate(games)]
-    for found in league.results(pairs, ["win", "draw", "deaths"]):
-        assert "low" in found["win"] and "low" in found["points"] and "low" not in found["deaths"]
-    for found in league.results(pairs[:1], ["win", "draw", "deaths"]):
-        assert "low" in found["deaths"]
+    for summaries in league.results(pairs, ["win", "draw", "deaths"]):
+        assert "low" in summaries["win"] and "low" in summaries["points"] and "low" not in summaries["deaths"]
+    for summaries in league.results(pairs[:1], ["win", "draw", "deaths"]):
+        assert "low" in summaries["deaths"]
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
@@ -216,9 +218,9 @@ def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
     mean = report["policies"]["random"]["return"]["mean"]
     rows = out.splitlines()
     line = rows[rows.index("return") + 1]  # of "random", the first policy
-    shown = [float(word) for word in line.split()[1::3]]  # each before the two ends of its interval
-    assert line.startswith("random") and len(shown) == 3
-    np.testing.assert_allclose(shown, [mean[k] for k in (2, 4, 6)], atol=6e-3)
+    printed = [float(word) for word in line.split()[1::3]]  # each before the two ends of its interval
+    assert line.startswith("random") and len(printed) == 3
+    np.testing.assert_allclose(printed, [mean[k] for k in (2, 4, 6)], atol=6e-3)
     assert "random: 9 episodes" in err and all(line == line.rstrip() for line in out.splitlines())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.expert_datasets import made
+from helpers.expert_datasets import make_set
 
 from jaxrl.runtime import expert_dataset
 from jaxrl.runtime.expert_dataset import ExpertDatasetError
@@ -16,37 +16,37 @@ from jaxrl.runtime.expert_dataset import ExpertDatasetError
 
 def saved(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
     """The same as a file that nobody has checked."""
-    arrays = dataclasses.asdict(made()) | {"version": 1} | changes
+    arrays = dataclasses.asdict(make_set()) | {"version": 1} | changes
     np.savez(path, **{name: value for name, value in arrays.items() if name not in without})
     return path
 
 
 def changed(name: str, place: Any, value: float) -> dict[str, np.ndarray]:
-    array = np.array(getattr(made(), name))
+    array = np.array(getattr(make_set(), name))
     array[place] = value
     return {name: array}
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    expert_dataset.write(tmp_path / "set.npz", made())
-    found = expert_dataset.read(tmp_path / "set.npz")
-    for name, value in dataclasses.asdict(made()).items():
-        np.testing.assert_array_equal(getattr(found, name), value)
-    assert len(found) == 40 and found.episodes.tolist() == [5, 5]
+    expert_dataset.write(tmp_path / "set.npz", make_set())
+    loaded = expert_dataset.read(tmp_path / "set.npz")
+    for name, value in dataclasses.asdict(make_set()).items():
+        np.testing.assert_array_equal(getattr(loaded, name), value)
+    assert len(loaded) == 40 and loaded.episodes.tolist() == [5, 5]
     assert [path.name for path in tmp_path.iterdir()] == ["set.npz"]  # nothing half-written is left
 
 
 def test_floats_and_integers_of_any_width_are_read(tmp_path: Path) -> None:
-    wide = {"reward": made().reward.astype(np.float64), "step": made().step.astype(np.int64)}
-    found = expert_dataset.read(saved(tmp_path / "set.npz", **wide))
-    assert found.reward.dtype == np.float32 and found.step.dtype == np.int32
+    wide = {"reward": make_set().reward.astype(np.float64), "step": make_set().step.astype(np.int64)}
+    loaded = expert_dataset.read(saved(tmp_path / "set.npz", **wide))
+    assert loaded.reward.dtype == np.float32 and loaded.step.dtype == np.int32
 
 
 def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
     first, second = saved(tmp_path / "a.npz"), saved(tmp_path / "b.npz", task_names=("lift", "push"))
     both = expert_dataset.read_all([str(first), str(second)])
     assert both.task_names == ("push", "pull", "lift") and both.episodes.tolist() == [10, 5, 5]
-    assert both.task[len(made())] == 2 and both.task[-1] == 0
+    assert both.task[len(make_set())] == 2 and both.task[-1] == 0
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -68,11 +68,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no beginning": (changed("step", 0, 1), "breaks an episode at row 0"),
     "a step behind the end": (changed("terminated", 5, True), "breaks an episode at row 6"),
     "a successor that is none": (changed("observation", (6, 1), 99.0), "has a next_observation in row 5 that is not"),
-    "nothing": ({name: x[:0] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
+    "nothing": ({name: x[:0] for name, x in dataclasses.asdict(make_set()).items() if isinstance(x, np.ndarray)},
                 "holds no steps: collect some"),
     "names": ({"task_names": "push"}, "has task_names that are not str[K]"),
     "too large": (changed("value", 3, 1.0) | {"value": np.full(40, 1e300)}, "has a value that is not finite in row 0"),
-    "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
+    "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(make_set()).items() if isinstance(x, np.ndarray)},
                      "has too few episodes of the task 'pull' to hold some out: 4; collect 5"),
 }  # fmt: skip
 
@@ -118,9 +118,9 @@ def test_sets_of_different_arms_do_not_mix(tmp_path: Path) -> None:
 
 def test_what_is_no_set_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ExpertDatasetError, match="not finite in row 2"):
-        expert_dataset.write(tmp_path / "set.npz", made(**changed("value", 2, np.nan)))
+        expert_dataset.write(tmp_path / "set.npz", make_set(**changed("value", 2, np.nan)))
     with pytest.raises(ExpertDatasetError, match="cannot be written"):
-        expert_dataset.write(tmp_path / "absent" / "set.npz", made())
+        expert_dataset.write(tmp_path / "absent" / "set.npz", make_set())
     assert not list(tmp_path.iterdir())
 
 

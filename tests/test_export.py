@@ -55,7 +55,7 @@ def algorithm(env: Any, **settings: Any) -> Ddpg:
     return Ddpg(env.spec, DataParallel(1), **{"hidden_size": 32, "batch_size": 8, "buffer_size": 64} | settings)
 
 
-def begun(algo: Ddpg, seed: int = 0) -> Any:
+def init_params(algo: Ddpg, seed: int = 0) -> Any:
     """Parameters of the actor, made in one program."""
     return jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(seed))
 
@@ -107,8 +107,8 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
             timesteps.of_agents(env, timesteps.open_directions, game) | missing,
         )
 
-    found = look(State(zeros.astype(np.float32), games, zeros, second))
-    seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in found)
+    views = look(State(zeros.astype(np.float32), games, zeros, second))
+    seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in views)
     return seen.reshape(2, len(states), *seen.shape[1:]), masks.reshape(2, len(states), *masks.shape[1:])
 
 
@@ -117,11 +117,11 @@ def bared(states: list[oracle.State], most_beans: int) -> list[oracle.State]:
     corner = [
         s for s in states if all((0, 0) not in body for body in s.bodies)
     ]  # where JAX keeps what is off the board
-    made = []
+    stripped = []
     for number, state in enumerate(corner[:: len(corner) // BARED][:BARED]):
         bodies = [[] if k == number % len(state.bodies) else body for k, body in enumerate(state.bodies)]
-        made.append(dataclasses.replace(state, bodies=bodies, beans=state.beans[: number % (most_beans + 1)]))
-    return made
+        stripped.append(dataclasses.replace(state, bodies=bodies, beans=state.beans[: number % (most_beans + 1)]))
+    return stripped
 
 
 AT_NIGHT = {"3v3 obs26", "1v1 obs_full"}  # each of whose parts is in another case
@@ -141,7 +141,7 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     states += bared(states, settings.num_beans)
     seen, masks = reference(env, settings, states)
     algo = algorithm(env, **options)
-    params = begun(algo, 3)
+    params = init_params(algo, 3)
     params = jax.tree.map(
         lambda x: jnp.float32(3 * np.asarray(x) + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape)), params
     )
@@ -163,9 +163,9 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
         assert [board.open_directions(i) for i in range(board.half)] == masks[side, number].tolist()
         np.testing.assert_allclose(agent.POLICY.logits(team), logits[side, number], rtol=1e-4, atol=1e-4)
         np.random.seed(number)
-        noise, own = np.random.gumbel(size=4), snake % settings.team_size
-        sums = chances[side, number, own] + noise
-        bound += np.argmax(sums) != np.argmax(logits[side, number, own] + noise)
+        noise, member = np.random.gumbel(size=4), snake % settings.team_size
+        sums = chances[side, number, member] + noise
+        bound += np.argmax(sums) != np.argmax(logits[side, number, member] + noise)
         np.random.seed(number)
         chosen = agent.my_controller(observation, None, False)
         second, first = np.sort(sums)[-2:]
@@ -177,7 +177,7 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
 def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
     env, settings = make("snakes_1v1", masks=False), oracle.CONFIGURATIONS["snakes_1v1"]
     algo = algorithm(env)
-    params = begun(algo)
+    params = init_params(algo)
     drawing, greedy = (exported(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
     observation = agent_games.observation(played(settings, 5)[4], settings, 1, [0, 0])
     logits = greedy.POLICY.logits(greedy.POLICY.team(greedy.Board(observation, greedy.POLICY.settings)))[0]
@@ -185,13 +185,13 @@ def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
     assert all(greedy.my_controller(observation, None) == best for _ in range(20))
     np.random.seed(0)
     drawn = np.sum([drawing.my_controller(observation, None) for _ in range(2000)], axis=0)[0]
-    wanted = 2000 * np.exp(logits) / np.exp(logits).sum()
-    assert np.sum((drawn - wanted) ** 2 / wanted) < 16.3  # 0.999 quantile of chi-squared, 3 degrees of freedom
+    expected = 2000 * np.exp(logits) / np.exp(logits).sum()
+    assert np.sum((drawn - expected) ** 2 / expected) < 16.3  # 0.999 quantile of chi-squared, 3 degrees of freedom
 
 
 def hand_made(env: Any, algo: Ddpg) -> Any:
     """Weights that avoid blocked cells and go to the nearest bean: a policy anyone can read off `obs_full`."""
-    params = jax.tree.map(np.zeros_like, begun(algo))
+    params = jax.tree.map(np.zeros_like, init_params(algo))
     kernel, out = params["params"]["fc1_kernel"], params["params"]["out_kernel"]
     blocked = full.PLANES * full.SIDE**2 + 4
     bean = blocked + 4 + 1
@@ -212,17 +212,17 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
     policy = agent_games.controlled(agent.my_controller, seconds)
     settings = oracle.Settings(max_step=60)
     for side in (0, 1):
-        own, other = agent_games.games(policy, scripted(0), settings, 10, side, seed=4)
-        assert (own > other).sum() >= 9 and own.mean() > 8 + other.mean()
+        ours, theirs = agent_games.games(policy, scripted(0), settings, 10, side, seed=4)
+        assert (ours > theirs).sum() >= 9 and ours.mean() > 8 + theirs.mean()
     assert len(seconds) == 2 * 10 * 60 * 3
     assert np.median(seconds) < 0.005
 
 
 def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
-    made = make(env, **changes)
+    environment = make(env, **changes)
     sizes: Any = {"hidden_size": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
     with pytest.raises(UserError, match=sentence) as caught:
-        jidi_settings(made, algo(made.spec, DataParallel(8), **sizes), False)
+        jidi_settings(environment, algo(environment.spec, DataParallel(8), **sizes), False)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
@@ -279,7 +279,7 @@ def test_the_agent_needs_numpy_alone(tmp_path: Path) -> None:
     """Without JAX, and without threads that nobody asked for."""
     env = make("snakes_1v1", observation="obs_full")
     algo = algorithm(env, network="bicnet")
-    exported(tmp_path, env, algo, begun(algo))
+    exported(tmp_path, env, algo, init_params(algo))
     script = (
         "import os, sys, submission; seen = {1: [[0, 0]], 2: [[2, 2], [2, 1], [2, 0]], 3: [[4, 4], [4, 5], [4, 6]], "
         "'board_width': 8, 'board_height': 6, 'controlled_snake_index': 3, 'last_direction': None}; "

@@ -44,19 +44,19 @@ SMALL: dict[str, Any] = {
 MODERN: dict[str, Any] = OFF | {"first_layer": "relu", "layer_norm": True, "masking": True, "scale_observation": True}
 
 
-def made(env: Any, algo: Any, **settings: Any) -> Policy:
-    found = algo(env.spec, DataParallel(1), **settings)
-    params = jax.jit(lambda key: found.policy(found.init(key, None)))(jax.random.key(0))
+def make_policy(env: Any, algo: Any, **settings: Any) -> Policy:
+    algorithm = algo(env.spec, DataParallel(1), **settings)
+    params = jax.jit(lambda key: algorithm.policy(algorithm.init(key, None)))(jax.random.key(0))
     # larger weights make actions differ between observations, but continuous ones saturate
     factor = 3.0 if isinstance(env.spec.action, Discrete) else 1.0
-    return Policy(env, found, jax.tree.map(lambda x: factor * x, params))
+    return Policy(env, algorithm, jax.tree.map(lambda x: factor * x, params))
 
 
 def taught() -> Policy:
     env = make("reach", horizon=9)
     teacher = Collective(env.spec, DataParallel(1), **SMALL)
-    found = json.dumps({name: getattr(teacher, name) for name in TEACHES})
-    return made(env, Student, resolved_inputs=found, random_steps=8, **OFF)
+    adopted = json.dumps({name: getattr(teacher, name) for name in TEACHES})
+    return make_policy(env, Student, resolved_inputs=adopted, random_steps=8, **OFF)
 
 
 class Plain(nn.Module):
@@ -68,21 +68,21 @@ class Plain(nn.Module):
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "coma": lambda: made(make("coverage", q=5), Coma, hidden_size=8),
-    "coma_egocentric": lambda: made(make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2),
-    "coma_vectors": lambda: made(Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80),
-    "ddpg": lambda: made(make("snakes_1v1"), Ddpg, masking=False, **OFF),
-    "ddpg_masked": lambda: made(make("snakes_3v3", masks=True, observation="obs_full"), Ddpg, **MODERN),
-    "ddpg_continuous": lambda: made(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
-    "bicnet": lambda: made(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
-    "sac": lambda: made(make("reach"), Sac, **OFF),
+    "coma": lambda: make_policy(make("coverage", q=5), Coma, hidden_size=8),
+    "coma_egocentric": lambda: make_policy(make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2),
+    "coma_vectors": lambda: make_policy(Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80),
+    "ddpg": lambda: make_policy(make("snakes_1v1"), Ddpg, masking=False, **OFF),
+    "ddpg_masked": lambda: make_policy(make("snakes_3v3", masks=True, observation="obs_full"), Ddpg, **MODERN),
+    "ddpg_continuous": lambda: make_policy(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
+    "bicnet": lambda: make_policy(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
+    "sac": lambda: make_policy(make("reach"), Sac, **OFF),
     "ppo": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always"),
     "ppo_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
     "ppo_box_plain": lambda: made_ppo(PointMass(), normalize_observation="never"),
     "ppo_images": lambda: made_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
     "student": taught,
-    "collective": lambda: made(make("reach", horizon=9), Collective, **SMALL),
-    "own_network": lambda: made(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
+    "collective": lambda: make_policy(make("reach", horizon=9), Collective, **SMALL),
+    "own_network": lambda: make_policy(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
     "own_algorithm": lambda: made_tiny(),
 }
 NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm")]
@@ -90,7 +90,7 @@ NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", 
 
 def made_ppo(env: Any, **settings: Any) -> Policy:
     """Statistics of inputs as if they had been seen: one number hardly ever changes, another one is far from 0."""
-    policy = made(env, Ppo, hidden_size=8, num_minibatches=1, initializer="torch", **settings)
+    policy = make_policy(env, Ppo, hidden_size=8, num_minibatches=1, initializer="torch", **settings)
     policy = dataclasses.replace(policy, params=jax.tree.map(lambda x: 2 * x, policy.params))  # means beyond the box
     keys = jax.random.split(jax.random.key(2))
     for known in policy.params["statistics"].values():
@@ -101,7 +101,7 @@ def made_ppo(env: Any, **settings: Any) -> Policy:
 
 
 def made_tiny() -> Policy:
-    policy = made(Corridor(), TinyQ)
+    policy = make_policy(Corridor(), TinyQ)
     return dataclasses.replace(policy, params=jax.random.normal(jax.random.key(1), policy.params.shape))
 
 
@@ -126,12 +126,12 @@ def case(name: str) -> Case:
     """The case of a policy, made once."""
     if name not in _CASES:
         policy = POLICIES[name]()
-        carry, timesteps, found = None, [], []
+        carry, timesteps, actions = None, [], []
         for step in range(STEPS if policy.algo.recurrent else 1):
             timesteps.append(drawn(policy, step))
             action, carry = policy(timesteps[-1], carry=carry)
-            found.append(np.asarray(action))
-        _CASES[name] = Case(policy, timesteps, found)
+            actions.append(np.asarray(action))
+        _CASES[name] = Case(policy, timesteps, actions)
     return _CASES[name]
 
 
@@ -163,39 +163,42 @@ def drawn(policy: Policy, step: int) -> TimeStep:
 
 def check(case: Case, step: int, action: Any) -> None:
     """Discrete actions are equal, continuous ones but for rounding; and they differ between observations."""
-    wanted = case.actions[step]
-    assert action.dtype == wanted.dtype
-    if wanted.dtype.kind == "f":
-        np.testing.assert_allclose(action, wanted, rtol=1e-4, atol=1e-5)
+    expected = case.actions[step]
+    assert action.dtype == expected.dtype
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
     else:
-        np.testing.assert_array_equal(action, wanted)
-    assert len(np.unique(wanted.reshape(SAMPLES, -1), axis=0)) > 1
+        np.testing.assert_array_equal(action, expected)
+    assert len(np.unique(expected.reshape(SAMPLES, -1), axis=0)) > 1
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_stablehlo(name: str, tmp_path: Path) -> None:
     pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
-    found = case(name)
-    export(found.policy, "stablehlo", tmp_path)
+    exported_case = case(name)
+    export(exported_case.policy, "stablehlo", tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
     exported = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     carry = tuple(jnp.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"])
     assert bool(carry) == (name == "collective")
-    for step in range(len(found.timesteps)):
-        arrays = [found.arrays(step)[row["name"]] for row in manifest["inputs"]]
+    for step in range(len(exported_case.timesteps)):
+        arrays = [exported_case.arrays(step)[row["name"]] for row in manifest["inputs"]]
         if carry:
             action, carry = exported.call(*arrays, carry)
         else:
             action = exported.call(*arrays)
-        check(found, step, np.asarray(action))
+        check(exported_case, step, np.asarray(action))
     rest = [*([tuple(x[:3] for x in carry)] if carry else [])]
-    assert jax.tree.leaves(exported.call(*(x[:3] for x in arrays), *rest))[0].shape == (3, *found.actions[0].shape[1:])
+    assert jax.tree.leaves(exported.call(*(x[:3] for x in arrays), *rest))[0].shape == (
+        3,
+        *exported_case.actions[0].shape[1:],
+    )
 
 
 def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
     pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
-    for name, wanted in (
+    for name, expected in (
         ("coma", ["observation", "action_mask", "mask_state"]),
         ("coma_vectors", ["observation", "action_mask"]),
         ("ddpg", ["observation"]),
@@ -205,7 +208,7 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
     ):
         export(case(name).policy, "stablehlo", tmp_path / name)
         manifest = json.loads((tmp_path / name / "policy.json").read_text())
-        assert [row["name"] for row in manifest["inputs"]] == wanted
+        assert [row["name"] for row in manifest["inputs"]] == expected
         assert manifest["environment"] == case(name).policy.env.spec.name and manifest["algorithm"]
         assert manifest["inputs"][0]["shape"][0] == "batch" and manifest["inputs"][0]["about"]
 
@@ -214,18 +217,18 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
 def test_onnx(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="needs the package onnx")
     runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
-    found = case(name)
-    export(found.policy, "onnx", tmp_path)
+    exported_case = case(name)
+    export(exported_case.policy, "onnx", tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
     session = runtime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
     names = [row["name"] for row in manifest["carry"]]
     carry = [np.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"]]
-    for step in range(len(found.timesteps)):
-        arrays = {row["name"]: found.arrays(step)[row["name"]] for row in manifest["inputs"]}
+    for step in range(len(exported_case.timesteps)):
+        arrays = {row["name"]: exported_case.arrays(step)[row["name"]] for row in manifest["inputs"]}
         action, *carry = session.run(None, arrays | dict(zip(names, carry, strict=True)))
-        check(found, step, action)
+        check(exported_case, step, action)
     one = session.run(None, {name: x[:1] for name, x in (arrays | dict(zip(names, carry, strict=True))).items()})
-    assert one[0].shape == (1, *found.actions[0].shape[1:])
+    assert one[0].shape == (1, *exported_case.actions[0].shape[1:])
 
 
 def loaded(folder: Path) -> Any:
@@ -240,17 +243,17 @@ def loaded(folder: Path) -> Any:
 
 @pytest.mark.parametrize("name", NUMPY)
 def test_numpy(name: str, tmp_path: Path) -> None:
-    found = case(name)
-    assert [path.name for path in export(found.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
+    exported_case = case(name)
+    assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
     module = loaded(tmp_path)
-    given = found.arrays(0)
-    heeded = ("action_mask", "mask_state") if found.policy.algo.heeds_masks else ()
-    more = {key: given[key] for key in heeded if key in given}
-    check(found, 0, module.act(given["observation"], **more))
-    single = module.act(given["observation"][3], **{key: x[3] for key, x in more.items()})
-    np.testing.assert_allclose(single, found.actions[0][3], rtol=1e-4, atol=1e-5)
+    arrays = exported_case.arrays(0)
+    heeded = ("action_mask", "mask_state") if exported_case.policy.algo.heeds_masks else ()
+    more = {key: arrays[key] for key in heeded if key in arrays}
+    check(exported_case, 0, module.act(arrays["observation"], **more))
+    single = module.act(arrays["observation"][3], **{key: x[3] for key, x in more.items()})
+    np.testing.assert_allclose(single, exported_case.actions[0][3], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="observations need the shape"):
-        module.act(given["observation"][0, 0])
+        module.act(arrays["observation"][0, 0])
 
 
 @pytest.mark.parametrize("n", [4, 6, 27])
@@ -262,9 +265,9 @@ def test_masks_of_coverage_are_those_of_the_environment(n: int, tmp_path: Path) 
         places = rng.integers(0, 3, (4, 3)).astype(np.int32)
         chosen, boundary = rng.integers(0, n, 4).astype(np.int32), np.asarray(coverage_actions.boundary_mask(places, n))
         for agent in range(4):
-            wanted = _next_mask(places, boundary, chosen, jnp.int32(agent), n)
-            found = rule(moves, np.array([10, 10, 2]), places, boundary, chosen, agent)
-            np.testing.assert_array_equal(found, wanted)
+            expected = _next_mask(places, boundary, chosen, jnp.int32(agent), n)
+            actual = rule(moves, np.array([10, 10, 2]), places, boundary, chosen, agent)
+            np.testing.assert_array_equal(actual, expected)
 
 
 _next_mask = jax.jit(coverage_actions.next_mask, static_argnums=4)
@@ -309,14 +312,14 @@ def test_safetensors(name: str, tmp_path: Path) -> None:
     policy = case(name).policy
     (path,) = export(policy, "safetensors", tmp_path)
     with library.safe_open(path, framework="np") as file:
-        metadata, found = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     assert metadata["environment"] == policy.env.spec.name and json.loads(metadata["settings"]) == {}
     assert metadata["jaxrl_version"] == jaxrl.__version__
-    assert len(found) == len(jax.tree.leaves(policy.params))
+    assert len(tensors) == len(jax.tree.leaves(policy.params))
     if name == "coma":
-        np.testing.assert_array_equal(found["params.head.fc1_kernel"], policy.params["params"]["head"]["fc1_kernel"])
+        np.testing.assert_array_equal(tensors["params.head.fc1_kernel"], policy.params["params"]["head"]["fc1_kernel"])
     if name == "student":
-        assert "teacher.actor.params.head.out_bias" in found and "actor.params.fc1_kernel" in found
+        assert "teacher.actor.params.head.out_bias" in tensors and "actor.params.fc1_kernel" in tensors
 
 
 ALONE = """
@@ -345,9 +348,9 @@ def test_the_files_suffice(form: str, absent: list[str], tmp_path: Path) -> None
     """In a new process, from which jaxrl, its environments and flax cannot be imported."""
     if form == "stablehlo":
         pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
-    found = case("coma")
-    export(found.policy, form, tmp_path)
-    np.savez(tmp_path / "case.npz", action=found.actions[0], **found.arrays(0))
+    exported_case = case("coma")
+    export(exported_case.policy, form, tmp_path)
+    np.savez(tmp_path / "case.npz", action=exported_case.actions[0], **exported_case.arrays(0))
     words = [sys.executable, "-c", ALONE, str(tmp_path), *absent]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("equal\n", "")

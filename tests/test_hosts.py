@@ -233,8 +233,8 @@ def test_a_host_that_waits_says_so_and_heeds_signals_and_its_time_out(tmp_path: 
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
         place = hosts.ProcessInfo(f"localhost:{port}", 2, 0, [])
         with pytest.raises(UserError, match=f"port {port} cannot be used .*: choose another with --coordinator"):
             hosts._connect(place, 1)
@@ -382,8 +382,8 @@ def test_devices_of_several_hosts(
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: number)
     monkeypatch.setattr(jax, "local_device_count", lambda: devices)
-    found, warning = choose_devices(0, 64, shards)
-    assert (found, warning is not None) == (used, warned)
+    actual, warning = choose_devices(0, 64, shards)
+    assert (actual, warning is not None) == (used, warned)
 
 
 @pytest.mark.parametrize(("number", "num_envs", "shards"), [(3, 64, 8), (2, 9, 1), (4, 6, 2)])

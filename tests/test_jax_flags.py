@@ -90,6 +90,6 @@ def test_environments_can_be_stepped_without_compilation(name: str) -> None:
 
     expected = games(jax.jit(env.reset), jax.jit(env.step))
     with jax.disable_jit():
-        found = games(env.reset, env.step)
-    for one, other in zip(found, expected, strict=True):
+        actual = games(env.reset, env.step)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

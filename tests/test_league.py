@@ -30,12 +30,14 @@ TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "hidden_size": 
 
 def subject(number: int, **settings) -> EvalPolicy:
     """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
-    made = configuration.build({**TINY, **settings}, "the test")
-    env = batched(made.make_env())
-    algo = Ddpg(env.spec, DataParallel(8), **made.algo_settings)
+    config = configuration.build({**TINY, **settings}, "the test")
+    env = batched(config.make_env())
+    algo = Ddpg(env.spec, DataParallel(8), **config.algo_settings)
     params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
     params = jax.tree.map(lambda x: 30.0 * x, params)
-    return EvalPolicy(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, step=number)
+    return EvalPolicy(
+        env, config.env, config.env_settings, Path(f"runs/ddpg/{number}"), config, algo, params, step=number
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,29 +117,32 @@ def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dic
 
 @pytest.mark.long
 def test_runs_meet_each_with_its_own_eyes(two):
-    found = league.league(two, ["random", "level2"])
-    assert found.players == ("ddpg/1", "ddpg/2", "random", "level2")
-    played = {(first, second): ended for first, second, ended in found.play(40, seed=3, chunk=20)}
+    players_league = league.league(two, ["random", "level2"])
+    assert players_league.players == ("ddpg/1", "ddpg/2", "random", "level2")
+    played = {(first, second): ended for first, second, ended in players_league.play(40, seed=3, chunk=20)}
     pairs = [("ddpg/1", "ddpg/2"), ("ddpg/1", "random"), ("ddpg/1", "level2"), ("random", "level2"),
              ("ddpg/2", "random"), ("ddpg/2", "level2")]  # fmt: skip
     assert list(played) == pairs
-    wanted = by_hand(*two, 40, 3)
+    expected = by_hand(*two, 40, 3)
     for name in ("score", "opponent_score", "score_difference", "win", "draw", "defeat"):
-        np.testing.assert_array_equal(played["ddpg/1", "ddpg/2"][name], wanted[name], err_msg=name)
-    assert len(np.unique(wanted["score_difference"])) > 1
+        np.testing.assert_array_equal(played["ddpg/1", "ddpg/2"][name], expected[name], err_msg=name)
+    assert len(np.unique(expected["score_difference"])) > 1
     turned = by_hand(two[1], two[0], 40, 3)
-    assert not np.array_equal(turned["score_difference"], -wanted["score_difference"])  # sides are not symmetric
+    assert not np.array_equal(turned["score_difference"], -expected["score_difference"])  # sides are not symmetric
 
 
 def test_each_scripted_player_is_the_level_of_its_name():
-    wanted = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
-    opponents = league.set_for_matches(wanted).env.env.match_rules.opponents
+    subject = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
+    opponents = league.set_for_matches(subject).env.env.match_rules.opponents
     levels = {"random": "0", **{f"level{k}": str(k) for k in range(1, 5)}}
     levels |= {"evasion": "evasion", "territory": "territory"}
     assert list(opponents) == list(levels)
     for name, context in opponents.items():
-        np.testing.assert_array_equal(context, wanted.with_env_settings({"opponent": levels[name]}).context)
-    assert list(wanted.with_env_settings({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == ["random", "level3"]
+        np.testing.assert_array_equal(context, subject.with_env_settings({"opponent": levels[name]}).context)
+    assert list(subject.with_env_settings({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == [
+        "random",
+        "level3",
+    ]
 
 
 @pytest.mark.long
@@ -156,12 +161,12 @@ def test_matches_of_several_seeds():
     first, second = subject(1, opponent="1,2"), subject(3, opponent="1,2")
     both = dataclasses.replace(first, seed_params=(first.params, second.params))
     names = ["learned", "level1"]
-    alone = [{name: reports.play_matches(own, [name], 16)["matches"] for name in names} for own in (first, second)]
-    found = reports.play_matches(both, names, 16)
-    assert found["seeds"] == 2
+    alone = [{name: reports.play_matches(one, [name], 16)["matches"] for name in names} for one in (first, second)]
+    result = reports.play_matches(both, names, 16)
+    assert result["seeds"] == 2
     for name in names:
-        for index, match in enumerate(m for m in found["matches"] if m["first"] == name):
-            singles = [own[name][index] for own in alone]
+        for index, match in enumerate(m for m in result["matches"] if m["first"] == name):
+            singles = [matches[name][index] for matches in alone]
             if name == "level1":
                 assert match == singles[0]
                 continue
@@ -266,14 +271,14 @@ def test_results_by_hand():
     ended["draw"] = np.array([0.0, 0, 1, 0])
     said: list[str] = []
     played = announced([("a", "b", ended)], "4 games", said.append)
-    (found,) = league.results(played, ["score_difference", "win"])
-    assert (found["first"], found["second"], found["win"]["mean"]) == ("a", "b", 0.5)
+    (result,) = league.results(played, ["score_difference", "win"])
+    assert (result["first"], result["second"], result["win"]["mean"]) == ("a", "b", 0.5)
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
-    assert found["score_difference"] == pytest.approx(
+    assert result["score_difference"] == pytest.approx(
         {"mean": 1.0, "std": deviation, "ci95": STUDENT_OF_3 * deviation / 2, "error": deviation / 2}
     )
     deviation = math.sqrt(0.6875 / 3)  # of 1, 0, 0.5 and 1
-    assert found["points"] == pytest.approx(
+    assert result["points"] == pytest.approx(
         {
             "mean": 0.625,
             "std": deviation,
@@ -292,12 +297,12 @@ def test_results_by_hand():
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> list[Path]:
     """Two short runs on the small board, the second with other observations and rewards."""
-    root, found = tmp_path_factory.mktemp("runs"), []
+    root, directories = tmp_path_factory.mktemp("runs"), []
     flags = [f"--{name}={value}" for name, value in TINY.items()]
     for more in ([], ["--observation=obs_full", "--reward=score"]):
         assert train.main([*flags, *more, "--runs", str(root)]) == 0
-        found.append(Path((root / "latest").read_text().strip()))
-    return found
+        directories.append(Path((root / "latest").read_text().strip()))
+    return directories
 
 
 @pytest.mark.long

@@ -42,10 +42,10 @@ class Service:
         if step >= self.first:  # wandb ignores earlier ones
             self.rows.append((step, metrics))
 
-    def begin(self, **told: Any) -> None:
+    def begin(self, **arguments: Any) -> None:
         if self.fails == "begin":
             raise ValueError("no such project")
-        self.began.append(told)
+        self.began.append(arguments)
         self.first = self.rows[-1][0] + 1 if self.rows else 0  # a run goes on after its last step
 
 
@@ -53,8 +53,8 @@ class Service:
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
 
-    def init(id: str | None, **told: Any) -> Any:
-        service.begin(id=id, **told)
+    def init(id: str | None, **arguments: Any) -> Any:
+        service.begin(id=id, **arguments)
         return SimpleNamespace(id=id or "id-1", step=service.first, log=service.log, finish=service.ended.append)
 
     package = SimpleNamespace(init=init, login=lambda **_: False, Settings=dict)
@@ -63,7 +63,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
     return service
 
 
-def told(directory: Path) -> list[tuple[int, dict[str, float]]]:
+def expected_rows(directory: Path) -> list[tuple[int, dict[str, float]]]:
     """The rows of metrics.jsonl as a service should get them: finite numbers, by step."""
     rows = [{name: value for name, value in row.items() if value is not None} for row in read_metrics(directory)]
     return [(row.pop("step", row["iteration"]), row) for row in rows]
@@ -75,7 +75,9 @@ def test_a_run_and_its_continuation_are_one_run_of_each_service(
     with shared_programs():
         directory = run(f"{FLAGS} --logger wandb", tmp_path)
         resume(directory, "--total_env_steps 960")
-    assert wandb.rows == told(directory) and len(told(directory)) == 33  # 30 iterations and 3 evaluations
+    assert (
+        wandb.rows == expected_rows(directory) and len(expected_rows(directory)) == 33
+    )  # 30 iterations and 3 evaluations
     assert wandb.ended == [0, 0]
     first, second = wandb.began
     assert first["id"] is None and first["config"]["total_env_steps"] == 640 and first["config"]["gamma"] == 0.9
@@ -134,7 +136,7 @@ def test_a_logger_that_fails_warns_once_and_the_run_goes_on(
     out = capsys.readouterr().out
     assert out.count("warning: ") == 1 and "warning: wandb gets no more metrics (" in out
     assert ("no such project" if fails == "begin" else "ConnectionError: the service is gone") in out
-    assert "finished at iteration 20" in out and len(told(directory)) == 22
+    assert "finished at iteration 20" in out and len(expected_rows(directory)) == 22
 
 
 def test_a_slow_logger_neither_delays_nor_fills_the_memory(
@@ -170,8 +172,8 @@ def test_a_package_that_is_not_installed(
     for module in (None, SimpleNamespace()):  # a folder of this name is imported as an empty package
         monkeypatch.setitem(sys.modules, "wandb", module)
         assert main([*FLAGS.split(), "--logger", "wandb", "--runs", str(tmp_path)]) == 2
-        found = capsys.readouterr()
-        assert "pip install -e '.[wandb]'" in found.err and found.err.count("\n") == 1 and found.out == ""
+        captured = capsys.readouterr()
+        assert "pip install -e '.[wandb]'" in captured.err and captured.err.count("\n") == 1 and captured.out == ""
     assert not list(tmp_path.iterdir())
 
 
@@ -206,7 +208,7 @@ def two_processes(folder: Path, name: str, said: list[str]) -> None:
 def records(path: Path) -> list[Any]:
     """The records of a file of wandb: LevelDB's log format, blocks of 32 KiB after a head of seven bytes."""
     proto = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    content, position, part, found = path.read_bytes(), 7, b"", []
+    content, position, part, records_read = path.read_bytes(), 7, b"", []
     while position + 7 <= len(content):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
@@ -215,9 +217,9 @@ def records(path: Path) -> list[Any]:
         part += content[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last piece
-            found.append(proto.Record.FromString(part))
+            records_read.append(proto.Record.FromString(part))
             part = b""
-    return found
+    return records_read
 
 
 @pytest.mark.filterwarnings("default")

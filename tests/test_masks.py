@@ -53,21 +53,21 @@ class Closing(Environment):
         box = Box((ACTIONS,))
         return EnvSpec("closing", AGENTS, box, Discrete(ACTIONS), 8, fixed_horizon=True, metrics={"closed": "sum"})
 
-    def _shown(self, key: Array) -> tuple[Array, Array]:
+    def _draw_view(self, key: Array) -> tuple[Array, Array]:
         keys = jax.random.split(key)
         mask = jax.random.bernoulli(keys[0], 0.4, (AGENTS, ACTIONS))
         mask |= ~mask.any(-1, keepdims=True) & (jnp.arange(ACTIONS) == 2)[None]
         return 3 * jax.random.normal(keys[1], (AGENTS, ACTIONS)), mask
 
     def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
-        observation, mask = self._shown(key)
+        observation, mask = self._draw_view(key)
         optional = {"action_mask": mask if self.masks else None}
         return (key, jnp.int32(0), mask), restart(observation, metrics={"closed": 0}, **optional)
 
     def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
         key, t, mask = state
         closed = jnp.sum(~jnp.take_along_axis(mask, action[:, None], 1), dtype=jnp.int32)
-        observation, mask = self._shown(jax.random.fold_in(key, t))
+        observation, mask = self._draw_view(jax.random.fold_in(key, t))
         optional = {"action_mask": mask if self.masks else None, "truncated": t + 1 >= 8}
         return (key, t + 1, mask), transition(0.0, observation, metrics={"closed": closed}, **optional)
 
@@ -82,7 +82,7 @@ class Logits(nn.Module):
         return x + self.param("shift", nn.initializers.zeros, (1,))[0]
 
 
-def made(name: str, custom: bool = True, **changes: Any) -> Policy:
+def make_policy(name: str, custom: bool = True, **changes: Any) -> Policy:
     """A policy that takes its observations for logits, or one with fresh networks."""
     cls, settings = ALGORITHMS[name]
     env = Closing()
@@ -118,7 +118,7 @@ def check(action: Any, every: bool = True, mask: np.ndarray = MASK) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_closed_actions_are_never_played(name: str) -> None:
     """While exploring, by the policy, drawn and greedy, and in evaluation; masks of bool and of int8."""
-    policy = made(name)
+    policy = make_policy(name)
     timestep = jax.eval_shape(jax.vmap(policy.env.reset), jax.random.split(jax.random.key(0), ROWS))[1]
     timestep = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), timestep)
     timestep = dataclasses.replace(timestep, observation=jnp.asarray(LOGITS), action_mask=jnp.asarray(MASK))
@@ -135,14 +135,14 @@ def test_closed_actions_are_never_played(name: str) -> None:
 @pytest.mark.parametrize("name", ["ppo", "coma", "ddpg", "ddpg_expected", "bicnet"])
 def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> None:
     """They take the mask, and choose as the policy does: agent.py, and the function in StableHLO and ONNX files."""
-    policy = made(name, custom=False)
-    wanted = policy(LOGITS, action_mask=MASK)[0]
-    check(wanted, every=False)
+    policy = make_policy(name, custom=False)
+    expected = policy(LOGITS, action_mask=MASK)[0]
+    check(expected, every=False)
     export(policy, "numpy", tmp_path)
     act = loaded(tmp_path).act
     agent = act(LOGITS, action_mask=MASK.astype(np.int8))
     check(agent, every=False)
-    assert np.mean(agent == wanted) > 0.999  # but for rounding, beside logits that are nearly equal
+    assert np.mean(agent == expected) > 0.999  # but for rounding, beside logits that are nearly equal
     greedy = greedy_of(policy)
     assert [argument.name for argument in greedy.inputs] == ["observation", "action_mask"]
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)
@@ -160,7 +160,7 @@ def test_onnx_plays_no_closed_action(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="needs the package onnx")
     runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
     for name in ("ppo", "coma", "ddpg"):
-        export(made(name, custom=False), "onnx", tmp_path)
+        export(make_policy(name, custom=False), "onnx", tmp_path)
         session = runtime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
         check(session.run(None, {"observation": LOGITS, "action_mask": MASK})[0], every=False)
 
@@ -177,7 +177,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 def test_what_is_no_mask_is_refused(tmp_path: Path) -> None:
-    policy, observation = made("ddpg", custom=False), np.zeros((AGENTS, ACTIONS), np.float32)
+    policy, observation = make_policy("ddpg", custom=False), np.zeros((AGENTS, ACTIONS), np.float32)
     timestep = policy.env.reset(jax.random.key(0))[1]
     export(policy, "numpy", tmp_path)
     act = loaded(tmp_path).act
@@ -192,7 +192,10 @@ def test_what_is_no_mask_is_refused(tmp_path: Path) -> None:
 
 def test_a_mask_is_given_where_it_is_needed_and_nowhere_else(tmp_path: Path) -> None:
     seen = np.zeros((AGENTS, ACTIONS), np.float32)
-    policy, free = made("ddpg", custom=False), dataclasses.replace(made("ddpg", custom=False), env=Closing(masks=False))
+    policy, free = (
+        make_policy("ddpg", custom=False),
+        dataclasses.replace(make_policy("ddpg", custom=False), env=Closing(masks=False)),
+    )
     timestep = policy.env.reset(jax.random.key(0))[1]
     for without in (seen, seen[None], dataclasses.replace(timestep, action_mask=None)):
         with pytest.raises(ValueError, match=r"'closing' closes actions.*give action_mask, bool\[.*2, 4\]"):
@@ -213,7 +216,7 @@ def test_a_mask_is_given_where_it_is_needed_and_nowhere_else(tmp_path: Path) -> 
 
 def test_masking_false_plays_closed_actions_and_says_so() -> None:
     """As the published trainers do; a mask of one's own is not ignored, but refused."""
-    policy = made("ddpg", masking=False)
+    policy = make_policy("ddpg", masking=False)
     assert policy(LOGITS)[0].shape == MASK.shape[:2]
     with pytest.raises(ValueError, match="ignores action masks, as in its training"):
         policy(LOGITS, action_mask=MASK)
@@ -233,7 +236,7 @@ def test_an_algorithm_that_ignores_masks_is_found_out() -> None:
 
 def test_policies_take_masks_in_compiled_functions() -> None:
     """Values are not known there; types and shapes are."""
-    policy = made("ppo")
+    policy = make_policy("ppo")
     act = jax.jit(lambda observation, mask: policy(observation, action_mask=mask)[0])
     check(act(LOGITS, MASK.astype(np.int8)))
     with pytest.raises(ValueError, match="of bool or of integers"):

@@ -26,8 +26,8 @@ TRAINED = ("ddpg expected",)  # in every run; the others at night
 
 def networks_of(params: Any, name: str) -> list[Any]:
     """The leaves of a network or target network, if there is one."""
-    found = getattr(params, name, ())
-    return jax.tree.leaves(getattr(found, "params", found))
+    network = getattr(params, name, ())
+    return jax.tree.leaves(getattr(network, "params", network))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_every_variant_trains_in_one_trace(case: str) -> None:
     assert learning["critic_loss"].shape == (3, 4)
     assert all(np.isfinite(x).all() for x in learning.values())
     assert (learning["critic_grad_norm"] > 0).all() and (learning["actor_grad_norm"][:, 1:] > 0).all()
-    begun = trainer.init(jax.random.key(0)).algo.replicated
+    initial = trainer.init(jax.random.key(0)).algo.replicated
     for net in ("actor", "critic", "target_actor", "target_critic"):
-        before, after = (networks_of(x, net) for x in (begun, state.algo.replicated))
+        before, after = (networks_of(x, net) for x in (initial, state.algo.replicated))
         assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True) if a.size > 4), net
     burst = sum(phase.iterations * phase.updates for phase in trainer.algo.phases[:-1])
     assert int(total(state.progress.updates)) == burst + 12
@@ -65,13 +65,13 @@ def test_the_replay_holds_what_was_played(case: str) -> None:
         assert ring.filled == rows - 1 == 24 + trainer.algo.n_step
         for age in range(rows - 1, 0, -1):
             row, after = (head - age) % rows, (head - age + 1) % rows
-            wanted = follows(ring.observation["observation"][row].astype(float), ring.action[row])
+            expected = follows(ring.observation["observation"][row].astype(float), ring.action[row])
             for env in range(ring.end.shape[1]):
                 if ring.end[row, env] == CONTINUES:
-                    np.testing.assert_allclose(ring.observation["observation"][after, env], wanted[env], atol=1e-6)
+                    np.testing.assert_allclose(ring.observation["observation"][after, env], expected[env], atol=1e-6)
                 else:
                     ended_rows += 1
-                    assert not np.allclose(ring.observation["observation"][after, env], wanted[env], atol=1e-3)
+                    assert not np.allclose(ring.observation["observation"][after, env], expected[env], atol=1e-3)
                     assert (ring.reward[after, env] == 0).all() and ring.end[after, env] == CONTINUES
         ends |= set(ring.end.ravel().tolist())
     assert ended_rows >= 40 and TRUNCATED in ends

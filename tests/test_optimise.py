@@ -29,9 +29,9 @@ def test_adam_in_float32_is_adam() -> None:
     mu, nu = np.zeros(40), np.zeros(40)
     for t, gradient in enumerate(gradients, 1):
         mu, nu = 0.9 * mu + 0.1 * gradient, 0.999 * nu + 0.001 * gradient.astype(np.float64) ** 2
-        wanted = -(mu / (1 - 0.9**t)) / (np.sqrt(nu / (1 - 0.999**t)) + 1e-8)
-        found, state = step(jnp.asarray(gradient), state)
-        np.testing.assert_allclose(found, wanted, rtol=5e-7, atol=2e-7 * np.abs(wanted).max())
+        expected = -(mu / (1 - 0.9**t)) / (np.sqrt(nu / (1 - 0.999**t)) + 1e-8)
+        actual, state = step(jnp.asarray(gradient), state)
+        np.testing.assert_allclose(actual, expected, rtol=5e-7, atol=2e-7 * np.abs(expected).max())
 
 
 def test_gradients_are_clipped_to_a_norm() -> None:

@@ -83,14 +83,14 @@ def test_half_planes_equal_the_recorded_ones(q: int) -> None:
 @pytest.mark.parametrize("num_actions", [4, 6, 27])
 def test_masks_equal_the_recorded_ones(num_actions: int) -> None:
     arrays = golden.load("coverage_missions")
-    own, others, boundary, final = (
+    positions, others, boundary, final = (
         arrays[f"mask{num_actions}_{name}"] for name in ("own", "others", "boundary", "final")
     )
-    for case in range(len(own)):
-        mask = oracle.boundary_mask(own[case], num_actions)
+    for case in range(len(positions)):
+        mask = oracle.boundary_mask(positions[case], num_actions)
         np.testing.assert_array_equal(mask, boundary[case])
         present = others[case][(others[case] >= 0).all(1)]
-        np.testing.assert_array_equal(oracle.collision_mask(mask, own[case], present), final[case])
+        np.testing.assert_array_equal(oracle.collision_mask(mask, positions[case], present), final[case])
 
 
 @pytest.mark.parametrize("case", range(4))
@@ -140,8 +140,8 @@ def test_replay_reproduces_observations_masks_rewards_and_metrics(name: str) -> 
     for t, actions in enumerate(record["action"]):
         check_metrics(mission, record, t + 1, one_cell)
         check_utilities(mission, record, t)
-        for own, expected in zip(mission.positions, record["mask_boundary"][t], strict=True):
-            np.testing.assert_array_equal(oracle.boundary_mask(own), expected)
+        for position, expected in zip(mission.positions, record["mask_boundary"][t], strict=True):
+            np.testing.assert_array_equal(oracle.boundary_mask(position), expected)
         _, masks = mission.act(lambda agent, mask, actions=actions: actions[agent])
         np.testing.assert_array_equal(masks, record["mask"][t])
         obs = mission.observe()

@@ -64,11 +64,11 @@ def test_every_recorded_transition() -> None:
     assert len(recorded_rows()) == 5000
     for row in recorded_rows():
         settings, after = recorded_settings(row), recorded_state(row, "after")
-        n, kept = settings.num_snakes, arrays["n_beans_kept"][row]
+        n, beans_left = settings.num_snakes, arrays["n_beans_kept"][row]
         game = Game(settings, state=recorded_state(row, "before"))
-        resolved, new_beans = arrays["resolved"][row][:n], after.beans[kept:]
+        resolved, new_beans = arrays["resolved"][row][:n], after.beans[beans_left:]
         outcome = oracle.advance(game.state, resolved, settings)
-        assert outcome.state.beans == after.beans[:kept], row
+        assert outcome.state.beans == after.beans[:beans_left], row
         rewards, done = game.step(arrays["action"][row][:n], resolved, new_beans)  # checks the draws
         assert without_directions_of_the_dead(game.state) == without_directions_of_the_dead(after), row
         assert rewards.tolist() == arrays["reward"][row][:n], row
@@ -227,18 +227,18 @@ def searched(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] 
     for start in settings.cells():
         if start in occupied:
             continue
-        queue, found = deque([start]), list[Cell]()
-        while queue and len(found) < 3:
+        queue, cells = deque([start]), list[Cell]()
+        while queue and len(cells) < 3:
             cell = queue.popleft()
-            if cell not in found:
-                found.append(cell)
+            if cell not in cells:
+                cells.append(cell)
             for d in (RIGHT, DOWN, UP, LEFT):
                 nearby = settings.neighbour(cell, d)
                 if nearby not in marked:
                     marked.add(nearby)
                     queue.append(nearby)
-        if len(found) == 3:
-            first, second, third = found
+        if len(cells) == 3:
+            first, second, third = cells
             if second[0] != third[0] and second[1] != third[1]:
                 first, second = second, first
             if first[0] == second[0]:
@@ -389,5 +389,5 @@ def test_mean_scores_are_those_of_the_original_engine(
     policies = [scripted(level) for level in levels]
     totals = np.array([play(Game(BOARD, np.random.default_rng(seed)), policies) for seed in range(25)])
     error = totals.std(axis=0, ddof=1) / len(totals) ** 0.5
-    for mean, own, (expected, published) in zip(totals.mean(axis=0), error, (first, second), strict=True):
-        assert abs(mean - expected) < 3 * np.hypot(own, published)
+    for mean, mean_error, (expected, published) in zip(totals.mean(axis=0), error, (first, second), strict=True):
+        assert abs(mean - expected) < 3 * np.hypot(mean_error, published)

@@ -59,9 +59,9 @@ def test_the_code_of_the_page_runs(name: str) -> None:
 def test_the_figures_of_the_page_are_those_of_the_result() -> None:
     result = json.loads((PAGE.parents[1] / "bench" / "results" / "outward_cpu.json").read_text())
     rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", PAGE.read_text(), re.MULTILINE)
-    found = [[int(number.replace(",", "")) for number in row] for row in rows]
-    assert [row[0] for row in found] == [row["num_envs"] for row in result["rows"]] == [1, 64, 1024]
-    for row, measured in zip(found, result["rows"], strict=True):
-        for shown, name in zip(row[1:], ("vector", "sync"), strict=True):
-            assert abs(shown / measured[name]["rate"] - 1) < 0.05
+    page_rows = [[int(number.replace(",", "")) for number in row] for row in rows]
+    assert [row[0] for row in page_rows] == [row["num_envs"] for row in result["rows"]] == [1, 64, 1024]
+    for row, measured in zip(page_rows, result["rows"], strict=True):
+        for figure, name in zip(row[1:], ("vector", "sync"), strict=True):
+            assert abs(figure / measured[name]["rate"] - 1) < 0.05
             assert len(measured[name]["samples"]) == 5

@@ -26,11 +26,11 @@ EXPECTED = ("minimum value is -infinity", "maximum value is infinity", "Not able
 def test_the_single_environment_passes_gymnasiums_checker(name: str) -> None:
     from gymnasium.utils.env_checker import check_env
 
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_env(GymnasiumEnv(ENVS[name]()))
-    told = [str(warning.message) for warning in found]
-    assert all(any(part in message for part in EXPECTED) for message in told), told
+    messages = [str(warning.message) for warning in caught]
+    assert all(any(part in message for part in EXPECTED) for message in messages), messages
 
 
 @needs_gymnasium
@@ -70,13 +70,13 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
     env, copies = ENVS[name](), 3
     agents = env.spec.num_agents
     vector = GymnasiumVectorEnv(env, copies * agents, seed=7, flatten_agents=agents > 1)
-    wanted = Reference(env, copies, seed=7)
+    reference = Reference(env, copies, seed=7)
     observations, infos = vector.reset()
     ends = set()
     for action in [None, *drawn(env, copies, 30)]:
         if action is not None:
-            before = wanted.timestep.done
-            timestep = wanted.step(action)
+            before = reference.timestep.done
+            timestep = reference.step(action)
             flat = action.reshape(-1, *env.spec.action.shape)
             observations, rewards, terminated, truncated, infos = vector.step(flat)
             assert close(rewards, np.asarray(timestep.reward, np.float64))
@@ -86,21 +86,21 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
             assert not (terminated | truncated)[np.repeat(before, agents)].any()
             assert rewards.dtype == np.float64 and terminated.dtype == truncated.dtype == bool
             ends |= set(zip(terminated.tolist(), truncated.tolist(), strict=True))
-        shown = wanted.timestep
-        assert close(observations, shown.observation)
+        current = reference.timestep
+        assert close(observations, current.observation)
         assert observations in vector.observation_space and observations.flags.writeable
         assert set(infos) == {
             key
-            for metric in (*env.spec.metrics, *(["action_mask"] if shown.action_mask is not None else []))
+            for metric in (*env.spec.metrics, *(["action_mask"] if current.action_mask is not None else []))
             for key in (metric, f"_{metric}")
         }
         for metric in env.spec.metrics:
-            assert close(infos[metric], np.repeat(np.asarray(shown.metrics[metric]), agents))
+            assert close(infos[metric], np.repeat(np.asarray(current.metrics[metric]), agents))
             assert infos[f"_{metric}"].all() and infos[f"_{metric}"].shape == (copies * agents,)
-        if shown.action_mask is not None:
-            assert np.array_equal(infos["action_mask"], np.asarray(shown.action_mask).reshape(copies * agents, -1))
+        if current.action_mask is not None:
+            assert np.array_equal(infos["action_mask"], np.asarray(current.action_mask).reshape(copies * agents, -1))
             vector.action_space.sample(mask=tuple(infos["action_mask"]))  # a mask that Gymnasium accepts
-    assert np.asarray(wanted.state.episode).min() >= 2  # several episodes, reset steps among them
+    assert np.asarray(reference.state.episode).min() >= 2  # several episodes, reset steps among them
     if name in ("corridor", "corridors"):  # both ends, apart
         assert ends == {(False, False), (True, False), (False, True)}
 
@@ -114,14 +114,14 @@ def test_one_copy_equals_gymnasiums_own_vector_environment(name: str) -> None:
     env = ENVS[name]()
     ours, theirs = GymnasiumVectorEnv(env, 1), SyncVectorEnv([lambda: GymnasiumEnv(env)])
     assert ours.observation_space == theirs.observation_space and ours.action_space == theirs.action_space
-    found, wanted = ours.reset(seed=3), theirs.reset(seed=3)
+    actual, expected = ours.reset(seed=3), theirs.reset(seed=3)
     for action in [None, *drawn(env, 1, 25)]:
         if action is not None:
-            found, wanted = ours.step(action[0]), theirs.step(action[0])
-        for mine, other in zip(found[:-1], wanted[:-1], strict=True):
+            actual, expected = ours.step(action[0]), theirs.step(action[0])
+        for mine, other in zip(actual[:-1], expected[:-1], strict=True):
             assert np.array_equal(mine, other) and mine.dtype == other.dtype
-        assert found[-1].keys() == wanted[-1].keys()
-        assert all(np.array_equal(found[-1][key], wanted[-1][key]) for key in found[-1])
+        assert actual[-1].keys() == expected[-1].keys()
+        assert all(np.array_equal(actual[-1][key], expected[-1][key]) for key in actual[-1])
 
 
 @needs_gymnasium
@@ -130,8 +130,8 @@ def test_seeds() -> None:
     vector = GymnasiumVectorEnv(env, 5, seed=4)
 
     def episodes(**seed: Any) -> list[np.ndarray]:
-        shown = [vector.reset(**seed)[0]]
-        return shown + [vector.step(action[:, 0])[0] for action in drawn(env, 5, 25)]
+        observations = [vector.reset(**seed)[0]]
+        return observations + [vector.step(action[:, 0])[0] for action in drawn(env, 5, 25)]
 
     def same(a: Any, b: Any) -> Any:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

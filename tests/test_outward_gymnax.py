@@ -25,8 +25,8 @@ def test_gymnax_style_equals_the_environment_stepped_by_hand(name: str) -> None:
     def play(keys: Any, actions: Any) -> Any:
         observation, state = jax.vmap(adapter.reset)(keys[0])
 
-        def step(state: Any, given: Any) -> Any:
-            observation, state, reward, done, info = jax.vmap(adapter.step)(given[0], state, given[1])
+        def step(state: Any, key_and_action: Any) -> Any:
+            observation, state, reward, done, info = jax.vmap(adapter.step)(key_and_action[0], state, key_and_action[1])
             return state, (observation, reward, done, info, state.action_mask, state.time)
 
         return observation, jax.lax.scan(step, state, (keys[1:], actions))[1]
@@ -76,8 +76,8 @@ def test_gymnax_style_names_and_spaces() -> None:
     first, state = jax.jit(env.reset)(keys[0], params)
     assert observation.contains(first)
     step = jax.jit(GymnaxStyleEnv(env.env, split_done=True).step)
-    found, after, reward, terminated, truncated, _ = step(keys[1], state, 0)
-    assert found.shape == first.shape and not terminated and not truncated and reward.shape == ()
+    observed, after, reward, terminated, truncated, _ = step(keys[1], state, 0)
+    assert observed.shape == first.shape and not terminated and not truncated and reward.shape == ()
     assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(ValueError, match="'corridor' has 2 agents"):
         GymnaxStyleEnv(Corridor(num_agents=2))

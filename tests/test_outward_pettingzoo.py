@@ -31,18 +31,18 @@ def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
 def test_the_parallel_environment_equals_the_batch(name: str) -> None:
     env = ENVS[name]()
     names = [f"agent_{i}" for i in range(env.spec.num_agents)]
-    parallel, wanted = PettingZooParallelEnv(env, seed=2, mask_in_observation=True), Reference(env, 1, seed=2)
+    parallel, reference = PettingZooParallelEnv(env, seed=2, mask_in_observation=True), Reference(env, 1, seed=2)
     assert parallel.possible_agents == names and parallel.agents == []
     observations, infos = parallel.reset()
     ends = set()
     for action in [None, *drawn(env, 1, 30)]:
         if action is not None:
             if not parallel.agents:  # the batch resets in a step of its own
-                wanted.step(action)
+                reference.step(action)
                 observations, infos = parallel.reset()
                 assert parallel.agents == names
             else:
-                timestep = wanted.step(action)
+                timestep = reference.step(action)
                 actions = {f"agent_{i}": one for i, one in reversed(list(enumerate(action[0])))}
                 observations, rewards, terminations, truncations, infos = parallel.step(actions)
                 assert close([rewards[agent] for agent in names], np.asarray(timestep.reward[0], np.float64))
@@ -50,15 +50,15 @@ def test_the_parallel_environment_equals_the_batch(name: str) -> None:
                 assert truncations == dict.fromkeys(names, bool(timestep.truncated[0]))
                 assert parallel.agents == ([] if timestep.done[0] else names)
                 ends.add((terminations["agent_0"], truncations["agent_0"]))
-        shown = wanted.timestep
+        current = reference.timestep
         for i, agent in enumerate(names):
-            assert close(observations[agent]["observation"], shown.observation[0, i])
-            assert np.array_equal(observations[agent]["action_mask"], np.asarray(shown.action_mask[0, i]))
+            assert close(observations[agent]["observation"], current.observation[0, i])
+            assert np.array_equal(observations[agent]["action_mask"], np.asarray(current.action_mask[0, i]))
             assert np.array_equal(infos[agent]["action_mask"], observations[agent]["action_mask"])
             assert observations[agent] in parallel.observation_space(agent)
-            for metric, value in shown.metrics.items():
+            for metric, value in current.metrics.items():
                 assert close(infos[agent][metric], np.float64(value[0]))
-    assert len(ends) > 1 and int(wanted.state.episode[0]) >= 2
+    assert len(ends) > 1 and int(reference.state.episode[0]) >= 2
     if name == "corridors":
         assert {(True, False), (False, True)} <= ends
 
@@ -66,12 +66,12 @@ def test_the_parallel_environment_equals_the_batch(name: str) -> None:
 @needs_pettingzoo
 def test_the_global_state() -> None:
     env = ENVS["coverage"]()
-    parallel, wanted = PettingZooParallelEnv(env), Reference(env, 1, seed=0)
+    parallel, reference = PettingZooParallelEnv(env), Reference(env, 1, seed=0)
     with pytest.raises(ValueError, match="call reset"):
         parallel.state()
     parallel.reset()
-    shown = wanted.timestep.global_state
-    parts = [np.asarray(shown["maps"]).ravel(), np.asarray(shown["positions"]).ravel().astype(np.float32)]
+    global_state = reference.timestep.global_state
+    parts = [np.asarray(global_state["maps"]).ravel(), np.asarray(global_state["positions"]).ravel().astype(np.float32)]
     assert close(parallel.state(), np.concatenate(parts))
     assert parallel.state() in parallel.state_space
     one = PettingZooParallelEnv(_WithGlobalState())

@@ -100,8 +100,10 @@ class Scripted(Algorithm):
         steps, envs = self.phases[0].steps, ENVS // SHARDS
         rows = (self.layout.local_shards, envs, steps, self.spec.num_agents)
         size = self.spec.observation.shape[0]  # type: ignore[union-attr]
-        kept = {"observation": jnp.zeros((*rows, size), jnp.float16), "action": jnp.zeros(rows, jnp.int32)}
-        return AlgoState({"none": jnp.zeros(1)}, kept | {"reward": jnp.zeros(rows), "done": jnp.zeros(rows[:-1], bool)})
+        replay = {"observation": jnp.zeros((*rows, size), jnp.float16), "action": jnp.zeros(rows, jnp.int32)}
+        return AlgoState(
+            {"none": jnp.zeros(1)}, replay | {"reward": jnp.zeros(rows), "done": jnp.zeros(rows[:-1], bool)}
+        )
 
     def policy(self, state: AlgoState) -> Any:
         return ()
@@ -132,8 +134,8 @@ def test_scripted_flights_are_the_same_on_any_number_of_devices() -> None:
 def collectives(text: str) -> list[tuple[str, int]]:
     """(operation, elements) of every collective in a compiled program."""
     names = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
-    found = re.findall(rf"= (.*?) ({names})(?:-start)?\(", text)
-    sizes = [(name, re.findall(r"\w+\[([\d,]*)\]", shapes)) for shapes, name in found]
+    matches = re.findall(rf"= (.*?) ({names})(?:-start)?\(", text)
+    sizes = [(name, re.findall(r"\w+\[([\d,]*)\]", shapes)) for shapes, name in matches]
     return [(name, sum(math.prod(map(int, s.split(","))) if s else 1 for s in shapes)) for name, shapes in sizes]
 
 
@@ -142,12 +144,14 @@ def test_fast_blocks_exchange_gradients_and_scalars_only(algo: type[Algorithm]) 
     trainer = make_trainer(algo, 8, COMA if algo is Coma else {})
     shapes = trainer.shapes()
     program = trainer.make_block(trainer.algo.phases[-1]).lower(shapes, jnp.int32(1)).compile()
-    found = collectives(program.as_text())
+    exchanged = collectives(program.as_text())
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.algo.replicated))
-    assert found and {name for name, _ in found} == {"all-reduce"}
-    assert max(size for _, size in found) <= parameters + 16
+    assert exchanged and {name for name, _ in exchanged} == {"all-reduce"}
+    assert max(size for _, size in exchanged) <= parameters + 16
     if algo is TinyQ:  # far below one logical shard's share of the replay
-        assert max(size for _, size in found) < min(x.size for x in jax.tree.leaves(shapes.algo.sharded) if x.ndim > 1)
+        assert max(size for _, size in exchanged) < min(
+            x.size for x in jax.tree.leaves(shapes.algo.sharded) if x.ndim > 1
+        )
 
 
 # Gradients
@@ -159,7 +163,7 @@ def loss(params: dict[str, Array], samples: dict[str, Array]) -> tuple[Array, di
     return jnp.mean(error), {"first": jnp.mean(out[:, 0])}
 
 
-of_whole = jax.jit(jax.value_and_grad(loss, has_aux=True))
+loss_and_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 @pytest.mark.parametrize("learn_chunk", [0, 4])
@@ -172,7 +176,7 @@ def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int) -> 
 
     params, batch = {"w": draw(5, 3), "b": draw(3)}, {"x": draw(8, 12, 5), "y": draw(8, 12, 3)}
     whole = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), batch)
-    (value, aux), gradient = of_whole(params, whole)
+    (value, aux), gradient = loss_and_gradient(params, whole)
 
     layout = DataParallel(ENVS, SHARDS, devices, learn_chunk)
     function = on_mesh(
@@ -191,8 +195,8 @@ def test_sums_and_means_go_over_all_devices(devices: int) -> None:
 
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     result = jax.jit(on_mesh(function, make_mesh(devices), (SPLIT,), REPLICATED))(rows)
-    for got, wanted in zip(result, (rows.sum(0), rows.mean(0), rows.mean()), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, expected in zip(result, (rows.sum(0), rows.mean(0), rows.mean()), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 # Chunks
@@ -207,13 +211,13 @@ def test_chunks_give_what_one_call_gives(chunks: int) -> None:
         over_time = {"x": jnp.stack([part["x"], 2 * part["x"]]), "key": jnp.stack([part["key"], keys])}  # [T, B, ...]
         return {"state": (keys, part["x"] > 3)}, over_time
 
-    wanted = jax.jit(function)(batch)
-    got = jax.jit(lambda batch: map_chunks(function, batch, chunks, out_axes=(0, 1)))(batch)
-    assert digests(got) == digests(wanted)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
+    expected = jax.jit(function)(batch)
+    actual = jax.jit(lambda batch: map_chunks(function, batch, chunks, out_axes=(0, 1)))(batch)
+    assert digests(actual) == digests(expected)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), actual) == jax.tree.map(lambda x: (x.shape, x.dtype), expected)
     back = jax.jit(
-        lambda wanted: map_chunks(lambda rows: jax.tree.map(lambda x: x[0], rows), wanted, chunks, 0, in_axis=1)
-    )(wanted[1])
+        lambda outputs: map_chunks(lambda rows: jax.tree.map(lambda x: x[0], rows), outputs, chunks, 0, in_axis=1)
+    )(expected[1])
     assert digests(back) == digests(batch)
 
 

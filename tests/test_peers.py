@@ -120,10 +120,10 @@ def test_make_says_what_pip_says(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"])
 def test_a_real_environment(name):
     """The compiled loop makes as many steps as it is asked for, from where it stood."""
-    made = open_environment("ours", name, 3, 2**30)
-    assert (made.copies, made.facts["bytes_per_copy"] > 0) == (3, True)
-    sample = made.sample(1e-3)
-    assert sample["env_steps"] == 3 * made.steps and sample["cpu"] > 0
+    game = open_environment("ours", name, 3, 2**30)
+    assert (game.copies, game.facts["bytes_per_copy"] > 0) == (3, True)
+    sample = game.sample(1e-3)
+    assert sample["env_steps"] == 3 * game.steps and sample["cpu"] > 0
 
 
 def test_the_loop_steps():
@@ -132,9 +132,9 @@ def test_the_loop_steps():
     def step(carry, key):
         return carry[0] + 1, carry[1] + jax.random.uniform(key)
 
-    made = environments.compiled(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
-    made.advance(5)
-    count, total = made.advance(7)
+    game = environments.compiled(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
+    game.advance(5)
+    count, total = game.advance(7)
     drawn = [
         jax.random.uniform(jax.random.fold_in(jax.random.PRNGKey(n), i)) for n, k in ((1, 5), (2, 7)) for i in range(k)
     ]
@@ -225,17 +225,17 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
     clock = types.SimpleNamespace(rows=rows, evaluate=lambda *_: False, reached=rows[-1])
     monkeypatch.setattr(learners, "Clock", lambda task, target: clock)
     monkeypatch.setattr(learners, "LEARNERS", {"fake": train})
-    found = learners.learn("fake", "sac", 1, quick=False)
-    assert found["updates_per_second"] == pytest.approx(15.0)
-    assert found["cpu_to_score"] == 8.0 and math.isclose(found["compile_seconds"], 0.5)
+    result = learners.learn("fake", "sac", 1, quick=False)
+    assert result["updates_per_second"] == pytest.approx(15.0)
+    assert result["cpu_to_score"] == 8.0 and math.isclose(result["compile_seconds"], 0.5)
     clock.reached = None
     assert learners.learn("fake", "sac", 1, quick=False)["cpu_to_score"] is None
 
 
 def test_actions_of_peers_span_the_box():
     """-1, 0 and 1 are the ends and the middle of the environment's own box; what lies outside is clipped."""
-    given = jnp.array([[-1.0, 0.0], [1.0, 3.0]])
-    np.testing.assert_array_equal(libraries.to_box(PointMass(box=2.0), given), [[[-2.0, 0.0]], [[2.0, 2.0]]])
+    actions = jnp.array([[-1.0, 0.0], [1.0, 3.0]])
+    np.testing.assert_array_equal(libraries.to_box(PointMass(box=2.0), actions), [[[-2.0, 0.0]], [[2.0, 2.0]]])
 
 
 SHORT = Task("Pendulum-v1", 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)

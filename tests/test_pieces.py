@@ -35,14 +35,14 @@ CASES: dict[str, tuple[type[Algorithm], dict[str, Any], int]] = {
 def make_trainer(case: str) -> Trainer:
     algo, settings, devices = CASES[case]
     env, layout = Corridor(num_agents=AGENTS), DataParallel(ENVS, shards=2, devices=devices)
-    made, chunk = algo(env.spec, layout, **settings), 2 if algo is Coma else 0
-    return Trainer(batched(env), made, layout, make_mesh(devices), 4, chunk, jnp.dtype("float16"), 1000)
+    algorithm, chunk = algo(env.spec, layout, **settings), 2 if algo is Coma else 0
+    return Trainer(batched(env), algorithm, layout, make_mesh(devices), 4, chunk, jnp.dtype("float16"), 1000)
 
 
 def make_pieces(trainer: Trainer) -> Pieces:
     (phase,) = trainer.algo.phases
-    made = in_pieces.make_programs(trainer, phase)
-    programs = {name: Program(lambda made=made[name]: made, lambda *_: None) for name in made}
+    functions = in_pieces.make_programs(trainer, phase)
+    programs = {name: Program(lambda function=functions[name]: function, lambda *_: None) for name in functions}
     return Pieces(programs, trainer.algo, phase, trainer.chunks(), ENVS // trainer.chunks())
 
 
@@ -53,11 +53,11 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
     (phase,) = trainer.algo.phases
     block, pieces = trainer.make_block(phase), make_pieces(trainer)
     state, other = trainer.init(jax.random.key(3)), trainer.init(jax.random.key(3))
-    shown: list[Done] = []
+    reports: list[Done] = []
     assert pieces.measure(other) > 0  # leaves no trace
     for _ in range(3):
         state, expected = block(state, jnp.int32(1))
-        result = pieces.run(other, shown.append, lambda left: False)
+        result = pieces.run(other, reports.append, lambda left: False)
         assert result is not None
         other, metrics = result
         first = jax.tree.map(lambda x: np.asarray(x)[:1], (expected.learning, expected.episodes))
@@ -70,13 +70,13 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
         )
 
     chex.assert_trees_all_close(keys(other), keys(state), rtol=2e-5, atol=1e-6)
-    rollout = [done for done in shown if done.activity == "rolling out"]
+    rollout = [done for done in reports if done.activity == "rolling out"]
     assert [done.done for done in rollout] == [*range(ENVS // trainer.chunks(), ENVS + 1, ENVS // trainer.chunks())] * 3
-    updates = [done for done in shown if done.unit == "minibatches"]
+    updates = [done for done in reports if done.unit == "minibatches"]
     stages = len(trainer.algo.learn_stages)
     assert len(updates) == 3 * sum(stage.steps for stage in trainer.algo.learn_stages)
     assert updates[-1].seconds_left == 0.0 and sum(done.done == done.total for done in updates) == 3 * stages
-    lefts = [done.seconds_left for done in shown[-len(shown) // 3 :]]
+    lefts = [done.seconds_left for done in reports[-len(reports) // 3 :]]
     assert all(left is not None and left >= 0 for left in lefts)
 
 
@@ -102,14 +102,16 @@ def test_an_iteration_that_is_given_up_leaves_the_state(monkeypatch: pytest.Monk
 
 
 def test_only_long_iterations_are_run_in_pieces() -> None:
-    def wanted(num_envs: int, backend: str) -> bool:
+    def in_pieces_wanted(num_envs: int, backend: str) -> bool:
         env = Corridor(num_agents=AGENTS)
         algo = Coma(env.spec, DataParallel(num_envs))
         return in_pieces.wanted(algo, algo.phases[0], backend)
 
     least = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
-    assert wanted(least, "cpu") and not wanted(least - 1, "cpu") and not wanted(least, "gpu")
-    assert wanted(100 * least, "gpu")
+    assert (
+        in_pieces_wanted(least, "cpu") and not in_pieces_wanted(least - 1, "cpu") and not in_pieces_wanted(least, "gpu")
+    )
+    assert in_pieces_wanted(100 * least, "gpu")
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:

@@ -33,7 +33,7 @@ BOX = dataclasses.replace(DISCRETE, action=Box((ACTIONS,), low=-2.0, high=4.0))
 SMALL = {"rollout_steps": T, "num_minibatches": 1, "hidden_size": 8}
 
 
-def begun(algo: Ppo) -> PpoParameters:
+def init_params(algo: Ppo) -> PpoParameters:
     """Fresh parameters by key 0."""
     return jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
 
@@ -72,16 +72,16 @@ def made_up(seed: int = 0, spec: EnvSpec = DISCRETE) -> tuple[Trajectory, TimeSt
 
 def gae(steps: TimeStep, value: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
     """The sum of discounted temporal differences of every row to the end of its episode, term by term."""
-    found = np.zeros((T, B, A))
+    advantage = np.zeros((T, B, A))
     for b, a, t in np.ndindex(B, A, T):
         weight = 1.0
         for k in range(t, T):
             follows = 0.0 if steps.terminated[k + 1, b] else value[k + 1, b, a]
-            found[t, b, a] += weight * (steps.reward[k + 1, b, a] + gamma * follows - value[k, b, a])
+            advantage[t, b, a] += weight * (steps.reward[k + 1, b, a] + gamma * follows - value[k, b, a])
             weight *= gamma * lambda_
             if steps.terminated[k + 1, b] or steps.truncated[k + 1, b]:
                 break
-    return found
+    return advantage
 
 
 def whole(trajectory: Trajectory, last: TimeStep) -> TimeStep:
@@ -94,21 +94,21 @@ def test_advantages_are_sums_of_temporal_differences(gamma: float, lambda_: floa
     algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, gae_lambda=lambda_, **SMALL)
     trajectory, last = made_up()
     value = np.random.default_rng(1).normal(size=(T + 1, B, A)).astype(np.float32)
-    found = jax.jit(algo.advantages)(trajectory, last, value[:-1], value[-1])
+    actual = jax.jit(algo.advantages)(trajectory, last, value[:-1], value[-1])
     steps, played = whole(trajectory, last), ~trajectory.timestep.done
     assert steps.terminated.sum() > 3 and steps.truncated.sum() > 3 and played.sum() < T * B
-    wanted = gae(steps, np.float64(value), gamma, lambda_)
-    np.testing.assert_allclose(np.asarray(found)[played], wanted[played], rtol=1e-5, atol=1e-5)
+    expected = gae(steps, np.float64(value), gamma, lambda_)
+    np.testing.assert_allclose(np.asarray(actual)[played], expected[played], rtol=1e-5, atol=1e-5)
 
 
 def test_the_clipped_loss_and_its_gradient_by_hand() -> None:
     """Inside the clip the slope is - r A; outside it is 0 where the ratio has moved as the advantage wants."""
     ratio = np.float32([1.1, 1.1, 1.5, 1.5, 0.5, 0.5])
     advantage = np.float32([2, -2, 2, -2, 2, -2])
-    given = np.log(ratio) - 1, np.full(6, -1, np.float32), advantage, np.float32(0.2)
-    found = jax.jit(ppo.clipped_losses)(*given)
-    slope = jax.jit(jax.grad(lambda *x: ppo.clipped_losses(*x).sum()))(*given)
-    np.testing.assert_allclose(found, [-2.2, 2.2, -2.4, 3.0, -1.0, 1.6], rtol=1e-6)
+    arguments = np.log(ratio) - 1, np.full(6, -1, np.float32), advantage, np.float32(0.2)
+    losses = jax.jit(ppo.clipped_losses)(*arguments)
+    slope = jax.jit(jax.grad(lambda *x: ppo.clipped_losses(*x).sum()))(*arguments)
+    np.testing.assert_allclose(losses, [-2.2, 2.2, -2.4, 3.0, -1.0, 1.6], rtol=1e-6)
     np.testing.assert_allclose(slope, [-2.2, 2.2, 0.0, 3.0, -1.0, 0.0], rtol=1e-6)
 
 
@@ -161,26 +161,26 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
             means, log_std = dense(actor["means"], rows), actor["log_std"][None]
             log_prob = jax.scipy.stats.norm.logpdf(acted["action"], means, jnp.exp(log_std)).sum(-1)
             entropy = jnp.full(len(rows), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum())
-        ratio, found = jnp.exp(log_prob - acted["log_prob"]), dense(critic, rows)[:, 0]
+        ratio, predicted = jnp.exp(log_prob - acted["log_prob"]), dense(critic, rows)[:, 0]
         gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
-        of_critic = 0.5 * (found - target) ** 2
-        total = (-gain + of_critic - algo.entropy_weight * entropy).mean()
-        return total, (-gain.mean(), of_critic.mean(), entropy.mean(), ((ratio - 1) - jnp.log(ratio)).mean())
+        critic_loss = 0.5 * (predicted - target) ** 2
+        total = (-gain + critic_loss - algo.entropy_weight * entropy).mean()
+        return total, (-gain.mean(), critic_loss.mean(), entropy.mean(), ((ratio - 1) - jnp.log(ratio)).mean())
 
-    learned, (found, states, chains) = (actor, critic), ((), [], [])
+    learned, (metrics, states, chains) = (actor, critic), ((), [], [])
     for rate, tree in zip((algo.actor_lr, algo.critic_lr), learned, strict=True):
         chains.append(optax.chain(optax.clip_by_global_norm(algo.max_grad_norm), optax.adam(rate, eps=1e-5)))
         states.append(chains[-1].init(tree))
     gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for _ in range(algo.num_epochs):
-        (_, found), gradient = gradient_of(learned)
+        (_, metrics), gradient = gradient_of(learned)
         moved = []
         for part in (0, 1):
             with jax.numpy_dtype_promotion("standard"):
                 step, states[part] = chains[part].update(gradient[part], states[part])
             moved.append(optax.apply_updates(learned[part], step))
         learned = tuple(moved)
-    return *learned, (*found, explained)
+    return *learned, (*metrics, explained)
 
 
 @pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "box"])
@@ -193,18 +193,18 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
         "value": RunningStatistics(jnp.float32(50), jnp.float32(0.7), jnp.float32(2.0)),
     }
     earlier["critic"] = earlier["actor"]
-    params = dataclasses.replace(begun(algo), statistics=earlier)
+    params = dataclasses.replace(init_params(algo), statistics=earlier)
     learn = jax.jit(lambda state, key: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
     state, metrics = learn(AlgoState(params, ()), jax.random.key(1))
-    actor, critic, found = plain_iteration(algo, params, trajectory, last)
-    for part, wanted in (("actor", actor), ("critic", critic)):
+    actor, critic, expected_metrics = plain_iteration(algo, params, trajectory, last)
+    for part, expected in (("actor", actor), ("critic", critic)):
         ours = getattr(state.replicated, part).params["params"]
         before = getattr(params, part).params["params"]
         moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours, before)
         assert min(jax.tree.leaves(moved)) > 1e-3
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), ours, wanted)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), ours, expected)
     names = ("actor_loss", "critic_loss", "policy_entropy", "kl", "explained_variance")
-    np.testing.assert_allclose([np.ravel(metrics[name])[-1] for name in names], found, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose([np.ravel(metrics[name])[-1] for name in names], expected_metrics, rtol=1e-4, atol=1e-5)
     played = np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
     mean, deviation = merged(earlier["actor"], whole(trajectory, last).observation[:-1][played], int(played.sum()))
     after = state.replicated.statistics["actor"]
@@ -233,13 +233,13 @@ def test_statistics_are_those_of_all_valid_samples() -> None:
 
 def test_chunks_give_the_same_gradients() -> None:
     trajectory, last = made_up()
-    found = []
+    networks = []
     for chunk in (0, 7):
         algo = Ppo(DISCRETE, DataParallel(B, learn_chunk=chunk), **SMALL)
         learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
-        found.append(learn(AlgoState(begun(algo), ()), jax.random.key(1))[0].replicated)
+        networks.append(learn(AlgoState(init_params(algo), ()), jax.random.key(1))[0].replicated)
     for part in ("actor", "critic"):
-        np.testing.assert_allclose(*(getattr(x, part).params for x in found), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(*(getattr(x, part).params for x in networks), rtol=1e-3, atol=1e-5)
 
 
 # ---------------------------------------------------------------- acting
@@ -247,8 +247,8 @@ def test_chunks_give_the_same_gradients() -> None:
 
 def not_taken(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
     """Closes what earlier agents chose, unless nothing would be left."""
-    taken = jnp.any((jnp.arange(ACTIONS)[:, None] == chosen[None]) & (jnp.arange(A)[None] < agent), axis=1)
-    mask = action_mask[agent] & ~taken
+    closed = jnp.any((jnp.arange(ACTIONS)[:, None] == chosen[None]) & (jnp.arange(A)[None] < agent), axis=1)
+    mask = action_mask[agent] & ~closed
     return jnp.where(jnp.any(mask), mask, action_mask[agent])
 
 
@@ -287,8 +287,8 @@ def test_masked_actions_are_never_sampled(scale: float) -> None:
         assert action.dtype == np.int32 and np.take_along_axis(masks, action[..., None], -1).all()
         open_ = np.where(masks, logits, -np.inf)
         log_probs = open_ - np.logaddexp.reduce(open_, axis=-1, keepdims=True)
-        wanted = np.take_along_axis(log_probs, action[..., None], -1)[..., 0]
-        np.testing.assert_allclose(extras["log_prob"], wanted, rtol=1e-4, atol=1e-4)
+        expected = np.take_along_axis(log_probs, action[..., None], -1)[..., 0]
+        np.testing.assert_allclose(extras["log_prob"], expected, rtol=1e-4, atol=1e-4)
         if mode == "greedy":
             np.testing.assert_array_equal(action, open_.argmax(-1))
 
@@ -402,11 +402,11 @@ def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
     assert algo.nets.view == "central" and algo.networks["critic"].inputs == ((1, 11, 11, 12),)
     assert Ppo(spec, DataParallel(3), critic="local", hidden_size=4).networks["critic"].inputs == ((1, 11, 11, 7),)
     _, timestep = jax.jit(env.reset)(keys)
-    shown = jax.jit(lambda step: algo.nets.inputs(step, algo.layout))(jax.tree.map(lambda x: x[None], timestep))
+    inputs = jax.jit(lambda step: algo.nets.inputs(step, algo.layout))(jax.tree.map(lambda x: x[None], timestep))
     assert spec.critic_input is not None
-    wanted = jax.vmap(lambda step: spec.critic_input(step, jnp.zeros(2, jnp.int32)))(timestep)  # type: ignore[misc]
-    np.testing.assert_array_equal(shown["central"][0], wanted)
-    np.testing.assert_array_equal(shown["observation"][0], timestep.observation)
+    expected = jax.vmap(lambda step: spec.critic_input(step, jnp.zeros(2, jnp.int32)))(timestep)  # type: ignore[misc]
+    np.testing.assert_array_equal(inputs["central"][0], expected)
+    np.testing.assert_array_equal(inputs["observation"][0], timestep.observation)
 
 
 def test_what_is_normalised() -> None:

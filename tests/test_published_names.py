@@ -89,10 +89,10 @@ def configured(content: dict[str, Any], folder: Path, *words: str) -> Any:
 
 
 def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: Any) -> None:
-    found = configured(IPP_MARL, tmp_path).flat()
+    settings = configured(IPP_MARL, tmp_path).flat()
     expected = yaml.safe_load((ROOT / "configs" / "coma_published.yaml").read_text())
-    odd = {name for name, value in expected.items() if found[name] != pytest.approx(value)}
-    assert (odd, found["seed"]) == (set(), 3)  # 75,000 missions from the corners, 50 per training step, ...
+    odd = {name for name, value in expected.items() if settings[name] != pytest.approx(value)}
+    assert (odd, settings["seed"]) == (set(), 3)  # 75,000 missions from the corners, 50 per training step, ...
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "patience 100" in line]
     assert not [line for line in lines[1:-1] if "altitude" in line or "x_dim" in line]  # the same here
@@ -100,26 +100,26 @@ def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: A
 
 
 def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> None:
-    found = configured(FORK, tmp_path).flat()
+    settings = configured(FORK, tmp_path).flat()
     transitions = 4 * (8 + 1)  # of a mission
-    assert found["num_envs"] == math.ceil(64 / transitions) == 2
-    assert found["total_episodes"] == 500 * 64 // transitions == 888
-    assert (found["minibatch_size"], found["num_epochs"], found["budget"]) == (32, 2, 8)
+    assert settings["num_envs"] == math.ceil(64 / transitions) == 2
+    assert settings["total_episodes"] == 500 * 64 // transitions == 888
+    assert (settings["minibatch_size"], settings["num_epochs"], settings["budget"]) == (32, 2, 8)
     lines = capsys.readouterr().err.splitlines()
     for name in ("constraints.max_altitude 25: altitudes", "coverage_weight 0.15", "obstacles:", "search_regions:"):
         assert len([line for line in lines if line.startswith("not carried over: ") and name in line]) == 1
 
 
 def test_the_overrides_of_a_reproduction(tmp_path: Path, capsys: Any) -> None:
-    found = configured(REPRODUCTION, tmp_path, "--start", "uniform", "--q", "7").flat()
-    assert (found["num_envs"], found["minibatch_size"], found["total_episodes"]) == (50, 600, 75_000)
-    assert (found["start"], found["q"]) == ("uniform", 7)  # flags come last
+    settings = configured(REPRODUCTION, tmp_path, "--start", "uniform", "--q", "7").flat()
+    assert (settings["num_envs"], settings["minibatch_size"], settings["total_episodes"]) == (50, 600, 75_000)
+    assert (settings["start"], settings["q"]) == ("uniform", 7)  # flags come last
     assert "task_id 'S1': there is nothing like it here" in capsys.readouterr().err
 
 
 def test_the_published_code_by_its_own_file(tmp_path: Path) -> None:
-    found = configured(IPP_MARL, tmp_path, "--algo", "coma_original")
-    assert (found.algo, found.env_settings["reward_timing"], found.env_settings["start"]) == (
+    config = configured(IPP_MARL, tmp_path, "--algo", "coma_original")
+    assert (config.algo, config.env_settings["reward_timing"], config.env_settings["start"]) == (
         "coma_original", "original", "original",
     )  # fmt: skip
 
@@ -146,9 +146,9 @@ def test_the_stages_of_the_collective_repository(tmp_path: Path, capsys: Any) ->
         "worker": {"multitask": {"num_envs": 16}, "builder": {"critic_tau": 0.01, "actor_update_freq": 2}},
         "replay_buffer": {"batch_size": 2048},
     }  # fmt: skip
-    found = configured(composed, tmp_path)
-    assert (found.run.num_envs, found.run.eval_every, found.run.seed) == (16, 250, 7)
-    assert [found.algo_settings[name] for name in ("tau", "actor_update_period", "batch_size")] == [0.01, 2, 2048]
+    config = configured(composed, tmp_path)
+    assert (config.run.num_envs, config.run.eval_every, config.run.seed) == (16, 250, 7)
+    assert [config.algo_settings[name] for name in ("tau", "actor_update_period", "batch_size")] == [0.01, 2, 2048]
 
 
 def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
         "epsilon_speed": 0.9995, "opponent_difficulty_strategy": "linear", "enable_opponent_evasion": True,
         "opponent_evasion_start_episode": 20000, "save_interval": 1000,
     }  # fmt: skip
-    found = configured(saved, tmp_path)
-    assert (found.algo, found.env, found.run.total_episodes, found.run.total_env_steps) == (
+    config = configured(saved, tmp_path)
+    assert (config.algo, config.env, config.run.total_episodes, config.run.total_env_steps) == (
         "ddpg", "snakes_3v3", 50_000, 0,
     )  # fmt: skip
-    assert [found.algo_settings[name] for name in ("actor_lr", "eps_start", "eps_decay")] == [3e-4, 0.4, 0.9995]
-    assert found.env_settings["opponent"] == "linear evasion@0.4"
+    assert [config.algo_settings[name] for name in ("actor_lr", "eps_start", "eps_decay")] == [3e-4, 0.4, 0.9995]
+    assert config.env_settings["opponent"] == "linear evasion@0.4"
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_evasion_follows_a_published_schedule() -> None:
     """By the rules of the fork: evasion replaces the level from its first episode on."""
 
     begins = 0.0, 0.1, 0.3, 0.6, 0.85  # of the levels
-    found = schedule.parse("curriculum evasion@0.8")
+    parsed = schedule.parse("curriculum evasion@0.8")
     for fraction in np.linspace(0.01, 0.99, 40):  # not at the begins, which float32 rounds
-        (player,) = np.flatnonzero(np.asarray(found.at(np.float32(fraction))))
+        (player,) = np.flatnonzero(np.asarray(parsed.at(np.float32(fraction))))
         expected = "evasion" if fraction >= 0.8 else str(sum(fraction >= begin for begin in begins) - 1)
         assert schedule.PLAYERS[player] == expected, fraction
     for text in ("curriculum evasion", "linear evasion@0", "linear x@0.5", "linear evasion@2"):
@@ -292,9 +292,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("saves")
     words = f"{TINY} --checkpoint_every 2 --keep_checkpoints 9 --actor_lr 0.01 --runs {runs}"
     assert train.main(words.split()) == 0
-    found = runs / "coma_coverage" / "0001"
-    assert committed_steps(found / "checkpoints") == [2, 4, 6]
-    return found
+    directory = runs / "coma_coverage" / "0001"
+    assert committed_steps(directory / "checkpoints") == [2, 4, 6]
+    return directory
 
 
 def digest(policy: Any) -> float:
@@ -302,12 +302,12 @@ def digest(policy: Any) -> float:
 
 
 def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
-    found = {number: jaxrl.load(run, checkpoint=number) for number in (2, 4, 6)}
-    assert [policy.step for policy in found.values()] == [2, 4, 6]
-    assert len({digest(policy) for policy in found.values()}) == 3
-    assert digest(jaxrl.load(run / "checkpoints" / f"{4:010d}")) == digest(found[4])
-    assert digest(jaxrl.load(run, checkpoint=np.int64(4))) == digest(found[4])
-    assert digest(jaxrl.load(run)) == digest(found[6])
+    policies = {number: jaxrl.load(run, checkpoint=number) for number in (2, 4, 6)}
+    assert [policy.step for policy in policies.values()] == [2, 4, 6]
+    assert len({digest(policy) for policy in policies.values()}) == 3
+    assert digest(jaxrl.load(run / "checkpoints" / f"{4:010d}")) == digest(policies[4])
+    assert digest(jaxrl.load(run, checkpoint=np.int64(4))) == digest(policies[4])
+    assert digest(jaxrl.load(run)) == digest(policies[6])
     for wrong in ("4", True, -1, 4.5):
         with pytest.raises(UsageError, match=r"checkpoint must (be a whole number|lie between 0 and)"):
             jaxrl.load(run, checkpoint=wrong)  # type: ignore[arg-type]

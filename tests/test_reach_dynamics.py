@@ -81,13 +81,13 @@ def test_commands_of_the_gripper_are_clipped():
 
 def test_pose_and_skeleton_are_those_of_the_oracle():
     q = states()["q"]
-    found, wanted = jax.jit(dynamics.pose)(np.asarray(q.T, np.float32)), oracle.frames(q)
-    np.testing.assert_allclose(found.hand.T, wanted.hand, atol=1e-6)
-    np.testing.assert_allclose(found.tool.T, oracle.tool_centre(q), atol=1e-6)
-    np.testing.assert_allclose(found.opening, oracle.opening(q), atol=2e-6)
+    actual, expected = jax.jit(dynamics.pose)(np.asarray(q.T, np.float32)), oracle.frames(q)
+    np.testing.assert_allclose(actual.hand.T, expected.hand, atol=1e-6)
+    np.testing.assert_allclose(actual.tool.T, oracle.tool_centre(q), atol=1e-6)
+    np.testing.assert_allclose(actual.opening, oracle.opening(q), atol=2e-6)
     points = np.asarray(jax.jit(dynamics.skeleton)(np.asarray(q.T, np.float32)))
-    np.testing.assert_allclose(points[:7].transpose(2, 0, 1), wanted.origin[:, :7], atol=1e-6)
-    np.testing.assert_allclose(points[7:].transpose(0, 2, 1), [wanted.hand, oracle.tool_centre(q)], atol=1e-6)
+    np.testing.assert_allclose(points[:7].transpose(2, 0, 1), expected.origin[:, :7], atol=1e-6)
+    np.testing.assert_allclose(points[7:].transpose(0, 2, 1), [expected.hand, oracle.tool_centre(q)], atol=1e-6)
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.3, None]), min_size=3, max_size=3), min_size=2, max_size=2))
@@ -109,9 +109,9 @@ def test_folding_leaves_nothing_out(vectors):
 
 def centres(q: np.ndarray) -> np.ndarray:
     """float64[E, 9, 3]: centres of mass."""
-    found = oracle.frames(q)
+    links = oracle.frames(q)
     com = np.array([link["com"] for link in oracle.constants()["links"]])
-    return found.origin + np.einsum("elij,lj->eli", found.rotation, com)
+    return links.origin + np.einsum("elij,lj->eli", links.rotation, com)
 
 
 def kinetic(q: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -145,12 +145,12 @@ def test_the_bias_of_the_oracle_is_lagranges():
         return oracle.mass_and_bias(q, np.zeros_like(q))[0]
 
     weight = oracle._column("mass") * 9.81
-    wanted = np.einsum("eij,ej->ei", (mass(q + h * v) - mass(q - h * v)) / (2 * h), v)
+    expected = np.einsum("eij,ej->ei", (mass(q + h * v) - mass(q - h * v)) / (2 * h), v)
     for j in range(9):
         ahead, behind = q.copy(), q.copy()
         ahead[:, j] += h
         behind[:, j] -= h
         change = (mass(ahead) - mass(behind)) / (2 * h)
-        wanted[:, j] -= np.einsum("ei,eij,ej->e", v, change, v) / 2
-        wanted[:, j] += ((centres(ahead) - centres(behind))[..., 2] / (2 * h)) @ weight
-    np.testing.assert_allclose(oracle.mass_and_bias(q, v)[1], wanted, atol=1e-5)
+        expected[:, j] -= np.einsum("ei,eij,ej->e", v, change, v) / 2
+        expected[:, j] += ((centres(ahead) - centres(behind))[..., 2] / (2 * h)) @ weight
+    np.testing.assert_allclose(oracle.mass_and_bias(q, v)[1], expected, atol=1e-5)

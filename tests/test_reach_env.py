@@ -163,11 +163,11 @@ def test_points_are_those_of_the_tasks():
 
 
 def test_hidden_goals_are_zeros():
-    seen, shown = (
+    seen, visible = (
         np.asarray(begin(make("reach", partially_observable=hidden))[1].observation)[0] for hidden in (True, False)
     )
-    np.testing.assert_array_equal(seen[:36], shown[:36])
-    assert (seen[36:] == 0).all() and (shown[37:] != 0).all()
+    np.testing.assert_array_equal(seen[:36], visible[:36])
+    assert (seen[36:] == 0).all() and (visible[37:] != 0).all()
 
 
 def test_hand_positions_are_clipped_in_the_observation_only():
@@ -221,9 +221,9 @@ def test_the_target_sums_without_rounding_error(kind: str) -> None:
         return carry, carry
 
     _, (target, part) = jax.jit(lambda *x: jax.lax.scan(one, *x))((units, np.zeros_like(units)), actions)
-    found = np.asarray(target, np.float64) * TARGET_UNIT + np.asarray(part, np.float64) * TARGET_UNIT / PARTS
+    targets = np.asarray(target, np.float64) * TARGET_UNIT + np.asarray(part, np.float64) * TARGET_UNIT / PARTS
     most = 0.0
-    for row, action in zip(found, actions, strict=True):
+    for row, action in zip(targets, actions, strict=True):
         expected = np.clip(expected + (np.float32(0.01) * action).astype(np.float64), low, high)
         most = max(most, np.abs(row - expected).max())
     assert most < 3e-9  # of which 5e-10 is the rounding of the start and of the bounds to TARGET_UNIT
@@ -238,9 +238,9 @@ def test_a_step_moves_the_target_by_its_parts() -> None:
     action = jnp.full((1, 4, LANES), 0.0012345, jnp.float32)
     for _ in range(12):
         state, _ = advance(state, action)
-    found = (np.asarray(state.target, np.float64) + np.asarray(state.target_part, np.float64) / PARTS) * TARGET_UNIT
+    targets = (np.asarray(state.target, np.float64) + np.asarray(state.target_part, np.float64) / PARTS) * TARGET_UNIT
     expected = constants.reset().target + 12 * float(np.float32(0.01) * np.float32(0.0012345))
-    np.testing.assert_allclose(found, np.tile(expected[:, None], LANES), atol=6e-10)
+    np.testing.assert_allclose(targets, np.tile(expected[:, None], LANES), atol=6e-10)
 
 
 @pytest.mark.parametrize(
@@ -306,13 +306,13 @@ def test_success_and_reward_follow_the_radius(kind, radius):
     pose = jax.jit(dynamics.pose)(state.q)
     point = np.asarray(pose.tool) + np.random.default_rng(0).uniform(-0.035, 0.035, (3, LANES)).astype(np.float32)
     put = dataclasses.replace(state, point=point, t=np.ones(LANES, np.int32))
-    shown = jax.tree.map(np.asarray, jax.jit(lambda state: env.show(state, state.frame, pose))(put))
+    after = jax.tree.map(np.asarray, jax.jit(lambda state: env.show(state, state.frame, pose))(put))
     tool = oracle.tool_centre(np.asarray(state.q.T, np.float64))
     near = np.linalg.norm(tool - point.T, axis=1) <= radius
     assert 0 < near.sum() < LANES
-    np.testing.assert_array_equal(shown.metrics["success"] > 0, near)
+    np.testing.assert_array_equal(after.metrics["success"] > 0, near)
     paid = near if kind == "sparse" else oracle.reward_v2(tool, point.T, radius)
-    np.testing.assert_allclose(shown.reward[0], paid, atol=1e-4)
+    np.testing.assert_allclose(after.reward[0], paid, atol=1e-4)
 
 
 def test_policies_of_the_default_reward_may_guide_where_it_is_sparse():

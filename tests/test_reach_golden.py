@@ -50,9 +50,9 @@ def test_the_environment_follows_every_recorded_episode_open_loop(source, free, 
 @by_source
 def test_observations_targets_and_successes(source):
     recording(source)
-    found = reach.compare(source)
-    found.check()
-    assert len(found.figures) == 6 and all(figure.values >= 960 for figure in found.figures.values())
+    comparison = reach.compare(source)
+    comparison.check()
+    assert len(comparison.figures) == 6 and all(figure.values >= 960 for figure in comparison.figures.values())
 
 
 @by_source
@@ -89,8 +89,8 @@ def test_the_oracle_follows_recorded_episodes_within_the_rounding_of_the_record(
     free = record.free[rows]
     for t in range(ORACLE_STEPS):
         paid, success = arms.step(record.action[rows, t])
-        seen, wanted, on = arms.observe(), record.observation[rows, t + 1], free[:, t]
-        assert np.linalg.norm(seen[on, :3] - wanted[on, :3], axis=-1).max(initial=0) < 1e-7  # m
-        assert np.abs(seen[on, 3] - wanted[on, 3]).max(initial=0) < 1e-7
+        seen, recorded_seen, on = arms.observe(), record.observation[rows, t + 1], free[:, t]
+        assert np.linalg.norm(seen[on, :3] - recorded_seen[on, :3], axis=-1).max(initial=0) < 1e-7  # m
+        assert np.abs(seen[on, 3] - recorded_seen[on, 3]).max(initial=0) < 1e-7
         assert np.abs(paid - record.reward[rows, t])[on].max(initial=0) < 1e-6
         np.testing.assert_array_equal(success, record.success[rows, t])

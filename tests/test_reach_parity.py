@@ -68,8 +68,8 @@ def test_both_tables_are_printed(capsys):
     same = {"observation": record.observation[:, 1:], "reward": record.reward + 1, "success": record.success}
     console = Console(width=140)
     reach_parity.show(reach_parity.compare(record, same), reach_parity.summary(record), console)
-    shown = capsys.readouterr().out
-    assert "BROKEN" in shown and "ok" in shown and "scripted" in shown
+    output = capsys.readouterr().out
+    assert "BROKEN" in output and "ok" in output and "scripted" in output
 
 
 @pytest.mark.parametrize("policy", reach_parity.POLICIES)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def record() -> viewing.Record:
     """Episode 3 of the scripted policy, on a mirrored goal: long enough to come near it."""
-    made = make("reach", task="mirrored", horizon=60)
-    return records.record(load(None, "reach", dict(made.__dict__)), "scripted", 3, 0)
+    env = make("reach", task="mirrored", horizon=60)
+    return records.record(load(None, "reach", dict(env.__dict__)), "scripted", 3, 0)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def test_the_place_is_the_tasks_and_the_goal_is_the_one_shown(record, scene):
 
 def test_moments_name_the_first_success(scene):
     words = viewer.step_labels(scene)
-    told = [k for k, text in enumerate(words) if text.startswith("first success")]
-    assert told == ([int(np.argmax(scene.success))] if scene.success.any() else [])
+    labelled = [k for k, text in enumerate(words) if text.startswith("first success")]
+    assert labelled == ([int(np.argmax(scene.success))] if scene.success.any() else [])
     assert words[0] == "gripper 100 % open"
 
 
@@ -67,17 +67,19 @@ def test_the_page_holds_every_time_step(record, scene):
         np.testing.assert_allclose(still["point"], [point], atol=0.01)
         np.testing.assert_allclose(np.reshape(still["path"], (-1, 2)) / 1000, flat[:, viewer.TOOL], atol=1e-5)
         for k, shapes in enumerate(panel["steps"]):
-            found = {style: parts for _, style, parts, _ in shapes}
-            np.testing.assert_allclose(np.reshape(found["arm"], (-1, 2)) / 1000, flat[k, : viewer.HAND], atol=1e-5)
-            assert ("reached" in found) == bool(scene.success[k])
+            parts_by_style = {style: parts for _, style, parts, _ in shapes}
+            np.testing.assert_allclose(
+                np.reshape(parts_by_style["arm"], (-1, 2)) / 1000, flat[k, : viewer.HAND], atol=1e-5
+            )
+            assert ("reached" in parts_by_style) == bool(scene.success[k])
 
 
 def test_pictures(record):
     """One frame per time step, in which the arm moves."""
-    made = viewer.ReachViewer()
-    frames = made.frames(record)
+    arm_viewer = viewer.ReachViewer()
+    frames = arm_viewer.frames(record)
     assert len(frames) == 61 and len({frame.size for frame in frames}) == 1
     blue = [int(viewer.ARM[k : k + 2], 16) for k in (1, 3, 5)]
     first, last = (np.abs(np.asarray(frame).astype(int) - blue).max(-1) < 40 for frame in (frames[0], frames[60]))
     assert min(first.sum(), last.sum()) > 500 and (first ^ last).sum() > 200
-    assert made.picture(record).width > 1500
+    assert arm_viewer.picture(record).width > 1500

@@ -40,12 +40,12 @@ def settings(case: str) -> dict[str, Any]:
     return json.loads(str(records()["settings"]))[case]
 
 
-def made(algorithm: type[Algorithm], case: str) -> Any:
+def configure(algorithm: type[Algorithm], case: str) -> Any:
     """The algorithm with the recorded settings, of which Adam's epsilon is one."""
-    own = settings(case)
-    if "num_minibatches" in own:
-        own["minibatch_size"] = MISSIONS * STEPS * TEAM // own.pop("num_minibatches")
-    return functools.partial(with_epsilon(algorithm, own.pop("adam_epsilon")), **own)
+    case_settings = settings(case)
+    if "num_minibatches" in case_settings:
+        case_settings["minibatch_size"] = MISSIONS * STEPS * TEAM // case_settings.pop("num_minibatches")
+    return functools.partial(with_epsilon(algorithm, case_settings.pop("adam_epsilon")), **case_settings)
 
 
 def recorded(case: str) -> Recorded:
@@ -77,7 +77,9 @@ def places(params: dict[str, Any]) -> list[tuple[str, ...]]:
             paths += [(*head, name)] if name in (params["head"] if head else params) else []
         if layer == 1 and "lstm" in params:
             for way in ("there", "back"):
-                paths += [("lstm", f"{way}_{of}_{kind}") for kind in ("kernel", "bias") for of in ("input", "state")]
+                paths += [
+                    ("lstm", f"{way}_{source}_{kind}") for kind in ("kernel", "bias") for source in ("input", "state")
+                ]
     return paths + [(*head, "out_kernel"), (*head, "out_bias")]
 
 
@@ -107,8 +109,8 @@ def to_vector(tree: Any) -> np.ndarray:
 def critics_from(template: Any, vector: np.ndarray) -> Any:
     """Critics [C, ...] from the vectors of all, one after another."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), template)
-    made = [from_vector(one, part) for part in np.split(vector, jax.tree.leaves(template)[0].shape[0])]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
+    critics = [from_vector(one, part) for part in np.split(vector, jax.tree.leaves(template)[0].shape[0])]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *critics)
 
 
 def critics_to(tree: Any) -> np.ndarray:
@@ -124,9 +126,9 @@ def check(initial: dict[str, np.ndarray], update: dict[str, Any], ours: dict[str
     assert set(ours) == set(update["after"])
     for name, values in ours.items():
         expected = update["after"][name] - initial[name]
-        found = np.asarray(values) - initial[name]
+        actual = np.asarray(values) - initial[name]
         allowed = MOVES * (1 + number) * np.abs(expected).max() + WEIGHTS * np.abs(initial[name]).max()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=allowed, err_msg=f"{name}, update {number}")
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed, err_msg=f"{name}, update {number}")
 
 
 def check_metrics(update: dict[str, Any], ours: dict[str, Any], number: int, scale: float = 0.1) -> None:
@@ -180,7 +182,7 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
-    algo = made(Coma, case)(COVERAGE, DataParallel(MISSIONS))
+    algo = configure(Coma, case)(COVERAGE, DataParallel(MISSIONS))
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)
@@ -261,14 +263,14 @@ TWO_TASKS = dataclasses.replace(ARM, num_agents=1, num_tasks=2)
 @pytest.mark.parametrize(("case", "cls"), [("ddpg", Ddpg), ("ddpg expected", Ddpg), ("bicnet", Bicnet)])
 def test_ddpg(case: str, cls: type[Ddpg]) -> None:
     """Windows of three steps, clipped gradients, samples that count less or not; masks, entropy; an LSTM."""
-    algo = made(cls, case)(BOARDS, DataParallel(1))
+    algo = configure(cls, case)(BOARDS, DataParallel(1))
     replay(algo, case, ("actor", "critic", "target_actor", "target_critic"), "vector")
 
 
 @pytest.mark.parametrize(("case", "spec"), [("sac", ARM), ("sac tasks", TWO_TASKS)])
 def test_sac(case: str, spec: EnvSpec) -> None:
     """Two agents with the default target entropy; two tasks, windows of three steps, steps of actor and targets due."""
-    replay(made(Sac, case)(spec, DataParallel(1)), case, ("actor", "critic", "target_critic"), "action")
+    replay(configure(Sac, case)(spec, DataParallel(1)), case, ("actor", "critic", "target_critic"), "action")
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ def coverage() -> EvalPolicy:
 
 
 @pytest.fixture(scope="module")
-def shown(coverage) -> viewing.Record:
+def episode(coverage) -> viewing.Record:
     """Episode 4 of "ig", with invented mean curves of two policies."""
     names = ("entropy", "f1", "return")
     references = {policy: {name: np.full((4, 2), level) for name in names}
@@ -36,15 +36,15 @@ def shown(coverage) -> viewing.Record:
     return records.record(coverage, "ig", 4, 7, references)
 
 
-def test_the_episode_is_the_evaluated_one(coverage, shown):
+def test_the_episode_is_the_evaluated_one(coverage, episode):
     """(Information gain decides by real numbers, which the tests' quick compiler rounds by the size of the batch.)"""
     ((_, curves),) = reports.rollout(coverage, ["random"], 6, seed=7)
     drawn = records.record(coverage, "random", 4, 7, {})
     for name, curve in curves.items():
         np.testing.assert_array_equal(drawn.curves[name], curve[:, 4], err_msg=name)
-    assert shown.steps == 3 and shown.actions.shape == (3, 2)
-    assert shown.states.maps.beliefs.shape == (4, 3, 17, 17)
-    np.testing.assert_allclose(shown.rewards.cumsum(), shown.curves["return"], rtol=1e-5)
+    assert episode.steps == 3 and episode.actions.shape == (3, 2)
+    assert episode.states.maps.beliefs.shape == (4, 3, 17, 17)
+    np.testing.assert_allclose(episode.rewards.cumsum(), episode.curves["return"], rtol=1e-5)
 
 
 def test_early_ends_are_cut_off():
@@ -56,37 +56,37 @@ def test_early_ends_are_cut_off():
     assert len(record.curves["return"]) == record.steps + 1
 
 
-def test_page_needs_nothing_but_itself(coverage, shown):
-    page = coverage.env.env.viewer().html(shown)
+def test_page_needs_nothing_but_itself(coverage, episode):
+    page = coverage.env.env.viewer().html(episode)
     assert not re.search(r"(https?:)?//\w", re.sub(r'"data:image/png;base64,[^"]+"', "", page))
     assert not re.search(r"<(link|iframe|script [^>]*src)|@import|fetch\(|XMLHttpRequest|url\(", page)
     assert "default-src 'none'" in page and "@" + "SCENE" not in page
     frames = re.findall(r'href="data:image/png;base64,([^"]+)"', page)
-    assert len(frames) == shown.steps + 1 == 4
+    assert len(frames) == episode.steps + 1 == 4
     for frame in frames:
         assert Image.open(io.BytesIO(base64.b64decode(frame))).size == (17, 17)
     data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
     assert data["steps"] == 3 and data["step_labels"][3] == "4 measurements"
-    np.testing.assert_allclose(data["curves"]["entropy"], shown.curves["entropy"], rtol=1e-5)
+    np.testing.assert_allclose(data["curves"]["entropy"], episode.curves["entropy"], rtol=1e-5)
     assert {"random (mean)", "ig (mean)"} <= {shape[3] for shape in data["charts"]["entropy"] if shape[0] == "text"}
 
 
-def test_titles_cannot_break_the_page(coverage, shown):
-    record = dataclasses.replace(shown, title="<script>alert(1)</script> @SCENE@", policy="</script>")
+def test_titles_cannot_break_the_page(coverage, episode):
+    record = dataclasses.replace(episode, title="<script>alert(1)</script> @SCENE@", policy="</script>")
     page = coverage.env.env.viewer().html(record)
     assert page.count("<script>") == page.count("</script>") == 1
 
 
-def test_frames_and_picture(coverage, shown):
+def test_frames_and_picture(coverage, episode):
     viewer = coverage.env.env.viewer()
-    animation = Image.open(io.BytesIO(records.draw(viewer, shown, ".gif")))
-    assert animation.n_frames == shown.steps + 1
+    animation = Image.open(io.BytesIO(records.draw(viewer, episode, ".gif")))
+    assert animation.n_frames == episode.steps + 1
     times = []
     for k in range(animation.n_frames):
         animation.seek(k)
         times.append(animation.info["duration"])
     assert times == [500, 500, 500, 2500]
-    picture = Image.open(io.BytesIO(records.draw(viewer, shown, ".png"))).convert("RGB")
+    picture = Image.open(io.BytesIO(records.draw(viewer, episode, ".png"))).convert("RGB")
     assert picture.width > 1500
     assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
 
@@ -118,8 +118,8 @@ def test_html_through_the_verb_with_an_evaluation(evaluated, run, capsys):
     numbers.write_text(evaluated)
     argv = [*SMALL, "--policy", "random", "--out", str(page)]
     assert render.main(argv) == 0
-    told = capsys.readouterr()
-    assert f"wrote {page}" in told.out and not told.err
+    captured = capsys.readouterr()
+    assert f"wrote {page}" in captured.out and not captured.err
     data = json.loads(re.search(r"^const data = (.*);$", page.read_text(), re.MULTILINE)[1])
     names = {shape[3] for shape in data["charts"]["entropy"] if shape[0] == "text" and shape[3].endswith(" (mean)")}
     assert names == {f"{name} (mean)" for name in json.loads(numbers.read_text())["policies"]}

@@ -57,25 +57,25 @@ class Stream:
 
     def windows(self, size: int, n: int) -> dict[int, dict[str, Any]]:
         """By the number seen first: every window that a list of the newest `size` rows allows, the last unanswered."""
-        found = {}
-        kept = self.rows[-size:]
+        windows_by_number = {}
+        newest = self.rows[-size:]
         for env in range(self.num_envs):
-            for first in range(len(kept) - n):
-                if kept[first]["end"][env] != CONTINUES:
+            for first in range(len(newest) - n):
+                if newest[first]["end"][env] != CONTINUES:
                     continue
                 later = []
-                for row in kept[first + 1 : first + 1 + n]:
+                for row in newest[first + 1 : first + 1 + n]:
                     later.append(row)
                     if row["end"][env] != CONTINUES:
                         break
-                found[int(kept[first]["id"][env])] = {
-                    "answer": kept[first]["answer"][env],
-                    "board": kept[first]["board"][env],
+                windows_by_number[int(newest[first]["id"][env])] = {
+                    "answer": newest[first]["answer"][env],
+                    "board": newest[first]["board"][env],
                     "rewards": [row["reward"][env] for row in later],
                     "next": int(later[-1]["id"][env]),
                     "end": later[-1]["end"][env],
                 }
-        return found
+        return windows_by_number
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -160,9 +160,9 @@ def test_n_step_returns_by_hand() -> None:
         (TERMINATED, CONTINUES, CONTINUES): (1, 0.0),
         (TRUNCATED, CONTINUES, TERMINATED): (1, 0.5),
     }
-    of = jax.jit(lambda end: replays.n_step_return(reward, end, 0.5))
+    return_to = jax.jit(lambda end: replays.n_step_return(reward, end, 0.5))
     for end, (expected, discount) in cases.items():
-        total, behind = of(np.array(end, np.uint8))
+        total, behind = return_to(np.array(end, np.uint8))
         np.testing.assert_allclose(total, [expected, 10 * expected])
         assert float(behind) == discount
 

@@ -86,8 +86,8 @@ def test_a_resume_reads_only_the_end_of_the_lines(tmp_path: Path) -> None:
     path.write_bytes(content)
     with Writer(tmp_path) as writer:
         assert writer.trim(3000) == ""
-    kept = path.read_bytes()
-    assert content.startswith(kept) and json.loads(kept.splitlines()[-1])["iteration"] == 3000
+    trimmed = path.read_bytes()
+    assert content.startswith(trimmed) and json.loads(trimmed.splitlines()[-1])["iteration"] == 3000
 
 
 @pytest.mark.parametrize("block", [1, 7, 52, 10_000])
@@ -223,10 +223,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_plain_lines() -> None:
     stream = io.StringIO()
-    with Console(every=0.0, stream=stream) as shown:
-        shown.say("compiled in 12.3 s")
-        shown.block(INFO)
-        shown.block({})
+    with Console(every=0.0, stream=stream) as console:
+        console.say("compiled in 12.3 s")
+        console.block(INFO)
+        console.block({})
     sentence, *lines = stream.getvalue().splitlines()
     assert sentence == "compiled in 12.3 s"
     assert lines == [
@@ -239,9 +239,9 @@ def test_plain_lines() -> None:
 
 def test_plain_lines_are_not_too_many_but_first_last_and_evaluations_are_there() -> None:
     stream = io.StringIO()
-    with Console(every=3600.0, stream=stream) as shown:
+    with Console(every=3600.0, stream=stream) as console:
         for iteration in range(1, 11):
-            shown.block({"iteration": iteration} | ({"evaluation": {"f1": 0.9}} if iteration == 5 else {}))
+            console.block({"iteration": iteration} | ({"evaluation": {"f1": 0.9}} if iteration == 5 else {}))
     lines = stream.getvalue().splitlines()
     assert lines == [*(f"iteration {i}" for i in (1, 2, 3, 5)), "  evaluation  f1 0.9", "iteration 10"]
 
@@ -251,10 +251,10 @@ def test_plain_lines_come_every_15_seconds(seconds: float, clock: list[float]) -
     """Never later, if a block ends in time; the first three at once; half as often is enough for very short blocks."""
     start, times = clock[0], []
     stream = io.StringIO()
-    with Console(stream=stream) as shown:
+    with Console(stream=stream) as console:
         for iteration in range(1, 201):
             before = stream.getvalue()
-            shown.block({"iteration": iteration})
+            console.block({"iteration": iteration})
             times += [clock[0] - start] if stream.getvalue() != before else []
             clock[0] += seconds
     assert times[:3] == [0.0, seconds, 2 * seconds]
@@ -306,9 +306,9 @@ def realistic_block(algo: str, env: str, shift: int) -> dict[str, Any]:
 def written(*blocks: dict[str, Any], **settings: Any) -> list[str]:
     """Return the plain lines of blocks."""
     stream = io.StringIO()
-    with Console(stream=stream, **settings) as shown:
+    with Console(stream=stream, **settings) as console:
         for block in blocks:
-            shown.block(block)
+            console.block(block)
     return stream.getvalue().splitlines()
 
 
@@ -341,9 +341,9 @@ def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
     stream.isatty = lambda: True  # type: ignore[method-assign]
-    with Console(stream=stream) as shown:
-        shown.block(INFO)
-        shown.say("one sentence " * 10)
+    with Console(stream=stream) as console:
+        console.block(INFO)
+        console.say("one sentence " * 10)
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-2:] == ["one sentence" + 5 * " one sentence", "  one sentence" + 3 * " one sentence"]
@@ -376,10 +376,10 @@ def test_a_very_long_name_goes_on_in_the_next_line() -> None:
 
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
     stream, threads = io.StringIO(), set(threading.enumerate())
-    with Console(every=0.01, stream=stream) as shown, shown.working("compiling"):
+    with Console(every=0.01, stream=stream) as console, console.working("compiling"):
         while stream.getvalue().count("\n") < 3:
             time.sleep(0.01)
-        shown.say("compiled a part")
+        console.say("compiled a part")
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["compiling ...", "compiling ... 0 s"] and "compiled a part" in lines
     assert set(threading.enumerate()) <= threads
@@ -443,9 +443,9 @@ def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = io.StringIO()
-    with caplog.at_level(logging.INFO, "jaxrl"), Console(stream=stream) as shown, Log() as log:
+    with caplog.at_level(logging.INFO, "jaxrl"), Console(stream=stream) as progress_console, Log() as log:
         for done in range(0, 768, 8):  # one second each
-            for report in (shown, log):
+            for report in (progress_console, log):
                 report.progress("iteration 3: learning", done, 768, "minibatches", (768 - done) / 8)
             clock[0] += 1.0
     expected = [
@@ -462,18 +462,18 @@ def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
 
 def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None:
     stream = io.StringIO()
-    with Console(stream=stream) as shown:
-        shown.block({"iteration": 1})
+    with Console(stream=stream) as console:
+        console.block({"iteration": 1})
         for iteration in (2, 3):
-            shown.progress(
+            console.progress(
                 f"iteration {iteration}: rolling out", 512, 4096, "episodes", None
             )  # first of a run: at once
             clock[0] += 20.0
-            shown.block({"iteration": iteration})
+            console.block({"iteration": iteration})
         clock[0] += 6.5
-        shown.progress("iteration 4: rolling out", 512, 4096, "episodes", None)
+        console.progress("iteration 4: rolling out", 512, 4096, "episodes", None)
         clock[0] += 1.0
-        shown.progress("iteration 4: rolling out", 1024, 4096, "episodes", None)
+        console.progress("iteration 4: rolling out", 1024, 4096, "episodes", None)
     assert stream.getvalue().splitlines() == [
         "iteration 1",
         "iteration 2: rolling out: 512 of 4,096 episodes",
@@ -486,18 +486,18 @@ def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None
 @pytest.mark.parametrize("left", [None, float("nan"), float("inf")])
 def test_progress_without_a_known_end(left: float | None) -> None:
     stream = io.StringIO()
-    with Console(stream=stream) as shown:
-        shown.progress("evaluation", 0, 0, "episodes", left)
+    with Console(stream=stream) as console:
+        console.progress("evaluation", 0, 0, "episodes", left)
     assert stream.getvalue() == "evaluation: 0 of 0 episodes\n"
 
 
 def test_time_left_counts_from_where_this_process_began(clock: list[float]) -> None:
     stream = io.StringIO()
-    with Console(every=0.0, stream=stream) as shown:
-        shown.block({"fraction": 0.5})
+    with Console(every=0.0, stream=stream) as console:
+        console.block({"fraction": 0.5})
         clock[0] += 60.0
-        shown.block({"fraction": 0.6})
-        shown.block({"fraction": 0.6, "seconds_left": 5.0})
+        console.block({"fraction": 0.6})
+        console.block({"fraction": 0.6, "seconds_left": 5.0})
     assert stream.getvalue().splitlines() == [
         "done 50.0%",
         "done 60.0%   left 4 min 00 s",
@@ -507,9 +507,9 @@ def test_time_left_counts_from_where_this_process_began(clock: list[float]) -> N
 
 def test_time_left_is_that_of_the_phase(clock: list[float]) -> None:
     stream = io.StringIO()
-    with Console(every=0.0, stream=stream) as shown:
+    with Console(every=0.0, stream=stream) as console:
         for phase, fraction in (("walk", 0.1), ("walk", 0.6), ("read", 0.2), ("read", 0.6)):
-            shown.block({"phase": phase, "fraction": fraction})
+            console.block({"phase": phase, "fraction": fraction})
             clock[0] += 60.0
     assert stream.getvalue().splitlines() == [
         "phase done 10.0%",
@@ -574,12 +574,12 @@ class FakeNvml:
         return 7
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=self._kept(handle, 40), memory=99)
+        return SimpleNamespace(gpu=self._figure_of_handle(handle, 40), memory=99)
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        return self._kept(handle, 321_500)
+        return self._figure_of_handle(handle, 321_500)
 
-    def _kept(self, handle: int, figure: int) -> int:
+    def _figure_of_handle(self, handle: int, figure: int) -> int:
         if handle != 1003:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return figure

@@ -103,14 +103,14 @@ def test_a_finished_run_that_goes_on_is_stopped(folder: Path, capsys: pytest.Cap
     assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
 
 
-def shown(parts: list[Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed_lines(parts: list[Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     print_parts(parts)
     return capsys.readouterr().out.splitlines()
 
 
 def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head, *rows = shown(run_tables.listing(run_summary.find([str(folder)], pytest.fail)), capsys)
+    head, *rows = printed_lines(run_tables.listing(run_summary.find([str(folder)], pytest.fail)), capsys)
     assert [row.split()[0] for row in rows[:6]] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
     assert head.split() == ["run", "seeds", "env", "steps", "minutes", "score", "state", "best", "checkpoint"]
     assert rows[1].split()[1:] == ["3", "300", "3", "0.3", "±0.25", "stopped"]
@@ -120,13 +120,13 @@ def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_comparison_shows_the_settings_that_differ(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = run_summary.find([str(folder / f"ddpg_point/000{k}") for k in (1, 2, 4)], pytest.fail)
-    lines = shown(run_tables.comparison(runs), capsys)
+    lines = printed_lines(run_tables.comparison(runs), capsys)
     assert lines[0].split() == ["run", "ddpg_point/0001", "ddpg_point/0002", "ddpg_point/0004"]
     rows = {line.split()[0]: line.split()[1:] for line in lines if line and ":" not in line}
     default = runs[0].config.algo_settings["gamma"]
     assert rows["seed"] == ["1", "2", "1"] and rows["gamma"] == [str(default), str(default), "0.5"]
     assert rows["score"] == ["0.2", "0.4", "2.5"] and "num_envs" not in rows
-    assert "all settings are equal" in shown(run_tables.comparison(runs[:1] * 2), capsys)
+    assert "all settings are equal" in printed_lines(run_tables.comparison(runs[:1] * 2), capsys)
 
 
 # The page
@@ -211,8 +211,8 @@ def test_minutes_of_runs_with_other_clocks_are_interpolated(folder: Path) -> Non
 
 def test_a_repeated_seed_does_not_make_the_interval_smaller(folder: Path) -> None:
     make_run(folder / "ddpg_point/0007", rows_of(SCORES[1]), seed=1)
-    found = series_of(*(folder / f"ddpg_point/000{k}" for k in (1, 2, 7)))
-    assert len(found) == 2 and sum("mean of 2 seeds" in one.title for one in found) == 1
+    series = series_of(*(folder / f"ddpg_point/000{k}" for k in (1, 2, 7)))
+    assert len(series) == 2 and sum("mean of 2 seeds" in one.title for one in series) == 1
 
 
 def test_names_on_the_page_are_escaped(folder: Path, tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ def test_a_sweep_has_a_curve_for_each_combination(tmp_path: Path) -> None:
     for rate, seeds in (("0.1", (1, 2)), ("0.01", (2, 3))):
         for place, seed in enumerate(seeds, start=1):
             write_rows(run / f"actor_lr={rate}/seed_{place}", rows_of(SCORES[seed]))
-    found = series_of(run)
-    assert [one.title for one in found] == [
+    series = series_of(run)
+    assert [one.title for one in series] == [
         f"ddpg_point/0001 actor_lr={rate}, mean of 2 seeds" for rate in ("0.1", "0.01")
     ]
-    curves = [run_summary.mean_curve(one, "eval/distance") for one in found]
+    curves = [run_summary.mean_curve(one, "eval/distance") for one in series]
     assert [curve and curve["mean"][-1] for curve in curves] == pytest.approx([0.3, 0.35])
     assert run_summary.read(run).score["mean"] == pytest.approx(0.3)  # of the better one
 
@@ -241,9 +241,11 @@ def test_a_sweep_has_a_curve_for_each_combination(tmp_path: Path) -> None:
 
 def refused(capsys: Any, *words: Any) -> str:
     code = main(list(map(str, words)))
-    found = capsys.readouterr()
-    assert code in (1, 2) and found.out == "" and found.err.count("\n") == 1 and found.err.startswith("error: ")
-    return str(found.err)
+    captured = capsys.readouterr()
+    assert (
+        code in (1, 2) and captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("error: ")
+    )
+    return str(captured.err)
 
 
 def test_nothing_to_show(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -263,11 +265,11 @@ def test_nothing_to_show(folder: Path, tmp_path: Path, capsys: Any) -> None:
 def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: Any) -> None:
     run = folder / "ddpg_point/0002"
     (run / "metrics.jsonl").write_text(line)
-    assert "line 1 of" in (told := refused(capsys, run)) and "is damaged" in told
+    assert "line 1 of" in (message := refused(capsys, run)) and "is damaged" in message
     assert main([str(folder), "--json"]) == 0
-    found = capsys.readouterr()
-    assert len(json.loads(found.out)["runs"]) == 5
-    assert found.err.count("\n") == 1 and found.err.startswith("warning: line 1 of")
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["runs"]) == 5
+    assert captured.err.count("\n") == 1 and captured.err.startswith("warning: line 1 of")
 
 
 def test_a_loop_of_links_hides_no_run(folder: Path, capsys: Any) -> None:
@@ -280,15 +282,15 @@ def test_a_loop_of_links_hides_no_run(folder: Path, capsys: Any) -> None:
 def test_a_damaged_configuration(folder: Path, line: str, capsys: Any) -> None:
     (folder / "ddpg_point/0002/config.yaml").write_text(f"algo: ddpg\nenv: helpers.tiny:PointMass\n{line}\n")
     assert main([str(folder), "--compare", "--json"]) == 0
-    found = capsys.readouterr()
-    assert len(json.loads(found.out)["runs"]) == 5
-    assert found.err.startswith("warning: ") and f"{line.partition(':')[0]} must be a " in found.err
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["runs"]) == 5
+    assert captured.err.startswith("warning: ") and f"{line.partition(':')[0]} must be a " in captured.err
 
 
 @pytest.mark.parametrize("scoring", [[], {"score": 1}, {"score_mode": "least"}, {"labels": "many"}, {"unknown": 1}])
 def test_a_damaged_scoring(folder: Path, scoring: Any, capsys: Any) -> None:
     run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]), scoring=scoring)
-    assert "the entry 'scoring' of" in (told := refused(capsys, run)) and "is damaged: remove it" in told
+    assert "the entry 'scoring' of" in (message := refused(capsys, run)) and "is damaged: remove it" in message
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])
@@ -321,9 +323,9 @@ def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
     flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 320"
     run = train(f"{flags} --eval_episodes 8 --num_seeds 2", tmp_path / "runs")
     capsys.readouterr()
-    (told,) = listed(tmp_path / "runs", "--json", capsys=capsys)["runs"]
-    assert told["state"] == "finished" and told["env_steps"] == 640 and told["seeds"] == [0, 1]
-    assert 0 < told["minutes"] < 5 and told["score"]["of"] == "selection episodes"
+    (summary,) = listed(tmp_path / "runs", "--json", capsys=capsys)["runs"]
+    assert summary["state"] == "finished" and summary["env_steps"] == 640 and summary["seeds"] == [0, 1]
+    assert 0 < summary["minutes"] < 5 and summary["score"]["of"] == "selection episodes"
     (one,) = listed(run / "seed_1", "--json", capsys=capsys)["runs"]
     assert one["state"] == "finished" and one["name"] == "0001/seed_1" and one["seeds"] == [1]
     assert "env steps per second (speed)" in page_of(run, out=tmp_path / "runs.html").pictures
@@ -359,11 +361,11 @@ def test_runs_are_listed_where_the_package_of_their_environment_is_absent(
     with pytest.raises(UsageError, match="going"):
         parse(flags.split())
     capsys.readouterr()
-    told = listed(tmp_path / "runs", "--json", "--compare", capsys=capsys)
-    assert [run["score"]["label"] for run in told["runs"]] == ["arrivals, shares"] * 2
-    assert {run["score"]["mode"] for run in told["runs"]} == {"min"}
-    assert {run["environment"] for run in told["runs"]} == {"going:Away"}
-    assert told["differing_settings"] == {"toll": [0.5, 0.25]}
+    listing = listed(tmp_path / "runs", "--json", "--compare", capsys=capsys)
+    assert [run["score"]["label"] for run in listing["runs"]] == ["arrivals, shares"] * 2
+    assert {run["score"]["mode"] for run in listing["runs"]} == {"min"}
+    assert {run["environment"] for run in listing["runs"]} == {"going:Away"}
+    assert listing["differing_settings"] == {"toll": [0.5, 0.25]}
     titles = list(page_of(tmp_path / "runs", out=tmp_path / "runs.html").pictures)
     assert titles[0] == "arrivals, shares (training episodes)"
 

@@ -34,7 +34,7 @@ OBS, ACTIONS, TASKS = 5, 3, 2
 ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400, num_tasks=TASKS)
 
 
-def begun(algo: Sac, seed: int = 0) -> SacParameters:
+def init_params(algo: Sac, seed: int = 0) -> SacParameters:
     """Parameters at the start."""
     return jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(seed))
 
@@ -58,8 +58,8 @@ def test_the_density_of_squashed_actions_integrates_to_one(mean: float, log_std:
     """Over actions in (-1, 1), at points that lie dense where the density is large; and it has the closed form."""
     u = np.linspace(mean - 8 * math.exp(log_std), mean + 8 * math.exp(log_std), 20_001)
     noise = ((u - mean) / math.exp(log_std)).astype(np.float32)[:, None]
-    given = np.full_like(noise, mean), np.full_like(noise, log_std), noise
-    action, log_prob = map(np.asarray, squashed_normal(*given))
+    arguments = np.full_like(noise, mean), np.full_like(noise, log_std), noise
+    action, log_prob = map(np.asarray, squashed_normal(*arguments))
     exact = np.tanh(u)
     np.testing.assert_allclose(action[:, 0], exact, atol=1e-5)
     density = np.exp(np.asarray(log_prob, np.float64))
@@ -74,17 +74,17 @@ def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
     values = np.float32(
         [[[1.0], [2.0], [0.5], [np.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
     )
-    given = values, np.zeros((4, 1), np.float32), np.zeros(4, np.float32)
-    found = np.asarray(jax.jit(sac.soft_value)(*given))
-    gradient = np.asarray(jax.jit(jax.grad(lambda *x: sac.soft_value(*x).sum()))(*given))
-    np.testing.assert_allclose(found[:, 0], [1.0, 2.0, 0.25, 1e30])
+    arguments = values, np.zeros((4, 1), np.float32), np.zeros(4, np.float32)
+    values_found = np.asarray(jax.jit(sac.soft_value)(*arguments))
+    gradient = np.asarray(jax.jit(jax.grad(lambda *x: sac.soft_value(*x).sum()))(*arguments))
+    np.testing.assert_allclose(values_found[:, 0], [1.0, 2.0, 0.25, 1e30])
     np.testing.assert_array_equal(gradient[..., 0], [[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
 
 
 def test_components_add_up_and_the_far_ends_stay_finite() -> None:
-    given = np.random.default_rng(0).normal(size=(3, 7, ACTIONS)).astype(np.float32)
-    _, whole = squashed_normal(*given)
-    parts = [np.asarray(squashed_normal(*given[..., i : i + 1])[1]) for i in range(3)]
+    arguments = np.random.default_rng(0).normal(size=(3, 7, ACTIONS)).astype(np.float32)
+    _, whole = squashed_normal(*arguments)
+    parts = [np.asarray(squashed_normal(*arguments[..., i : i + 1])[1]) for i in range(3)]
     np.testing.assert_allclose(whole, sum(parts), rtol=1e-5)
     action, far = squashed_normal(*np.float32([[40, 40], [2, 2], [3, -1]]))
     by_hand = sum(-0.5 * e**2 - 2 - 0.5 * math.log(2 * math.pi) - math.log(1e-6) for e in (3.0, -1.0))
@@ -121,7 +121,7 @@ SETTINGS = {
 def scheduled() -> tuple[Sac, Any, Any]:
     """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
     algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_update_period=2, target_update_period=3)
-    params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic.params)
+    params = dataclasses.replace(init_params(algo, 3), target_critic=init_params(algo, 4).critic.params)
     return algo, jax.jit(lambda params, batch, number: algo.update(params, batch, number, start())), params
 
 
@@ -169,14 +169,14 @@ def test_targets_and_losses_of_an_update() -> None:
     twin = np.asarray(values_of(params.target_critic, sample["next_observation"], action))
     value = twin.min(0) - alpha * log_prob
     lengths, bootstrap = [2, 2, 2, 1, 1, 2], [0.81, 0, 0.81, 0, 0.9, 0.81]
-    wanted = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
-    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
+    expected = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
+    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), expected, rtol=1e-4, atol=1e-5)
 
     values = np.asarray(values_of(params.critic.params, sample["observation"], sample["action"]))
-    by_hand = sum((weight[:, None] * np.square(np.array(wanted) - values[c])).mean() for c in range(2))
+    by_hand = sum((weight[:, None] * np.square(np.array(expected) - values[c])).mean() for c in range(2))
     new, metrics = update(params, batch, np.uint32(2))
     assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
-    assert float(metrics["target_mean"]) == pytest.approx(np.mean(wanted), rel=1e-4)
+    assert float(metrics["target_mean"]) == pytest.approx(np.mean(expected), rel=1e-4)
 
     mean, log_std = gaussian(
         params.actor.params, sample["observation"]
@@ -275,7 +275,7 @@ def test_actions_lie_in_their_box() -> None:
     """Random ones fill it for `random_steps`; then they follow the policy, whose best action is the squashed mean."""
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
     algo = Sac(spec, DataParallel(1), **SETTINGS, env_steps_per_update=1.0, random_steps=50)
-    policy = actor_tree(begun(algo))
+    policy = actor_tree(init_params(algo))
     mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
     acted = actor_of(algo)
     random = acted(policy, 49, "explore")[:, 0]
@@ -296,15 +296,15 @@ def test_actions_lie_in_their_box() -> None:
 def test_deviations_reach_from_one_bound_to_the_other() -> None:
     _, _, params = scheduled()
     actor = jax.tree.map(np.zeros_like, actor_tree(params))
-    for raw, wanted in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
+    for raw, expected in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
         actor["params"]["out_bias"] = np.full(2 * ACTIONS, raw, np.float32)
-        assert np.all(np.asarray(gaussian(actor, np.zeros((1, 1, OBS), np.float32))[1]) == wanted)
+        assert np.all(np.asarray(gaussian(actor, np.zeros((1, 1, OBS), np.float32))[1]) == expected)
 
 
 def test_initial_networks() -> None:
     """Glorot uniform and no biases; twin critics differ, and their targets are copies of them."""
     algo = Sac(ARM, DataParallel(1))
-    params = begun(algo)
+    params = init_params(algo)
     net = jax.tree.map(np.asarray, params.critic.params)["params"]
     assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.alpha.params.shape == (TASKS,)
     for name, fans in (("fc1", OBS + ACTIONS + 256), ("fc2", 512), ("out", 257)):
@@ -327,11 +327,11 @@ def test_the_point_mass_is_learned() -> None:
     alpha = np.asarray(metrics.learning["alpha"])
     assert alpha[140:150].mean() < alpha[:3].mean()
     policy = trainer.algo.policy(state.algo)
-    found = {}
+    distances = {}
     for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
         fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
-        found[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
-    assert found["random"] > 0.4 and found["greedy"] < 0.1, found
+        distances[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
+    assert distances["random"] > 0.4 and distances["greedy"] < 0.1, distances
 
 
 @pytest.mark.parametrize(
@@ -353,8 +353,8 @@ def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.Ca
     run = (tmp_path / "latest").read_text().strip()
     capsys.readouterr()
     assert jaxrl.cli.evaluate.main([run, "--episodes", "8"]) == 0
-    shown = capsys.readouterr().out
-    assert "distance" in shown and "random" in shown
+    output = capsys.readouterr().out
+    assert "distance" in output and "random" in output
 
 
 # ---------------------------------------------------------------- settings
@@ -392,5 +392,7 @@ def test_fewer_updates_than_steps() -> None:
 
 
 def test_returns_longer_than_an_episode_are_told() -> None:
-    told = [Sac(ARM, DataParallel(8), **SETTINGS | {"n_step": n}).summary()[1:] for n in (ARM.horizon, ARM.horizon + 1)]
-    assert told == [[], [f"warning: n_step {ARM.horizon + 1} exceeds the {ARM.horizon} steps of an episode"]]
+    warnings_by_n = [
+        Sac(ARM, DataParallel(8), **SETTINGS | {"n_step": n}).summary()[1:] for n in (ARM.horizon, ARM.horizon + 1)
+    ]
+    assert warnings_by_n == [[], [f"warning: n_step {ARM.horizon + 1} exceeds the {ARM.horizon} steps of an episode"]]

@@ -34,8 +34,8 @@ def test_metrics_show_what_depends_on_progress_alone() -> None:
     trainer = make_trainer(Ddpg, Corridor(num_agents=2), 8, update_interval=4, **settings)
     _, metrics = run(trainer, 3)
     filled = sum(phase.iterations for phase in trainer.algo.phases[:-1])
-    wanted = [0.5 * 0.9 ** (8 * 4 * (filled + call)) for call in range(3)]
-    np.testing.assert_allclose(np.asarray(metrics.learning["epsilon"])[:3], wanted, rtol=1e-5)
+    expected = [0.5 * 0.9 ** (8 * 4 * (filled + call)) for call in range(3)]
+    np.testing.assert_allclose(np.asarray(metrics.learning["epsilon"])[:3], expected, rtol=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)

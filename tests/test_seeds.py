@@ -54,12 +54,12 @@ def rows(directory: Path) -> list[dict[str, float]]:
     ]
 
 
-def close(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
-    assert len(found) == len(wanted) > 0
-    for own, other in zip(found, wanted, strict=True):
-        assert set(own) == set(other)
-        for name, value in own.items():
-            assert value == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+def close(actual: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    assert len(actual) == len(expected) > 0
+    for row, other_row in zip(actual, expected, strict=True):
+        assert set(row) == set(other_row)
+        for name, value in row.items():
+            assert value == pytest.approx(other_row[name], rel=1e-4, abs=1e-6), name
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +80,14 @@ def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None
 
 
 def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
-    own, seeds = rows(three), [rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
-    for index, row in enumerate(own):
-        each = [found[index] for found in seeds]
+    mean_rows, seeds = rows(three), [rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
+    for index, row in enumerate(mean_rows):
+        each = [seed_rows[index] for seed_rows in seeds]
         for name in row:
             if name.startswith(("train/", "eval/")):
-                assert row[name] == pytest.approx(np.mean([found[name] for found in each]), rel=1e-6)
+                assert row[name] == pytest.approx(np.mean([seed_rows[name] for seed_rows in each]), rel=1e-6)
         if "episodes" in row:
-            assert row["episodes"] == sum(found["episodes"] for found in each)
+            assert row["episodes"] == sum(seed_rows["episodes"] for seed_rows in each)
 
 
 @pytest.mark.long
@@ -115,8 +115,8 @@ def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
     for name in ("", "seed_0", "seed_1"):
         assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
     for seed in (0, 1):
-        found = (jaxrl.load(run / f"seed_{seed}", best=False).params for run in (part, whole))
-        jax.tree.map(np.testing.assert_array_equal, *found)
+        params = (jaxrl.load(run / f"seed_{seed}", best=False).params for run in (part, whole))
+        jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +158,10 @@ def test_algorithms_learn_in_each_seed_what_they_do_alone(case: str) -> None:
         both, metrics = several.make_block(phase)(both, number)
         assert int(metrics.not_finite[0]) == -1
         for seed in (0, 1):
-            alone[seed], wanted = single.make_block(phase)(alone[seed], number)
-            for name, values in wanted.learning.items():
-                found = np.asarray(metrics.learning[name])[:, seed]
-                np.testing.assert_allclose(found, values, rtol=2e-3, atol=2e-4, err_msg=name)
+            alone[seed], expected = single.make_block(phase)(alone[seed], number)
+            for name, values in expected.learning.items():
+                actual = np.asarray(metrics.learning[name])[:, seed]
+                np.testing.assert_allclose(actual, values, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 def test_a_seed_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,19 +210,19 @@ def test_every_trial_is_the_run_with_its_settings(
     flags = f"--seed {seed} --devices 1 --total_env_steps 1280 --lr {lr} --gamma {gamma}"
     single, trial = trained(flags, tmp_path), sweep / f"lr={lr},gamma={gamma}" / f"seed_{seed}"
     close(rows(trial), rows(single))
-    found, wanted = (jaxrl.load(run, best=False) for run in (trial, single))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found.params, wanted.params)
-    assert found.config.algo_settings == wanted.config.algo_settings
-    assert (found.config.run.seed, found.config.run.sweep, found.config.run.num_seeds) == (seed, "", 1)
+    actual, expected = (jaxrl.load(run, best=False) for run in (trial, single))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual.params, expected.params)
+    assert actual.config.algo_settings == expected.config.algo_settings
+    assert (actual.config.run.seed, actual.config.run.sweep, actual.config.run.num_seeds) == (seed, "", 1)
 
 
 def test_the_table_of_a_sweep(sweep: Path) -> None:
     """Means and Student's intervals over the seeds of each combination, of what each trial's own metrics say."""
-    found = json.loads((sweep / "trials.json").read_text())
+    trials = json.loads((sweep / "trials.json").read_text())
     assert (sweep / "trials.png").read_bytes().startswith(b"\x89PNG")
-    assert found["seeds"] == 2 and found["of"] == "selection episodes"
-    assert list(found["combinations"]) == [f"lr={lr},gamma={gamma}" for lr in (0.1, 0.3) for gamma in (0.5, 0.9)]
-    for name, curve in found["combinations"].items():
+    assert trials["seeds"] == 2 and trials["of"] == "selection episodes"
+    assert list(trials["combinations"]) == [f"lr={lr},gamma={gamma}" for lr in (0.1, 0.3) for gamma in (0.5, 0.9)]
+    for name, curve in trials["combinations"].items():
         scores = [
             [row["eval/return"] for row in rows(sweep / name / f"seed_{seed}") if "eval/return" in row]
             for seed in (4, 5)
@@ -262,8 +262,8 @@ def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
     assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
     for name in ("lr=0.1", "lr=0.3"):
         assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
-        found = (jaxrl.load(run / name, best=False).params for run in (part, whole))
-        jax.tree.map(np.testing.assert_array_equal, *found)
+        params = (jaxrl.load(run / name, best=False).params for run in (part, whole))
+        jax.tree.map(np.testing.assert_array_equal, *params)
     assert (part / "trials.json").read_text() == (whole / "trials.json").read_text()
 
 
@@ -284,8 +284,8 @@ def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
     algo, env = "helpers.tiny:TinyQ", "helpers.tiny:Corridor"
     settings = {"num_envs": 8, "total_env_steps": 640, "eval_every": 320, "eval_episodes": 8, "devices": 1}
     result = jaxrl.train(algo, env, sweep="lr=0.0,0.3", runs=str(tmp_path), **settings)
-    found = json.loads((result.directory / "trials.json").read_text())["combinations"]
-    assert found["lr=0"]["mean"][-1] < found["lr=0.3"]["mean"][-1]
+    combinations = json.loads((result.directory / "trials.json").read_text())["combinations"]
+    assert combinations["lr=0"]["mean"][-1] < combinations["lr=0.3"]["mean"][-1]
     assert result.policy.config.algo_settings["lr"] == 0.3
     with pytest.raises(UsageError, match="leave out sweep"):
         jaxrl.make_train(algo, env, sweep="lr=0.0,0.3", **settings)
@@ -368,7 +368,7 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
         number = jnp.int32(min(phase.iterations or 3, 3))
         both, metrics = several.make_block(phase)(both, number)
         for index, trainer in enumerate(singles):
-            alone[index], wanted = trainer.make_block(phase)(alone[index], number)
-            for name, learned in wanted.learning.items():
-                found = np.asarray(metrics.learning[name])[:, index]
-                np.testing.assert_allclose(found, learned, rtol=2e-3, atol=2e-4, err_msg=name)
+            alone[index], expected = trainer.make_block(phase)(alone[index], number)
+            for name, learned in expected.learning.items():
+                actual = np.asarray(metrics.learning[name])[:, index]
+                np.testing.assert_allclose(actual, learned, rtol=2e-3, atol=2e-4, err_msg=name)

@@ -58,12 +58,12 @@ def chosen(setup: Run, spec: EnvSpec, ends: list[dict[str, float]], directory: P
     def evaluations(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
         return {name: jnp.full(8, value) for name, value in next(rows).items()}
 
-    session, found = session_of(setup, spec, evaluations, directory), []
+    session, evaluated = session_of(setup, spec, evaluations, directory), []
     for index in range(len(ends)):
         last = index == len(ends) - 1
         session.position = Position(len(setup.algo.phases) - 1, index, index, 640 if last else 32 * index)
-        found.append(session._evaluate(STATE))
-    return found
+        evaluated.append(session._evaluate(STATE))
+    return evaluated
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ class Echo(BatchedEnvironment):
 )
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
     env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
-    own = jnp.full((8, 1), 7)
-    _, action = env.step_without_reset(jnp.arange(8), own, ("own", jnp.array([1, 2])))
+    own_action = jnp.full((8, 1), 7)
+    _, action = env.step_without_reset(jnp.arange(8), own_action, ("own", jnp.array([1, 2])))
     np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))
 
 
@@ -71,14 +71,14 @@ def test_games_that_do_not_divide_are_refused() -> None:
 
 def test_the_oldest_snapshot_is_replaced() -> None:
     env: Any = SelfPlay(None, None, None, 0, snapshots=3, every=2)  # type: ignore[arg-type]
-    pool, found = env.init_pool(jnp.float32(-1)), []
+    pool, pools = env.init_pool(jnp.float32(-1)), []
     update_pool = jax.jit(env.update_pool)
     for call in range(9):
         progress = dataclasses.replace(start(), learn_calls=count(call))
         pool = update_pool(pool, jnp.float32(call), progress)
-        found.append(pool.tolist())
-    assert found[0] == found[1] == [0, -1, -1] and found[2] == [0, 2, -1] and found[4] == [0, 2, 4]
-    assert found[5] == [0, 2, 4] and found[6] == [6, 2, 4] and found[8] == [6, 8, 4]
+        pools.append(pool.tolist())
+    assert pools[0] == pools[1] == [0, -1, -1] and pools[2] == [0, 2, -1] and pools[4] == [0, 2, 4]
+    assert pools[5] == [0, 2, 4] and pools[6] == [6, 2, 4] and pools[8] == [6, 8, 4]
 
 
 @pytest.mark.long
@@ -90,18 +90,18 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
     outside = batched(envs_jax.make("snakes", opponent="outside", side=side, **settings))
     keys, random = jax.random.split(jax.random.key(3), 5), np.random.default_rng(0)
     one, seen = jax.jit(with_self.reset)(keys, with_self.context(start()))
-    both, shown = jax.jit(outside.reset)(keys, outside.context(start()))
+    both, timestep = jax.jit(outside.reset)(keys, outside.context(start()))
     opponents, play, play_both = (
         jax.jit(f) for f in (with_self.opponent_view, with_self.step_without_reset, outside.step_without_reset)
     )
     drawn = []
     for _ in range(12):
         theirs, opponent_keys = opponents(one)
-        np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), shown.observation)
+        np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), timestep.observation)
         drawn.append(jax.random.bits(opponent_keys[0]))
         action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
         one, seen = play(one, action, with_self.context(start()))
-        both, shown = play_both(both, action, outside.context(start()))
+        both, timestep = play_both(both, action, outside.context(start()))
         for a, b in zip(jax.tree.leaves(one.env.game), jax.tree.leaves(both.env.game), strict=True):
             np.testing.assert_array_equal(a, b)
     assert len({int(x) for x in drawn}) == 12
@@ -136,11 +136,11 @@ def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> 
     assert outcome(cut) == whole
 
 
-@pytest.mark.parametrize(("asked", "made"), [(1, 1), (2, 2), (3, 2), (9, 4)])
-def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, made: int) -> None:
+@pytest.mark.parametrize(("asked", "expected"), [(1, 1), (2, 2), (3, 2), (9, 4)])
+def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, expected: int) -> None:
     config = parse(f"{SELF} --self_play {asked}".split()).config
     env = _with_self_play(batched(config.make_env()), build_algorithm(config), config.run)
-    assert isinstance(env, SelfPlay) and (env.snapshots, env.group) == (made, 4 // made)
+    assert isinstance(env, SelfPlay) and (env.snapshots, env.group) == (expected, 4 // expected)
 
 
 @pytest.mark.parametrize(

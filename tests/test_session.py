@@ -159,13 +159,13 @@ def test_remaining_iterations(
 def test_a_total_that_cuts_phases_short_is_told(
     phases: tuple[Phase, ...], total_env_steps: int, cut: str | None
 ) -> None:
-    found = _cut_short(phases, 8, total_env_steps)
-    assert (cut is None) == (found is None)
+    message = _cut_short(phases, 8, total_env_steps)
+    assert (cut is None) == (message is None)
     if cut:
         more = " or more" if OPEN in phases else ""
         needed = sum((phase.iterations or 1) * phase.steps * 8 for phase in phases)
-        assert f"{total_env_steps:,} environment steps are too few for the phase '{cut}'" in found
-        assert f"all phases take {needed:,}{more})" in found
+        assert f"{total_env_steps:,} environment steps are too few for the phase '{cut}'" in message
+        assert f"all phases take {needed:,}{more})" in message
 
 
 def test_a_run_of_three_phases(alone: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
 
 def test_a_signal_that_the_process_was_started_to_ignore_is_answered() -> None:
     """As SIGINT is in a process that a script starts with `&`; afterwards it is ignored again."""
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         signals = StopSignals()
         with signals.collect():
@@ -347,7 +347,7 @@ def test_a_signal_that_the_process_was_started_to_ignore_is_answered() -> None:
             assert signals.names == ["SIGINT"]
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.signal(signal.SIGINT, previous)
 
 
 def test_a_signal_does_not_wait_for_the_compiler() -> None:
@@ -523,11 +523,11 @@ def test_what_is_trained_is_kept_when_a_later_program_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluation is compiled when it is first due, in iteration 10; the checkpoints are due in every eighth."""
-    compiled_bytes, found = memory_plan.compiled_bytes, []
+    compiled_bytes, sizes = memory_plan.compiled_bytes, []
 
     def larger(executable: Any) -> int:
-        found.append(compiled_bytes(executable) if len(found) < 3 else 2**60)
-        return found[-1]
+        sizes.append(compiled_bytes(executable) if len(sizes) < 3 else 2**60)
+        return sizes[-1]
 
     monkeypatch.setattr(memory_plan, "compiled_bytes", larger)
     assert train.main(f"{STUDY} --breaks_at 1000 --runs {tmp_path}".split()) == 1
@@ -581,11 +581,11 @@ def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Pa
     argv = f"--algo helpers.tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 320 --eval_episodes 8"
     directory = run(f"{argv} --max_seconds 0.001", tmp_path)
     with Checkpoints(directory / "checkpoints") as checkpoints:
-        begun = checkpoints.best_step()
+        best_before = checkpoints.best_step()
     resume(directory, "--max_seconds 0")
     scores = {row["iteration"]: row["eval/return"] for row in read_metrics(directory) if "eval/return" in row}
     assert len(scores) > 2 and len(set(scores.values())) == 1
-    assert begun in (None, min(scores))
+    assert best_before in (None, min(scores))
     with Checkpoints(directory / "checkpoints") as checkpoints:
         assert checkpoints.best_step() == max(scores)
 

@@ -62,22 +62,22 @@ def all_fields() -> Iterator[Field]:
     yield from {(str(field.kind), field.between): field for field in fields}.values()
 
 
-def check_exact(field: Field, value: Any, taken: Any) -> None:
+def check_exact(field: Field, value: Any, checked: Any) -> None:
     """The value is of the field's kind, within its bounds, and the one that was given."""
     kind, origin = field.kind, typing.get_origin(field.kind)
     if origin is tuple:
-        assert isinstance(taken, tuple) and list(taken) == [pytest.approx(x, rel=1e-15) for x in np.ravel(value)]
+        assert isinstance(checked, tuple) and list(checked) == [pytest.approx(x, rel=1e-15) for x in np.ravel(value)]
         return
     options = typing.get_args(kind) if origin is typing.Literal else ()
-    assert any(type(taken) is type(option) and taken == option for option in options) or type(taken) is kind
+    assert any(type(checked) is type(option) and checked == option for option in options) or type(checked) is kind
     plain = value.item() if hasattr(value, "item") else value
-    if isinstance(taken, bool | str):
-        assert str(taken) == str(plain)
+    if isinstance(checked, bool | str):
+        assert str(checked) == str(plain)
         return
     low, high = field.between or (-math.inf, math.inf)
-    assert low <= taken <= high and math.isfinite(taken) and not isinstance(plain, bool)
+    assert low <= checked <= high and math.isfinite(checked) and not isinstance(plain, bool)
     exact = Fraction(plain)
-    assert Fraction(taken) == (exact if kind is int else Fraction(float(exact))), (field.name, value, taken)
+    assert Fraction(checked) == (exact if kind is int else Fraction(float(exact))), (field.name, value, checked)
 
 
 @pytest.mark.parametrize("field", list(all_fields()), ids=lambda field: f"{field.name}-{field.kind}-{field.between}")
@@ -85,20 +85,20 @@ def test_values_from_python(field: Field) -> None:
     for value in NUMBERS + OTHERS:
         sentence = ""
         try:
-            taken = check_value(field, value, "the arguments")
+            checked = check_value(field, value, "the arguments")
         except UsageError as error:
             sentence = str(error)
         if sentence:
             assert field.name in sentence and "\n" not in sentence
         else:
-            check_exact(field, value, taken)
+            check_exact(field, value, checked)
 
 
 @pytest.mark.parametrize("field", list(all_fields()), ids=lambda field: f"{field.name}-{field.kind}-{field.between}")
 def test_words_are_the_same_everywhere(field: Field, tmp_path: Path) -> None:
     """A number in a file is read as on the command line and from Python: 010 is ten, 1:30 is none."""
 
-    def taken(read: Any) -> tuple[Any, ...]:
+    def read_value(read: Any) -> tuple[Any, ...]:
         try:
             value = read()
         except UsageError:
@@ -109,10 +109,10 @@ def test_words_are_the_same_everywhere(field: Field, tmp_path: Path) -> None:
     path.write_text("\n".join(f"k{index}: {text}" for index, text in enumerate(TEXTS)))
     loaded = read_mapping(path, "file")
     for index, text in enumerate(TEXTS):
-        typed = taken(lambda text=text: _parse(field, text))
-        written = taken(lambda index=index: check_value(field, loaded[f"k{index}"], "file.yaml"))
+        typed = read_value(lambda text=text: _parse(field, text))
+        written = read_value(lambda index=index: check_value(field, loaded[f"k{index}"], "file.yaml"))
         if field.kind in (int, float):
-            assert typed == written == taken(lambda text=text: check_value(field, text, "the arguments")), text
+            assert typed == written == read_value(lambda text=text: check_value(field, text, "the arguments")), text
         assert not typed or not written or typed == written, text
 
 

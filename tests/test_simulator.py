@@ -81,13 +81,13 @@ def subject(params: Any = None, **settings: Any) -> EvalPolicy:
     return EvalPolicy(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
 
 
-def world(one: EvalPolicy, own: bool = False, lanes: int = LANES) -> tuple[simulator.Simulator, Any]:
+def world(one: EvalPolicy, own_vectors: bool = False, lanes: int = LANES) -> tuple[simulator.Simulator, Any]:
     """Puppets in the place of Meta-World's arms, and these."""
-    vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own else None
+    vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own_vectors else None
     real = adapter.RealReach(one.env.env, [Puppet() for _ in range(lanes)], vectors)
-    task, scripted = ("drawer-close-v3", real.scripted) if own else (None, None)
-    made = simulator.Simulator("puppets", task, real.spec, lanes, real.in_order, real.step_without_reset, scripted)
-    return made, real
+    task, scripted = ("drawer-close-v3", real.scripted) if own_vectors else (None, None)
+    wrapped = simulator.Simulator("puppets", task, real.spec, lanes, real.in_order, real.step_without_reset, scripted)
+    return wrapped, real
 
 
 def goals_in_order(one: EvalPolicy, numbers: list[int]) -> np.ndarray:
@@ -103,21 +103,24 @@ def test_goals_come_in_order_each_for_every_task() -> None:
     pool = goals.pool(3)
     np.testing.assert_allclose(played.observation[:, 0, 36:], pool[np.arange(7) // 2, 3:], rtol=1e-6)
     np.testing.assert_array_equal(played.task, np.arange(7) % 2)
-    told = [arm.vectors for arm in real.arms]  # lanes 0, 1, 2 play episodes 0, 3, 6 and so on; the last are padded
-    np.testing.assert_array_equal([told[0][1], told[1][1]], pool[[1, 2]])
+    vectors = [arm.vectors for arm in real.arms]  # lanes 0, 1, 2 play episodes 0, 3, 6 and so on; the last are padded
+    np.testing.assert_array_equal([vectors[0][1], vectors[1][1]], pool[[1, 2]])
     np.testing.assert_allclose(goals_in_order(one, [101, 204]), pool[[0, 2], 3:], rtol=1e-6)
 
 
 def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -> None:
     one = subject(task="reach,mirrored", pool_seed=3)
     here, real = world(one)
-    shown = simulator.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
-    told = np.array([arm.vectors[1] for arm in real.arms])  # lanes 0, 1, 2 play episodes 0, 3, 6
-    np.testing.assert_array_equal(shown[[0, 2, 4]], shown[[1, 3, 5]])  # each for all tasks
-    assert len(np.unique(shown[::2], axis=0)) == 4 and not np.isclose(shown[:, None], goals.pool(3)[:, 3:]).all(2).any()
-    np.testing.assert_allclose(goals_in_order(one, [3, 4, 5]), told[:, 3:], rtol=1e-6)
+    goals_seen = simulator.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
+    vectors = np.array([arm.vectors[1] for arm in real.arms])  # lanes 0, 1, 2 play episodes 0, 3, 6
+    np.testing.assert_array_equal(goals_seen[[0, 2, 4]], goals_seen[[1, 3, 5]])  # each for all tasks
+    assert (
+        len(np.unique(goals_seen[::2], axis=0)) == 4
+        and not np.isclose(goals_seen[:, None], goals.pool(3)[:, 3:]).all(2).any()
+    )
+    np.testing.assert_allclose(goals_in_order(one, [3, 4, 5]), vectors[:, 3:], rtol=1e-6)
     low, high = goals.GOAL.T
-    assert (low <= shown).all() and (shown <= high).all()
+    assert (low <= goals_seen).all() and (goals_seen <= high).all()
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)
@@ -195,36 +198,38 @@ def gaussian(actor: Any, observation: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
     one = subject(task="reach,above")
     expert_weights = weights() | {"log_alpha": np.float32([-1, 0.5])}
-    made = collection.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
-    assert made.task_names == ("reach", "above") and made.environment == "puppets"
-    np.testing.assert_array_equal(made.task.reshape(7, HORIZON)[:, 0], np.arange(7) // 3 % 2)
-    np.testing.assert_array_equal(made.step, np.tile(np.arange(HORIZON), 7))
-    np.testing.assert_array_equal(made.observation.reshape(7, HORIZON, 39)[:, 1:],
-                                  made.next_observation.reshape(7, HORIZON, 39)[:, :-1])  # fmt: skip
-    mean, log_std = gaussian(expert_weights["actor"], made.observation)
-    np.testing.assert_allclose(made.log_std, log_std, rtol=1e-3, atol=1e-3)
+    dataset = collection.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
+    assert dataset.task_names == ("reach", "above") and dataset.environment == "puppets"
+    np.testing.assert_array_equal(dataset.task.reshape(7, HORIZON)[:, 0], np.arange(7) // 3 % 2)
+    np.testing.assert_array_equal(dataset.step, np.tile(np.arange(HORIZON), 7))
+    np.testing.assert_array_equal(dataset.observation.reshape(7, HORIZON, 39)[:, 1:],
+                                  dataset.next_observation.reshape(7, HORIZON, 39)[:, :-1])  # fmt: skip
+    mean, log_std = gaussian(expert_weights["actor"], dataset.observation)
+    np.testing.assert_allclose(dataset.log_std, log_std, rtol=1e-3, atol=1e-3)
     if expert == "policy":
-        np.testing.assert_allclose(made.mu, np.tanh(mean), atol=1e-4)
+        np.testing.assert_allclose(dataset.mu, np.tanh(mean), atol=1e-4)
     else:
         scripted = np.arange(7) % 3 == 2
         by_script = np.repeat(scripted, HORIZON)
-        np.testing.assert_array_equal(made.mu[by_script], made.action[by_script])
-        place = made.observation[:, 36:] + np.where(made.task[:, None] == 1, [0, 0, 0.15], 0)
-        np.testing.assert_allclose(made.mu[:, :3], np.clip(5 * (place - made.observation[:, :3]), -1, 1), atol=1e-5)
+        np.testing.assert_array_equal(dataset.mu[by_script], dataset.action[by_script])
+        place = dataset.observation[:, 36:] + np.where(dataset.task[:, None] == 1, [0, 0, 0.15], 0)
+        np.testing.assert_allclose(
+            dataset.mu[:, :3], np.clip(5 * (place - dataset.observation[:, :3]), -1, 1), atol=1e-5
+        )
     # values: the same draw from the policy behind each step
     for number in range(7):
         rows = slice(number * HORIZON, (number + 1) * HORIZON)
         noise = np.asarray(noise_of(collection._STREAM + number), np.float64)
-        mean, log_std = gaussian(expert_weights["actor"], made.next_observation[rows])
+        mean, log_std = gaussian(expert_weights["actor"], dataset.next_observation[rows])
         action = np.tanh(mean + np.exp(log_std) * noise)
         density = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2 + 1e-6), axis=-1)
-        inputs = np.concatenate([made.next_observation[rows], action], axis=-1)
+        inputs = np.concatenate([dataset.next_observation[rows], action], axis=-1)
         critics = [jax.tree.map(lambda x, c=c: np.asarray(x)[c], expert_weights["critic"]) for c in range(2)]
         least = np.min([dense(critic, inputs)[:, 0] for critic in critics], axis=0)
         alpha = np.exp([-1.0, 0.5][number // 3 % 2])
-        value = made.reward[rows] + 0.99 * (least - alpha * density)
-        np.testing.assert_allclose(made.value[rows], value, rtol=1e-3, atol=2e-3)
-    expert_dataset.write(tmp_path / "set.npz", made)
+        value = dataset.reward[rows] + 0.99 * (least - alpha * density)
+        np.testing.assert_allclose(dataset.value[rows], value, rtol=1e-3, atol=2e-3)
+    expert_dataset.write(tmp_path / "set.npz", dataset)
     assert expert_dataset.read(tmp_path / "set.npz", least_episodes=3).episodes.tolist() == [4, 3]
 
 
@@ -233,12 +238,12 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
 SCRIPTED = "--env reach --policy random --horizon 12 --episodes 2 --simulator"
 
 
-def one_sentence(text: str, wanted: str) -> None:
-    assert text.startswith("error: ") and wanted in text and text.count("\n") == 1 and "Traceback" not in text
+def one_sentence(text: str, expected: str) -> None:
+    assert text.startswith("error: ") and expected in text and text.count("\n") == 1 and "Traceback" not in text
 
 
 @pytest.mark.parametrize(
-    ("argv", "wanted"),
+    ("argv", "expected"),
     [
         (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: jax, metaworld"),
         (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
@@ -249,10 +254,10 @@ def one_sentence(text: str, wanted: str) -> None:
         ("--env snakes_1v1 --policy random --simulator metaworld", "the arm of 'reach', this is 'snakes_1v1'"),
     ],
 )
-def test_evaluate_refuses(argv: str, wanted: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_refuses(argv: str, expected: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "metaworld", None)
     assert evaluate.main(argv.split()) == 2
-    one_sentence(capsys.readouterr().err, wanted)
+    one_sentence(capsys.readouterr().err, expected)
 
 
 def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +275,8 @@ def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch
     report = json.loads(path.read_text())
     assert report["simulator"] == "Meta-World 0, reach-v3, task reach" and report["stream"] == "pool in order"
     assert report["episodes"] == 3 and report["policies"]["scripted"]["success"]["mean"][-1] == 1.0
-    shown = capsys.readouterr().out
-    assert "Meta-World 0" in shown and "goals of the pool in order" in shown and "success at the end" in shown
+    output = capsys.readouterr().out
+    assert "Meta-World 0" in output and "goals of the pool in order" in output and "success at the end" in output
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +292,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("argv", "wanted"),
+    ("argv", "expected"),
     [
         ("--out OUT", "labels need an expert: name the directory of a run"),
         ("RUN", "say where to write: --out FILE.npz"),
@@ -296,12 +301,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: use --simulator"),
     ],
 )
-def test_collect_refuses(argv: str, wanted: str, tmp_path: Path, capsys: Any) -> None:
+def test_collect_refuses(argv: str, expected: str, tmp_path: Path, capsys: Any) -> None:
     """Before it has read the run's weights."""
     out = tmp_path / "set.npz"
     (tmp_path / "config.yaml").write_text("algo: sac\nenv: reach\n")
     assert collect.main(argv.replace("RUN", str(tmp_path)).replace("OUT", str(out)).split()) == 2
-    one_sentence(capsys.readouterr().err, wanted)
+    one_sentence(capsys.readouterr().err, expected)
     assert not out.exists()
 
 
@@ -314,16 +319,16 @@ def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, 
         ([str(run), "--out", str(out), "--simulator", "metaworld"], "install the extra 'real'", 2),
         ([str(run), "--out", str(tmp_path / "absent" / "set.npz")], "choose a file in a writable directory", 1),
     ]
-    for argv, wanted, code in cases:
+    for argv, expected, code in cases:
         capsys.readouterr()
         assert collect.main(argv) == code
-        one_sentence(capsys.readouterr().err, wanted)
+        one_sentence(capsys.readouterr().err, expected)
     assert not out.exists()
     argv = [str(run), "--out", str(out), "--episodes", "6", "--policy", "random,learned,scripted", "--task", "above"]
     assert collect.main(argv) == 0
-    made = expert_dataset.read(out, least_episodes=6)
-    assert len(made) == 72 and made.task_names == ("above",) and made.environment == "reach"
-    assert np.isfinite(made.value).all()
+    dataset = expert_dataset.read(out, least_episodes=6)
+    assert len(dataset) == 72 and dataset.task_names == ("above",) and dataset.environment == "reach"
+    assert np.isfinite(dataset.value).all()
 
 
 # The real simulator
@@ -350,12 +355,12 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
     one = subject(horizon=90)
     for name in ("scripted", "random"):  # without contacts
         worlds = (simulator.world_of(name, one, None, 3) for name in ("metaworld", "jax"))
-        real, made = (simulator.play(one, where, name, range(3), 0) for where in worlds)
+        metaworld_record, jax_record = (simulator.play(one, where, name, range(3), 0) for where in worlds)
         arm = [*range(4), *range(18, 22), *range(36, 39)]  # the puck jitters
-        np.testing.assert_allclose(real.observation[..., arm], made.observation[..., arm], atol=2e-4)
-        np.testing.assert_allclose(real.reward, made.reward, atol=2e-3)
-        np.testing.assert_array_equal(real.curves["success"], made.curves["success"])
-        assert real.curves["success"][-1].any() == (name == "scripted")
+        np.testing.assert_allclose(metaworld_record.observation[..., arm], jax_record.observation[..., arm], atol=2e-4)
+        np.testing.assert_allclose(metaworld_record.reward, jax_record.reward, atol=2e-3)
+        np.testing.assert_array_equal(metaworld_record.curves["success"], jax_record.curves["success"])
+        assert metaworld_record.curves["success"][-1].any() == (name == "scripted")
 
 
 @installed

@@ -55,19 +55,19 @@ def crowded(rule: Settings, rng: np.random.Generator, share: float) -> State:
     """Winding snakes that take about a share of the board, with any directions, and some beans."""
     most = max(3, int(share * rule.height * rule.width / rule.num_snakes))
     for _ in range(1000):
-        taken: set[oracle.Cell] = set()
+        occupied: set[oracle.Cell] = set()
         bodies = []
         for _ in range(rule.num_snakes):
             body = [(int(rng.integers(rule.height)), int(rng.integers(rule.width)))]
-            wanted = int(rng.integers(3, most + 1))
-            while len(body) < wanted and body[0] not in taken:
-                ways = {rule.neighbour(body[-1], d) for d in oracle.DIRECTIONS} - taken - set(body)
+            length = int(rng.integers(3, most + 1))
+            while len(body) < length and body[0] not in occupied:
+                ways = {rule.neighbour(body[-1], d) for d in oracle.DIRECTIONS} - occupied - set(body)
                 if not ways:
                     break
                 body.append(sorted(ways)[rng.integers(len(ways))])
             if len(body) >= 3:
                 bodies.append(body)
-                taken.update(body)
+                occupied.update(body)
         if len(bodies) == rule.num_snakes:
             break
     else:
@@ -133,18 +133,21 @@ def program(case: tuple[int, ...]) -> Any:
         direction = rules.resolved(game.direction, action, turns)
         moved, engine, hit, _ = rules.move(board, game, direction)
         ways = (respawn.respawn(board, moved, way) for way in (True, False))
-        kept = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
-        after = draws.refill(board, kept, words)
+        respawned = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
+        after = draws.refill(board, respawned, words)
         afters = [after] if count == 1 else [after, turn(after)]
         return {
             "seen": {name: [columns(build(board, g, agents)) for g in sides] for name, build in builders.items()},
             "chosen": [  # by the first snakes of each view; whether they exclude each other's beans
-                [opponents.act(board, g, slice(0, agents), level, words[0], SCRIPTED, own) for own in (False, True)]
+                [
+                    opponents.act(board, g, slice(0, agents), level, words[0], SCRIPTED, exclusive)
+                    for exclusive in (False, True)
+                ]
                 for g in sides
             ],
             "direction": direction,
             "after": after,
-            "kept": (kept.beans >= 0).sum(0),
+            "kept": (respawned.beans >= 0).sum(0),
             "reward": engine,
             "hit": hit,
             "ended": rules.ended(board, after, 7),
@@ -165,7 +168,7 @@ def as_state(board: Board, game: Any) -> State:
     return State(bodies, directions, beans, int(game.steps) + 1)
 
 
-def of_the_living(state: State) -> tuple[Any, ...]:
+def drop_dead_directions(state: State) -> tuple[Any, ...]:
     """A state without the meaningless directions of snakes off the board."""
     directions = [d if body else None for body, d in zip(state.bodies, state.directions, strict=True)]
     return state.bodies, directions, state.step_count
@@ -174,20 +177,20 @@ def of_the_living(state: State) -> tuple[Any, ...]:
 def check_view(rule: Settings, state: State, out: Any, level: int) -> None:
     for side in range(rule.teams):
         for layout, seen in out["seen"].items():
-            wanted = oracle.observe(state, rule, layout, side)
-            np.testing.assert_allclose(seen[side], wanted, rtol=1e-6 if layout != "26" else 0)
+            expected = oracle.observe(state, rule, layout, side)
+            np.testing.assert_allclose(seen[side], expected, rtol=1e-6 if layout != "26" else 0)
         for exclusive, chosen in enumerate(out["chosen"][side]):
             if not all(state.bodies):  # the game is over: nobody moves (here, the dead still claim beans in turn)
                 continue
-            wanted = choose(state, rule, rule.team(side), LEVELS[level], exclusive_beans=bool(exclusive))
-            assert chosen.tolist() == wanted, (LEVELS[level], exclusive)
+            expected = choose(state, rule, rule.team(side), LEVELS[level], exclusive_beans=bool(exclusive))
+            assert chosen.tolist() == expected, (LEVELS[level], exclusive)
 
 
 def check_step(rule: Settings, before: State, action: list[int], out: Any, after: State, code: int) -> Counter[str]:
     resolved = out["direction"].tolist()
     oracle.check_resolved(resolved, action, before.directions)
     outcome = oracle.advance(before, resolved, rule)
-    assert of_the_living(after) == of_the_living(outcome.state)
+    assert drop_dead_directions(after) == drop_dead_directions(outcome.state)
     assert out["kept"] == len(outcome.state.beans)
     assert after.beans[: out["kept"]] == outcome.state.beans
     oracle.check_new_beans(after.beans[out["kept"] :], outcome.state, rule)
@@ -197,8 +200,8 @@ def check_step(rule: Settings, before: State, action: list[int], out: Any, after
     for name, paid in out["paid"].items():
         for side in range(rule.teams):
             team = rule.team(side)
-            wanted = oracle.shaped_rewards(name, after, outcome.rewards, outcome.hit, code, team)
-            np.testing.assert_allclose(paid[side], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+            expected = oracle.shaped_rewards(name, after, outcome.rewards, outcome.hit, code, team)
+            np.testing.assert_allclose(paid[side], expected, rtol=1e-6, atol=1e-6, err_msg=name)
     return events(rule, before, resolved, after, outcome)
 
 
@@ -240,12 +243,12 @@ def test_every_part_equals_the_oracle(case: tuple[int, ...]) -> None:
                     states[i] = after
 
     compare()
-    wanted = {"meal", "death", "dear death", "safe tail"}
+    required = {"meal", "death", "dear death", "safe tail"}
     if snakes > 1:
-        wanted |= {"contested bean", "several deaths", "swapped heads"}
+        required |= {"contested bean", "several deaths", "swapped heads"}
     if snakes > 3:
-        wanted |= {"head in the middle", "into the neck"}
-    assert not [event for event in wanted if not met[event]], met
+        required |= {"head in the middle", "into the neck"}
+    assert not [event for event in required if not met[event]], met
 
 
 def test_level_3_weighs_ties_as_square_roots_do() -> None:
@@ -287,13 +290,13 @@ ENVIRONMENTS: list[Any] = [
 def check_timestep(env: Any, game: oracle.Game, timestep: Any, side: int) -> None:
     sides = range(2) if env.outside else [side]
     layout = env.observation.removeprefix("obs")
-    wanted = np.concatenate([game.observe(layout, s) for s in sides])
-    np.testing.assert_allclose(timestep.observation, wanted, rtol=1e-6)
-    own, other = game.totals, np.zeros_like(game.totals)
+    expected = np.concatenate([game.observe(layout, s) for s in sides])
+    np.testing.assert_allclose(timestep.observation, expected, rtol=1e-6)
+    ours, other = game.totals, np.zeros_like(game.totals)
     mine, theirs = game.settings.team(side), range(0)
     if game.settings.teams == 2:
         theirs = game.settings.team(1 - side)
-        own, other = game.totals[mine], game.totals[theirs]
+        ours, other = game.totals[mine], game.totals[theirs]
     cells = env.beans + sum(map(len, game.state.bodies))
     late = game.state.step_count > env.max_steps and all(game.state.bodies) and cells <= env.height * env.width
     truncated = late and env.time_limit == "truncate"
@@ -307,14 +310,14 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, side: int) -> Non
         paid = np.concatenate([game.shaped(env.reward, s) for s in sides])
     np.testing.assert_allclose(timestep.reward, paid, rtol=1e-6, atol=1e-6)
     measured = {
-        "score": own.sum(),
+        "score": ours.sum(),
         "deaths": game.hit[mine].sum(),
         "meals": (game.rewards[mine] > 0).sum(),
         "opponent_score": other.sum(),
-        "score_difference": own.sum() - other.sum(),
-        "win": own.sum() > other.sum(),
-        "draw": own.sum() == other.sum(),
-        "defeat": own.sum() < other.sum(),
+        "score_difference": ours.sum() - other.sum(),
+        "win": ours.sum() > other.sum(),
+        "draw": ours.sum() == other.sum(),
+        "defeat": ours.sum() < other.sum(),
         "opponent_deaths": game.hit[theirs].sum(),
         "opponent_meals": (game.rewards[theirs] > 0).sum(),
     }
@@ -342,15 +345,15 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
             check_start(rule, start)
             games.append(oracle.Game(rule, state=start))
         for step in range(env.max_steps + 1):
-            shown = jax.tree.map(np.asarray, timestep)
+            timesteps = jax.tree.map(np.asarray, timestep)
             for i, game in enumerate(games):
                 if game.state.step_count == step + 1:  # else it has ended before
-                    check_timestep(env, game, jax.tree.map(lambda x, i=i: x[i], shown), sides[i])
-            wanted = [wishes(rule, game.state, rng, greed) for game in games]
+                    check_timestep(env, game, jax.tree.map(lambda x, i=i: x[i], timesteps), sides[i])
+            intended = [wishes(rule, game.state, rng, greed) for game in games]
             agents = [
                 game.settings.team(sides[i]) if env.scripted else range(env.snakes) for i, game in enumerate(games)
             ]
-            action = np.array([[w[k] for k in a] for w, a in zip(wanted, agents, strict=True)], np.int32)
+            action = np.array([[w[k] for k in a] for w, a in zip(intended, agents, strict=True)], np.int32)
             digits = np.asarray(draws.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
             state, timestep = play(state, jnp.asarray(action), now)
             after, ghosts_after = jax.tree.map(np.asarray, (state.env.game, state.env.stale))
@@ -362,15 +365,15 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
                     stale = game.ghosts if env.stale_observation_bug else None
                     answers = choose(game.state, rule, others, LEVELS[levels[i]], None, env.exclusive_beans, stale)
                     for k, answer in zip(others, answers, strict=True):
-                        wanted[i][k] = answer
+                        intended[i][k] = answer
                 reached = as_state(env.board, jax.tree.map(lambda x, i=i: x[i], after))
                 resolved = [
                     a if a != d ^ 1 else [w for w in range(4) if w != a][digit]
-                    for a, d, digit in zip(wanted[i], game.state.directions, digits[i], strict=True)
+                    for a, d, digit in zip(intended[i], game.state.directions, digits[i], strict=True)
                 ]
                 outcome = oracle.advance(game.state, resolved, rule)
-                game.step(wanted[i], resolved, reached.beans[len(outcome.state.beans) :])
-                assert of_the_living(game.state) == of_the_living(reached)
+                game.step(intended[i], resolved, reached.beans[len(outcome.state.beans) :])
+                assert drop_dead_directions(game.state) == drop_dead_directions(reached)
                 assert game.state.beans == reached.beans
                 if env.stale_observation_bug:
                     assert seen_ghosts(env.board, jax.tree.map(lambda x, i=i: x[i], ghosts_after)) == {
@@ -380,16 +383,16 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
     compare()
 
 
-def seen_ghosts(board: Any, found: Any) -> dict[int, tuple[tuple[int, int], frozenset[tuple[int, int]]]]:
+def seen_ghosts(board: Any, ghosts: Any) -> dict[int, tuple[tuple[int, int], frozenset[tuple[int, int]]]]:
     """Head and cells of each snake that died, by snake."""
     return {
         int(k): (
-            (int(found.head[k]) >> 5, int(found.head[k]) & 31),
+            (int(ghosts.head[k]) >> 5, int(ghosts.head[k]) & 31),
             frozenset(
-                (r, c) for r in range(board.height) for c in range(board.width) if int(found.body[r, k]) >> c & 1
+                (r, c) for r in range(board.height) for c in range(board.width) if int(ghosts.body[r, k]) >> c & 1
             ),
         )
-        for k in np.flatnonzero(found.died)
+        for k in np.flatnonzero(ghosts.died)
     }
 
 
@@ -404,10 +407,10 @@ def test_a_snake_that_eats_as_it_dies_leaves_its_tail_too() -> None:
         moved, _, hit, ate = rules.move(board, before, direction)
         return stale_observation.update(board, stale_observation.begin(before), before, moved, ate, hit), ate
 
-    found, ate = advance(before, jnp.asarray(resolved))
+    ghosts, ate = advance(before, jnp.asarray(resolved))
     outcome = oracle.advance(State(bodies, resolved, [(2, 3)]), resolved, rule)
     assert outcome.hit == [True, True, False] and [bool(x) for x in ate] == [True, False, False]
-    assert seen_ghosts(board, jax.tree.map(np.asarray, found)) == {
+    assert seen_ghosts(board, jax.tree.map(np.asarray, ghosts)) == {
         0: ((2, 3), frozenset({(2, 3), (2, 2), (2, 1), (2, 0)})),
         1: ((2, 3), frozenset({(2, 3), (2, 4), (2, 5)})),
     }

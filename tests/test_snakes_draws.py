@@ -55,8 +55,8 @@ def test_cells_are_found_by_rank():
     for share in (0.0, 0.5, 0.999):
         rank = (share * counts).astype(np.int32)
         row, column = map(np.asarray, jax.jit(draws.nth_cell)(planes, rank))
-        wanted = [np.flatnonzero(cells[:, i])[k] for i, k in enumerate(rank)]
-        np.testing.assert_array_equal(32 * row + column, wanted)
+        expected = [np.flatnonzero(cells[:, i])[k] for i, k in enumerate(rank)]
+        np.testing.assert_array_equal(32 * row + column, expected)
 
 
 def test_reversals_turn_into_the_other_three_directions():
@@ -65,8 +65,8 @@ def test_reversals_turn_into_the_other_three_directions():
     assert_uniform(np.bincount(together, minlength=729), 729)
     for direction in range(4):
         straight = np.full(DRAWS, direction, np.int32)
-        taken = jax.jit(rules.resolved)(straight, straight ^ 1, drawn[direction * 2])
-        counts = np.bincount(taken, minlength=4)
+        headings = jax.jit(rules.resolved)(straight, straight ^ 1, drawn[direction * 2])
+        counts = np.bincount(headings, minlength=4)
         assert counts[direction ^ 1] == 0
         assert_uniform(np.delete(counts, direction ^ 1), 3)
 

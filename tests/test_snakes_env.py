@@ -58,8 +58,8 @@ def test_schedules(text, expected):
 @pytest.mark.parametrize("name", ["linear", "exponential", "curriculum"])
 def test_published_schedules(name):
     for game in (1, 9, 10, 20, 39, 40, 45, 62, 64, 70, 82, 83, 86, 99, 100):
-        wanted = opponents.scheduled_level(name, game, 100)
-        assert int(jnp.argmax(schedule.parse(name).at(jnp.float32(game / 100)))) == wanted, game
+        expected = opponents.scheduled_level(name, game, 100)
+        assert int(jnp.argmax(schedule.parse(name).at(jnp.float32(game / 100)))) == expected, game
 
 
 def test_levels_are_drawn_as_the_mixture_says():
@@ -163,10 +163,10 @@ def test_the_full_observation_by_hand():
     bodies = [[(0, 0), (0, 1), (0, 2), (1, 2)], [(5, 0), (5, 7), (4, 7)]]
     crop, rest = _see(bodies, [2, 3], [(1, 0), (3, 4)])
     body, mates, opponents, bean = crop[..., 0]
-    wanted = np.zeros((7, 7), int)
-    wanted[3, 3], wanted[3, 4], wanted[3, 5], wanted[4, 5] = 83, 66, 50, 33  # it may eat at (1, 0)
-    wanted[2, 3], wanted[2, 2], wanted[1, 2] = 50, 33, 16
-    np.testing.assert_array_equal(body, wanted)
+    expected = np.zeros((7, 7), int)
+    expected[3, 3], expected[3, 4], expected[3, 5], expected[4, 5] = 83, 66, 50, 33  # it may eat at (1, 0)
+    expected[2, 3], expected[2, 2], expected[1, 2] = 50, 33, 16
+    np.testing.assert_array_equal(body, expected)
     assert mates[3, 3] == 100 and mates.sum() == 100
     assert opponents[2, 3] == 100 and opponents.sum() == 100
     assert bean[4, 3] == 100 and bean.astype(int).sum() == 100  # (3, 4) is 4 columns away
@@ -215,14 +215,14 @@ def test_room_is_what_moves_come_to(bean, hungry):
         [(3, 3), (3, 4), (3, 5), (3, 6)],
     ]
     game = jax.tree.map(jnp.asarray, from_segments(BOARD, bodies, [2, 2], [bean], 3))
-    found = np.asarray(room(game))
+    rooms = np.asarray(room(game))
     for agent, (r, c) in enumerate(body[0] for body in bodies):
         beside = [((r + dr) % 6, (c + dc) % 8) for dr, dc in ((-1, 0), (1, 0), (0, -1), (0, 1))]
-        assert found[:, agent].tolist() == [_cells_behind(bodies, cell, hungry) for cell in beside]
-    assert found[2, 0] == 0 < found[0, 0]
+        assert rooms[:, agent].tolist() == [_cells_behind(bodies, cell, hungry) for cell in beside]
+    assert rooms[2, 0] == 0 < rooms[0, 0]
     seen = see(game, 2, 2)[-8:]
-    np.testing.assert_array_equal(seen[:4], np.minimum(found * 5, 100))
-    np.testing.assert_array_equal(seen[4:], np.minimum(found, 100))
+    np.testing.assert_array_equal(seen[:4], np.minimum(rooms * 5, 100))
+    np.testing.assert_array_equal(seen[4:], np.minimum(rooms, 100))
 
 
 OPEN_DIRECTIONS = {  # of the first snake: bodies, directions, bean, open: up, down, left, right
@@ -252,10 +252,10 @@ OPEN_DIRECTIONS = {  # of the first snake: bodies, directions, bean, open: up, d
 }
 
 
-@pytest.mark.parametrize(("bodies", "directions", "bean", "wanted"), OPEN_DIRECTIONS.values(), ids=OPEN_DIRECTIONS)
-def test_open_directions_by_hand(bodies, directions, bean, wanted):
+@pytest.mark.parametrize(("bodies", "directions", "bean", "expected"), OPEN_DIRECTIONS.values(), ids=OPEN_DIRECTIONS)
+def test_open_directions_by_hand(bodies, directions, bean, expected):
     game = jax.tree.map(jnp.asarray, from_segments(BOARD, bodies, directions, [bean], 3))
-    np.testing.assert_array_equal(open_directions(game), wanted)
+    np.testing.assert_array_equal(open_directions(game), expected)
 
 
 def test_lives_are_paid_by_points_and_deaths():

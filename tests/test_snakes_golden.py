@@ -18,18 +18,18 @@ from bench.parity.snakes import CONFIGURATIONS, OWN, SIX, recorded
 
 def tables(configurations: list[Any]) -> Any:
     """Marks a test to run on every one of these configurations that our own data or the recorded ones have."""
-    own = [(configuration, "own") for configuration in configurations if configuration in OWN]
-    all_of_them = own + [(configuration, "recorded") for configuration in configurations]
+    from_ours = [(configuration, "own") for configuration in configurations if configuration in OWN]
+    all_of_them = from_ours + [(configuration, "recorded") for configuration in configurations]
     return pytest.mark.parametrize(("configuration", "source"), all_of_them, ids=lambda x: str(x))
 
 
 def compared(compare: Callable[..., None], configuration: Any, source: str) -> Comparison:
     """All figures, which agree."""
-    found = Comparison()
+    comparison = Comparison()
     with golden.skipping():
-        compare(found, configuration, source, snakes.programs(configuration, tuple(OPTIONS.items())))
-    found.check()
-    return found
+        compare(comparison, configuration, source, snakes.programs(configuration, tuple(OPTIONS.items())))
+    comparison.check()
+    return comparison
 
 
 @tables([c for c in CONFIGURATIONS if c[2] in (2, 6)])

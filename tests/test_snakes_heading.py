@@ -50,7 +50,7 @@ def floods(bodies, beans, snake, moves):
     leaves = {cell: len(body) - j + late[i] for i, body in enumerate(bodies) for j, cell in enumerate(body)}
     room, mine = [{cell} for cell in around(bodies[snake][0])], [{cell} for cell in around(bodies[snake][0])]
     others = {body[0] for i, body in enumerate(bodies) if i != snake}
-    found = []
+    reached = []
     for k in range(1, moves + 1):
 
         def grown(cells, k=k):
@@ -64,8 +64,8 @@ def floods(bodies, beans, snake, moves):
             others = others | (grown(others) - set().union(*mine))
             room = [grown(cells) for cells in room]
             mine = [cells | (grown(cells) - others) for cells in mine]
-        found.append((room, mine))
-    return found
+        reached.append((room, mine))
+    return reached
 
 
 def hundredths(sets, most):
@@ -76,11 +76,11 @@ def test_territory_is_what_a_snake_reaches_first():
     for beans in (BEANS, [(0, 0), (3, 2), (5, 5)]):
         values = np.asarray(columns(game_of(beans=beans), 2)[1])
         for snake in range(2):
-            found = floods(BODIES, beans, snake, territory.FAR)
+            reached = floods(BODIES, beans, snake, territory.FAR)
             room, near, far, opponents, mates, rest = np.split(values[:, snake], [4, 8, 12, 16, 20])
-            assert room.tolist() == hundredths(found[-1][0], 100)
-            assert near.tolist() == hundredths(found[territory.NEAR - 1][1], 20)
-            assert far.tolist() == hundredths(found[-1][1], 100)
+            assert room.tolist() == hundredths(reached[-1][0], 100)
+            assert near.tolist() == hundredths(reached[territory.NEAR - 1][1], 20)
+            assert far.tolist() == hundredths(reached[-1][1], 100)
             assert len(set(room.tolist())) > 1 and near.tolist() != far.tolist()
             for flags, others in ((mates, {1 - snake}), (opponents, {2, 3})):
                 met = [any(cell in around(BODIES[j][0]) for j in others) for cell in around(BODIES[snake][0])]
@@ -91,31 +91,31 @@ def test_territory_is_what_a_snake_reaches_first():
 
 def claim(bodies, beans, snake):
     """The direction of the opponent `territory`: the best of four by what it must prefer, in this order."""
-    found = floods(bodies, beans, snake, 20)
+    reached = floods(bodies, beans, snake, 20)
 
     def rank(d):
-        meals = [k for k, (_, mine) in enumerate(found) if mine[d] & set(beans)]
-        if meals and len(found[-1][1][d]) >= min(20, len(bodies[snake])):
+        meals = [k for k, (_, mine) in enumerate(reached) if mine[d] & set(beans)]
+        if meals and len(reached[-1][1][d]) >= min(20, len(bodies[snake])):
             return 0, meals[0], d
-        return 1, -len(found[-1][1][d]), -len(found[-1][0][d]), d
+        return 1, -len(reached[-1][1][d]), -len(reached[-1][0][d]), d
 
-    return min((d for d in range(4) if found[-1][0][d]), key=rank, default=0)
+    return min((d for d in range(4) if reached[-1][0][d]), key=rank, default=0)
 
 
 def test_the_opponent_territory_takes_beans_that_it_reaches_first():
     rng = np.random.default_rng(0)
-    games, wanted = [], []
+    games, expected = [], []
     for _ in range(60):
         bodies = [body[:: rng.choice([1, -1])] for body in BODIES]
         free = sorted({(r, c) for r in range(6) for c in range(8)} - set().union(*bodies))
         beans = [free[k] for k in rng.choice(len(free), rng.integers(4), replace=False)]
         games.append(from_segments(BOARD, bodies, DIRECTIONS, beans, 3))
-        wanted.append([claim(bodies, beans, snake) for snake in range(2, 4)])
+        expected.append([claim(bodies, beans, snake) for snake in range(2, 4)])
     game, level = jax.tree.map(lambda *x: jnp.asarray(np.stack(x, -1)), *games), opponents.NAMES.index("territory")
     levels, word = jnp.full(len(games), level), jnp.zeros(len(games), jnp.uint32)
     chosen = jax.jit(lambda game: opponents.act(BOARD, game, slice(2, 4), levels, word, (level,)))(game)
-    np.testing.assert_array_equal(np.asarray(chosen).T, wanted)
-    assert len(np.unique(wanted)) == 4
+    np.testing.assert_array_equal(np.asarray(chosen).T, expected)
+    assert len(np.unique(expected)) == 4
 
 
 def moved(cell, kind):
@@ -147,11 +147,11 @@ def test_turned_games_look_the_same_but_for_the_sides():
 
     see = jax.jit(lambda game: heading.columns(board, game, 2, 2, MOST))
 
-    def of(*game: Any) -> Any:
+    def game_of(*game: Any) -> Any:
         return jax.tree.map(jnp.asarray, from_segments(board, *game, 3))
 
-    one = np.asarray(see(of(BODIES, DIRECTIONS, beans)))
-    two = np.asarray(see(of([swap(body) for body in BODIES], [d ^ 2 for d in DIRECTIONS], swap(beans))))
+    one = np.asarray(see(game_of(BODIES, DIRECTIONS, beans)))
+    two = np.asarray(see(game_of([swap(body) for body in BODIES], [d ^ 2 for d in DIRECTIONS], swap(beans))))
     np.testing.assert_array_equal(two[:4], one[:4] ^ 2)
     assert one[4].tolist() == [100, 0] and two[4].tolist() == [0, 100]
     np.testing.assert_array_equal(one[5:], two[5:])
@@ -236,11 +236,11 @@ def test_collisions_are_the_cells_that_kill():
     game = game_of(bodies, [0, 2, 0, 2], [(5, 5)])
     direction = jnp.array([3, 2, 2, 2])  # the first and the third meet at (2, 3)
     _, _, hit, ate = rules.move(BOARD, game, direction)
-    found = np.asarray(rules.collisions(BOARD, game, direction, ate))
-    assert np.argwhere(found).tolist() == [[0, 2], [2, 0]] and hit.tolist() == [True, False, True, False]
+    actual = np.asarray(rules.collisions(BOARD, game, direction, ate))
+    assert np.argwhere(actual).tolist() == [[0, 2], [2, 0]] and hit.tolist() == [True, False, True, False]
     direction = jnp.array([0, 2, 2, 2])  # the first runs into the last one's body at (1, 2)
-    found = np.asarray(rules.collisions(BOARD, game, direction, rules.move(BOARD, game, direction)[3]))
-    assert np.argwhere(found).tolist() == [[3, 0]]
+    actual = np.asarray(rules.collisions(BOARD, game, direction, rules.move(BOARD, game, direction)[3]))
+    assert np.argwhere(actual).tolist() == [[3, 0]]
 
 
 @pytest.mark.long
@@ -257,8 +257,8 @@ def test_a_game_pays_its_duels():
         return jax.lax.scan(step, env.reset(key)[0], jnp.arange(100))[1]
 
     paid, metrics = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 8))
-    own, other, meals = (np.asarray(metrics[name]) for name in ("score", "opponent_score", "opponent_meals"))
-    more = np.asarray(paid) - np.diff(own, prepend=0) + np.asarray(metrics["deaths"])
+    scores, other, meals = (np.asarray(metrics[name]) for name in ("score", "opponent_score", "opponent_meals"))
+    more = np.asarray(paid) - np.diff(scores, prepend=0) + np.asarray(metrics["deaths"])
     lost = meals - np.diff(other, prepend=0)
     assert (more >= 0).all() and (more <= lost).all() and more.max() > 0 and (more == np.round(more)).all()
 

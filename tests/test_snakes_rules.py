@@ -22,24 +22,24 @@ def test_recorded_steps_are_reproduced(configuration):
     @jit
     def core(game, direction, words):
         moved, reward, hit, _ = rules.move(board, game, direction)
-        kept = respawn.respawn(board, moved)
-        filled = draws.refill(board, kept, words)
-        return kept, filled, reward, hit, rules.ended(board, filled, limit)
+        respawned = respawn.respawn(board, moved)
+        filled = draws.refill(board, respawned, words)
+        return respawned, filled, reward, hit, rules.ended(board, filled, limit)
 
     direction = record["resolved"][:, :snakes].T.astype(np.int32)
     words = np.random.default_rng(0).integers(0, 2**32, (beans, len(rows)), dtype=np.uint32)
-    kept, filled, reward, hit, (stuck, late) = core(games, direction, words)
+    respawned, filled, reward, hit, (stuck, late) = core(games, direction, words)
     np.testing.assert_array_equal(np.asarray(reward).T, record["reward"][:, :snakes])
     np.testing.assert_array_equal(np.asarray(hit).T, record["hit"][:, :snakes])
     np.testing.assert_array_equal(np.asarray(stuck | late), record["done"])
-    np.testing.assert_array_equal(np.asarray(kept.steps) + 1, record["step_after"])
-    np.testing.assert_array_equal(np.asarray(kept.length).T, record["len_after"][:, :snakes])
-    kept, filled = (jax.tree.map(np.asarray, x) for x in (kept, filled))
+    np.testing.assert_array_equal(np.asarray(respawned.steps) + 1, record["step_after"])
+    np.testing.assert_array_equal(np.asarray(respawned.length).T, record["len_after"][:, :snakes])
+    respawned, filled = (jax.tree.map(np.asarray, x) for x in (respawned, filled))
     for t in range(len(rows)):
-        bodies, directions, left = segments.to_segments(board, lane(kept, t))
+        bodies, directions, left = segments.to_segments(board, lane(respawned, t))
         for i, body in enumerate(bodies):
-            wanted = record["seg_after"][t, i]
-            assert flat(board, body) == wanted[wanted >= 0].tolist(), (t, i)
+            expected = record["seg_after"][t, i]
+            assert flat(board, body) == expected[expected >= 0].tolist(), (t, i)
             assert not body or directions[i] == record["dir_after"][t, i], (t, i)
         after = record["beans_after"][t]
         number = record["n_beans_kept"][t]
@@ -47,8 +47,8 @@ def test_recorded_steps_are_reproduced(configuration):
         _, _, full = segments.to_segments(board, lane(filled, t))
         assert len(full) == (after >= 0).sum(), t
         assert full[: len(left)] == left
-        taken = {cell for body in bodies for cell in body}
-        assert len(set(full)) == len(full) and not taken & set(full), t
+        occupied = {cell for body in bodies for cell in body}
+        assert len(set(full)) == len(full) and not occupied & set(full), t
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
@@ -57,11 +57,11 @@ def test_recorded_directions_are_resolved(configuration):
         _, _, games, record = recorded(configuration)
     snakes = configuration[2]
     action, direction = record["action"][:, :snakes].T.astype(np.int32), np.asarray(games.direction)
-    wanted = record["resolved"][:, :snakes].T
+    expected = record["resolved"][:, :snakes].T
     resolve = jax.jit(rules.resolved)
     ways = np.stack([resolve(direction, action, np.full_like(action, k)) for k in range(3)])
     reversal = action == direction ^ 1
-    assert (ways == wanted).any(0).all()
-    assert (ways == wanted).all(0)[~reversal].all()
+    assert (ways == expected).any(0).all()
+    assert (ways == expected).all(0)[~reversal].all()
     assert (np.diff(np.sort(ways, 0)[:, reversal], axis=0) > 0).all()  # three different directions
     assert (ways != action)[:, reversal].all()

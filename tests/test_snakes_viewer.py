@@ -32,8 +32,8 @@ AT_NIGHT = {"outside", "stale opponents"}
 
 
 def play(settings: dict, policy: str, episode: int) -> viewing.Record:
-    made = make("snakes_1v1", max_steps=30, **settings)
-    return records.record(load(None, "snakes_1v1", dict(made.__dict__)), policy, episode, 0)
+    env = make("snakes_1v1", max_steps=30, **settings)
+    return records.record(load(None, "snakes_1v1", dict(env.__dict__)), policy, episode, 0)
 
 
 @pytest.fixture(
@@ -77,9 +77,9 @@ def test_deaths_and_meals_are_possible_in_the_oracle_and_counted_by_the_environm
         state = oracle.State(scene.bodies[k], scene.directions[k].tolist(), scene.beans[k], int(k) + 1)
         ways = [oracle.DIRECTIONS if died[i] else (scene.directions[k + 1, i],) for i in range(env.snakes)]
         outcomes = (oracle.advance(state, way, rules) for way in itertools.product(*ways))
-        found = [outcome for outcome in outcomes if outcome.hit == died.tolist() and outcome.state.bodies == after]
-        assert found, f"no step leads from time step {k} to the next"
-        assert scene.ate[k + 1].tolist() == [reward == 1 for reward in found[0].rewards]
+        matching = [outcome for outcome in outcomes if outcome.hit == died.tolist() and outcome.state.bodies == after]
+        assert matching, f"no step leads from time step {k} to the next"
+        assert scene.ate[k + 1].tolist() == [reward == 1 for reward in matching[0].rewards]
     for side, metric in zip(scene.sides, ("meals", "opponent_meals"), strict=False):
         eaten = scene.ate[:, list(side.snakes)].sum(-1)
         np.testing.assert_array_equal(eaten[missed == 0], metrics[metric][missed == 0])
@@ -101,12 +101,16 @@ def test_page_holds_every_body(record, scene):
     )
     data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
     for k, shapes in enumerate(data["panels"][0]["steps"]):
-        found = {style: [[y - 0.5, x - 0.5] for x, y in parts] for kind, style, parts, _ in shapes if kind == "disc"}
-        assert found["bean"] == [list(cell) for cell in scene.beans[k]]
+        parts_by_style = {
+            style: [[y - 0.5, x - 0.5] for x, y in parts] for kind, style, parts, _ in shapes if kind == "disc"
+        }
+        assert parts_by_style["bean"] == [list(cell) for cell in scene.beans[k]]
         bodies = [body for body in scene.bodies[k] if body]
-        assert found["spine"] == [list(cell) for body in bodies for cell in body[1:]]
+        assert parts_by_style["spine"] == [list(cell) for body in bodies for cell in body[1:]]
         for i, body in enumerate(scene.bodies[k]):
-            assert (f"head{i}" in found) == bool(body) and (not body or found[f"head{i}"] == [list(body[0])])
+            assert (f"head{i}" in parts_by_style) == bool(body) and (
+                not body or parts_by_style[f"head{i}"] == [list(body[0])]
+            )
         choices = sum(len(parts) for _, style, parts, _ in shapes if style in ("choice", "back"))
         assert choices == sum(bool(body) and c >= 0 for body, c in zip(scene.bodies[k], scene.chosen[k], strict=True))
     words = [shape[3] for shape in data["charts"]["score"] if shape[0] == "text"]
@@ -127,17 +131,17 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
         actions=record.actions[:3],
         curves={name: cut(curve) for name, curve in record.curves.items()},
     )
-    shown, made = scenes.scene(short), viewer.SnakesViewer()
-    assert shown.bodies[3][0] == [] and all(shown.bodies[3][1:])
-    frames = made.frames(short)
+    scene, snakes_viewer = scenes.scene(short), viewer.SnakesViewer()
+    assert scene.bodies[3][0] == [] and all(scene.bodies[3][1:])
+    frames = snakes_viewer.frames(short)
     assert len(frames) == 4 and len({frame.size for frame in frames}) == 1
-    assert made.picture(short).width > 1500
-    assert '"steps":3' in made.html(short)
+    assert snakes_viewer.picture(short).width > 1500
+    assert '"steps":3' in snakes_viewer.html(short)
 
 
 def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
-    made = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
-    subject = load(None, "snakes_1v1", dict(made.__dict__))
+    env = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
+    subject = load(None, "snakes_1v1", dict(env.__dict__))
     assert records.with_opponents(subject).settings["opponent"] == "4"
     asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
     assert records.with_opponents(asked) is asked  # which is refused in words

@@ -74,8 +74,8 @@ def test_a_damaged_program_in_the_cache_is_replaced(
             assert len(entries) == 2
             for path, content in entries.items():
                 path.write_bytes(harm(content))
-            told = f"warning: a damaged program in {tmp_path} is compiled again and replaced\n"
-            assert compile_again(3) + compile_again(5) == told
+            message = f"warning: a damaged program in {tmp_path} is compiled again and replaced\n"
+            assert compile_again(3) + compile_again(5) == message
             assert all(len(path.read_bytes()) > len(content) / 2 for path, content in entries.items())
             assert compile_again(3) == compile_again(5) == ""
             with pytest.warns(UserWarning, match="another"):
@@ -88,7 +88,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def program(log: list[Any], function: Any = lambda x: 2 * x) -> Program:
-    return Program(lambda: (jax.jit(function), jax.ShapeDtypeStruct((3,), jnp.float32)), lambda *made: log.append(made))
+    return Program(
+        lambda: (jax.jit(function), jax.ShapeDtypeStruct((3,), jnp.float32)), lambda *compiled: log.append(compiled)
+    )
 
 
 def test_a_program_is_compiled_when_it_is_called() -> None:

@@ -32,19 +32,19 @@ def ends(estimate: dict) -> tuple[float, float]:
 )
 def test_shares_have_wilson_intervals(ones, number, low, high):
     """The four examples of Newcombe 1998, Statistics in Medicine 17, Wilson's method without correction."""
-    found = interval(zeros_and_ones(ones, number))
-    assert ends(found) == pytest.approx((low, high), abs=5e-5)
-    assert found["mean"] == pytest.approx(ones / number)
-    assert found["ci95"] == pytest.approx(max(found["mean"] - low, high - found["mean"]), abs=1e-4)
+    estimate = interval(zeros_and_ones(ones, number))
+    assert ends(estimate) == pytest.approx((low, high), abs=5e-5)
+    assert estimate["mean"] == pytest.approx(ones / number)
+    assert estimate["ci95"] == pytest.approx(max(estimate["mean"] - low, high - estimate["mean"]), abs=1e-4)
 
 
 def test_other_values_have_student_intervals():
     values = np.array([5.1, 4.9, 6.2, 5.7, 5.5, 5.1])
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    found = interval(values)
-    assert (found["mean"] - found["ci95"], found["mean"] + found["ci95"]) == pytest.approx((low, high))
-    assert found["error"] == pytest.approx(stats.sem(values)) and "low" not in found
-    assert estimate_mean(values) == found
+    estimate = interval(values)
+    assert (estimate["mean"] - estimate["ci95"], estimate["mean"] + estimate["ci95"]) == pytest.approx((low, high))
+    assert estimate["error"] == pytest.approx(stats.sem(values)) and "low" not in estimate
+    assert estimate_mean(values) == estimate
 
 
 def test_one_value_has_no_interval():
@@ -56,9 +56,11 @@ def test_one_value_has_no_interval():
 
 def test_a_metric_is_a_share_if_it_is_0_or_1_at_all_steps():
     reached = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1]], float)
-    found = summarise(reached)
-    assert is_share(reached) and set(found) == {"mean", "std", "ci95", "low", "high"}
-    assert (found["low"][2], found["high"][0]) == pytest.approx((0.438503, 0.561497), abs=1e-6)  # of 3 of 3, of 0 of 3
+    summary = summarise(reached)
+    assert is_share(reached) and set(summary) == {"mean", "std", "ci95", "low", "high"}
+    assert (summary["low"][2], summary["high"][0]) == pytest.approx(
+        (0.438503, 0.561497), abs=1e-6
+    )  # of 3 of 3, of 0 of 3
     returns = reached * 0.5
     assert not is_share(returns) and set(summarise(returns)) == {"mean", "std", "ci95"}
     assert summarise(returns)["ci95"][0] == 0  # all episodes begin with a return of 0
@@ -68,9 +70,11 @@ def test_seeds_have_student_intervals_of_their_means():
     values = np.array([[1.0, 3.0, 2.0, 4.0], [2.0, 2.0, 5.0, 7.0], [0.0, 1.0, 1.0, 2.0]])
     means = np.array([2.5, 4.0, 1.0])
     low, high = stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
-    found = interval(values)
-    assert found["mean"] - found["ci95"] == pytest.approx(low) and found["mean"] + found["ci95"] == pytest.approx(high)
-    assert summarise(values[None])["ci95"] == [pytest.approx(found["ci95"])]
+    estimate = interval(values)
+    assert estimate["mean"] - estimate["ci95"] == pytest.approx(low) and estimate["mean"] + estimate[
+        "ci95"
+    ] == pytest.approx(high)
+    assert summarise(values[None])["ci95"] == [pytest.approx(estimate["ci95"])]
 
 
 def test_shares_of_seeds_lie_between_0_and_1():
@@ -91,8 +95,8 @@ def test_differences_are_paired():
     start = random.normal(0, 1, 200)
     first, second = start + 0.15 + random.normal(0, 0.1, 200), start + random.normal(0, 0.1, 200)
     expected = stats.ttest_rel(first, second).confidence_interval(0.95)
-    found = estimate_difference(first, second)
-    assert ends(found) == pytest.approx((expected.low, expected.high)) and sign_of(found) == 1
+    difference = estimate_difference(first, second)
+    assert ends(difference) == pytest.approx((expected.low, expected.high)) and sign_of(difference) == 1
     assert sign_of(estimate_difference(second, first)) == -1
     assert stats.ttest_ind(first, second).pvalue > 0.05  # what the starts hide
 
@@ -104,11 +108,11 @@ def test_differences_of_shares():
     """
     first = zeros_and_ones(2, 21)  # 1 both, 1 only before
     second = np.r_[1, 0, np.ones(7), np.zeros(12)]  # 7 only after
-    found = estimate_difference(first, second)
-    assert found["mean"] == pytest.approx(-6 / 21) and ends(found) == pytest.approx((-0.508, 0.0), abs=6e-4)
-    found = estimate_difference(np.tile(first, 2), np.tile(second, 2))  # (2 + 1) / 44 - (14 + 1) / 44
+    difference = estimate_difference(first, second)
+    assert difference["mean"] == pytest.approx(-6 / 21) and ends(difference) == pytest.approx((-0.508, 0.0), abs=6e-4)
+    difference = estimate_difference(np.tile(first, 2), np.tile(second, 2))  # (2 + 1) / 44 - (14 + 1) / 44
     half = 1.959964 * np.sqrt((18 / 44 - (12 / 44) ** 2) / 44)
-    assert ends(found) == pytest.approx((-12 / 44 - half, -12 / 44 + half)) and sign_of(found) == -1
+    assert ends(difference) == pytest.approx((-12 / 44 - half, -12 / 44 + half)) and sign_of(difference) == -1
 
 
 @pytest.mark.parametrize("number", [6, 20, 200])
@@ -118,15 +122,15 @@ def test_as_many_wins_count_as_in_the_exact_test(number):
         for wins in range(min(number - losses, 15) + 1):
             differences = np.r_[np.ones(wins), -np.ones(losses), np.zeros(number - wins - losses)]
             exact = wins + losses > 0 and stats.binomtest(wins, wins + losses).pvalue < 0.05
-            found = sign_of(estimate_difference(differences))
-            assert abs(found) <= exact and (found == exact or losses > 0), (wins, losses)
+            sign = sign_of(estimate_difference(differences))
+            assert abs(sign) <= exact and (sign == exact or losses > 0), (wins, losses)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_few_episodes_show_nothing(number):
     for first in (np.ones(number), np.full(number, 1.2), np.arange(number) + 7.0):
-        found = estimate_difference(first, np.zeros(number))
-        assert sign_of(found) == 0 and ends(found) == (None, None)
+        difference = estimate_difference(first, np.zeros(number))
+        assert sign_of(difference) == 0 and ends(difference) == (None, None)
     assert sign_of(estimate_difference(np.ones(6), np.zeros(6))) == 1
 
 
@@ -136,11 +140,11 @@ def test_differences_of_seeds():
     baseline = random.normal(0, 1, 50)
     for seed_spread, episode_spread in ((1.0, 0.1), (0.01, 1.0)):
         policy = 0.5 + seed_spread * random.normal(0, 1, (3, 1)) + episode_spread * random.normal(0, 1, 50)
-        found = estimate_difference(policy, baseline)
-        of_seeds, of_episodes = ((policy - baseline).mean(axis) for axis in (1, 0))
-        welch = stats.ttest_ind(of_seeds, of_episodes, equal_var=False).confidence_interval(0.95)
+        difference = estimate_difference(policy, baseline)
+        seed_means, episode_means = ((policy - baseline).mean(axis) for axis in (1, 0))
+        welch = stats.ttest_ind(seed_means, episode_means, equal_var=False).confidence_interval(0.95)
         half = (welch.high - welch.low) / 2
-        assert ends(found) == pytest.approx((of_seeds.mean() - half, of_seeds.mean() + half))
+        assert ends(difference) == pytest.approx((seed_means.mean() - half, seed_means.mean() + half))
     assert ends(estimate_difference(policy, policy)) == (0, 0)  # both of the same seeds
     shares = np.stack([zeros_and_ones(ones, 20) for ones in (12, 18, 20)])
     low, high = ends(estimate_difference(shares, np.zeros(20)))
@@ -157,7 +161,9 @@ def test_policies_are_compared_with_the_first_of_the_run():
         "ig": start,
         "bad": start + 2,
     }
-    found = {entry["second"]: entry for entry in reports.compare(scores)}
-    assert list(found) == ["random", "sampled", "ig", "bad"] and {e["first"] for e in found.values()} == {"learned"}
-    assert found["random"]["mean"] == pytest.approx(-0.8 + noise.mean())
+    by_policy = {entry["second"]: entry for entry in reports.compare(scores)}
+    assert list(by_policy) == ["random", "sampled", "ig", "bad"] and {e["first"] for e in by_policy.values()} == {
+        "learned"
+    }
+    assert by_policy["random"]["mean"] == pytest.approx(-0.8 + noise.mean())
     assert list(reports.compare({"random": start, "ig": start})) == []

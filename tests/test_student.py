@@ -38,8 +38,8 @@ def test_agreement_is_one_at_the_teachers_action() -> None:
 def test_the_help_fades() -> None:
     """Constant for init + const steps, half at half the way, nothing from the end on."""
     share = jax.jit(lambda step: student.teacher_weight_schedule(step, 8_000, 100_000))
-    for step, wanted in ((0, 1), (8_000, 1), (54_000, 0.5), (100_000, 0), (200_000, 0)):
-        assert float(share(np.float32(step))) == pytest.approx(wanted)
+    for step, expected in ((0, 1), (8_000, 1), (54_000, 0.5), (100_000, 0), (200_000, 0)):
+        assert float(share(np.float32(step))) == pytest.approx(expected)
 
 
 def test_rewards_hold_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +74,9 @@ def test_every_reward_of_a_window_holds_its_own_help() -> None:
     ring = dataclasses.replace(ring, action=ring.action | {"rho": rows})
     index = np.array([[1, ring.end.shape[1] * 2 - 2]], np.int32)
     last = float(rows[0, -1, 0, 0])
-    wanted = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
-    found = np.asarray(jax.jit(algo.gather)(ring, index)["rho"])
-    np.testing.assert_allclose(found[0, :, :, 0], wanted, rtol=1e-6)
+    expected = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
+    actual = np.asarray(jax.jit(algo.gather)(ring, index)["rho"])
+    np.testing.assert_allclose(actual[0, :, :, 0], expected, rtol=1e-6)
 
 
 def make_teacher(algo: Student) -> dict:
@@ -109,8 +109,8 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
     actions = []
     for step in (0, 49):
         action, after, extras = act(at_step(step))
-        wanted = np.exp(-0.5 * np.sum(((np.asarray(action) - math.tanh(0.2)) / 0.3) ** 2, -1))
-        np.testing.assert_allclose(extras["rho"], wanted, rtol=1e-4)
+        expected = np.exp(-0.5 * np.sum(((np.asarray(action) - math.tanh(0.2)) / 0.3) ** 2, -1))
+        np.testing.assert_allclose(extras["rho"], expected, rtol=1e-4)
         np.testing.assert_array_equal(after.action, action[:, 0])
         actions.append(np.asarray(action))
     assert not np.allclose(*actions)  # random first, then its own
@@ -212,8 +212,8 @@ def test_impossible_settings_are_refused(settings: dict, sentence: str) -> None:
 
 def test_teachers_that_do_not_fit() -> None:
     layout = DataParallel(1)
-    made = {name: field.default for name, field in Collective.__dataclass_fields__.items()}
-    teacher = UpstreamRun("a", Collective(ARM, layout, **TEACHER), made | TEACHER)
+    defaults = {name: field.default for name, field in Collective.__dataclass_fields__.items()}
+    teacher = UpstreamRun("a", Collective(ARM, layout, **TEACHER), defaults | TEACHER)
     adopted = Student.resolve_inputs(ARM, {"tau": 0.1}, {"teacher": (teacher,)}, {})
     assert (
         adopted["tau"] == 0.1 and json.loads(adopted["resolved_inputs"])["context_length"] == TEACHER["context_length"]
@@ -223,11 +223,11 @@ def test_teachers_that_do_not_fit() -> None:
         "resolved_inputs"
     ]  # the former run's teacher is not ours
     sac = UpstreamRun("b", Sac(ARM, layout), {})
-    for found, spec, sentence in (
+    for upstream, spec, sentence in (
         ((teacher, teacher), ARM, "a student has one teacher, but --teacher names 2"),
         ((sac,), ARM, "b was trained with sac: a teacher must be a run of collective"),
         ((teacher,), dataclasses.replace(ARM, name="leg"), "a was trained on 'arm', not on 'leg'"),
         ((teacher,), dataclasses.replace(ARM, observation=Box((4,))), r"a has observations of shape \(5,\), here"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            Student.resolve_inputs(spec, {}, {"teacher": found}, {})
+            Student.resolve_inputs(spec, {}, {"teacher": upstream}, {})

@@ -30,7 +30,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
     at = statistics.marks(spec.horizon)
     numbers = itertools.count(1)
     metrics = (spec.score, *spec.metrics, "return", "length")
-    made = {
+    curves_by_policy = {
         policy: {
             metric: {name: [scale * next(numbers) / 997] * (spec.horizon + 1) for name in ("mean", "std", "ci95")}
             for metric in metrics
@@ -38,7 +38,13 @@ def curves(env: str, scale: float) -> dict[str, Any]:
         for policy in POLICIES
     }
     moments = [make(env).step_label(step) for step in at]
-    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": Scoring.of(spec).labels, "policies": made}
+    return {
+        "steps": spec.horizon,
+        "at": at,
+        "moments": moments,
+        "labels": Scoring.of(spec).labels,
+        "policies": curves_by_policy,
+    }
 
 
 @pytest.mark.parametrize("scale", [1.0, -31_000.0])
@@ -113,7 +119,7 @@ def test_a_narrow_terminal_folds_cells_and_cuts_nothing(width: int) -> None:
     rows = [tables.Row("heading"), tables.Row("name of a row", ["1234567890" * 2, "0.5 [0.1, 0.9]", "[b]"])]
     screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     screen.print(tables.make_table("name", titles, rows))
-    shown = screen.file.getvalue()
-    assert max(map(len, shown.splitlines())) <= width and "…" not in shown
+    text = screen.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
     expected = "".join(["name", *titles, "heading", "name of a row", *rows[1].cells])
-    assert sorted("".join(shown.split())) == sorted("".join(expected.split()))
+    assert sorted("".join(text.split())) == sorted("".join(expected.split()))

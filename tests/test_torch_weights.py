@@ -32,12 +32,14 @@ def tensors(inputs: int, outputs: int, hidden_size: int = 256, lstm: bool = Fals
         "post_dense.0": (hidden_size, (1 + lstm) * hidden_size),
     }
     shapes["post_dense.2"] = (outputs, hidden_size)
-    made = {f"{name}.weight": shape for name, shape in shapes.items()}
-    made |= {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
+    tensor_shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
+    tensor_shapes |= {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
     for suffix in ("", "_reverse") if lstm else ():
-        made |= {f"comm_net.lstm.weight_{kind}_l0{suffix}": (4 * hidden_size, hidden_size) for kind in ("ih", "hh")}
-        made |= {f"comm_net.lstm.bias_{kind}_l0{suffix}": (4 * hidden_size,) for kind in ("ih", "hh")}
-    return {name: RANDOM.normal(size=shape, scale=0.06).astype(np.float32) for name, shape in made.items()}
+        tensor_shapes |= {
+            f"comm_net.lstm.weight_{kind}_l0{suffix}": (4 * hidden_size, hidden_size) for kind in ("ih", "hh")
+        }
+        tensor_shapes |= {f"comm_net.lstm.bias_{kind}_l0{suffix}": (4 * hidden_size,) for kind in ("ih", "hh")}
+    return {name: RANDOM.normal(size=shape, scale=0.06).astype(np.float32) for name, shape in tensor_shapes.items()}
 
 
 def archive(path: Path, tensors: dict[str, np.ndarray], pickled: bytes | None = None) -> Path:
@@ -91,10 +93,10 @@ def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 
 def test_files_are_read_without_torch(tmp_path: Path) -> None:
     written = tensors(7, 4, hidden_size=5, lstm=True)
-    found = read(archive(tmp_path / "actor.pth", written))
-    assert found.keys() == written.keys()
+    loaded = read(archive(tmp_path / "actor.pth", written))
+    assert loaded.keys() == written.keys()
     for name, values in written.items():
-        np.testing.assert_array_equal(found[name], values)
+        np.testing.assert_array_equal(loaded[name], values)
 
 
 def algorithm(argv: str) -> Any:
@@ -115,8 +117,8 @@ def test_weights_compute_what_they_did(lstm: bool, tmp_path: Path) -> None:
     logits = outputs_of(algo, "actor")(params["actor"], seen)
     values = np.asarray(outputs_of(algo, "critic")(params["critic"], seen, vector))
     np.testing.assert_allclose(logits, expected(actor, seen), rtol=1e-4, atol=1e-4)
-    wanted = expected(critic, np.concatenate([seen, vector], -1))
-    np.testing.assert_allclose(values[0], wanted[..., 0], rtol=1e-4, atol=1e-4)
+    expected_values = expected(critic, np.concatenate([seen, vector], -1))
+    np.testing.assert_allclose(values[0], expected_values[..., 0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("lstm", [False, True], ids=["ddpg", "bicnet"])
@@ -144,8 +146,8 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
     algo = algorithm(f"--config ddpg_competition --network {'bicnet' if lstm else 'mlp'}")
     seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
     logits = algo.outputs("actor", team_net(read(tmp_path / "actor.pth")), seen)
-    wanted = net(torch.tensor(seen)).detach().numpy()
-    np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)
+    expected = net(torch.tensor(seen)).detach().numpy()
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_critic_a_new_one_is_drawn(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def make_trainer(
 ) -> Trainer:
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
     layout = DataParallel(num_envs, shards)
-    made = algo(env.spec, layout, **settings)
+    algorithm = algo(env.spec, layout, **settings)
     return Trainer(
-        batched(env), made, layout, make_mesh(1), block, rollout_chunk, jnp.dtype("float16"), total_env_steps
+        batched(env), algorithm, layout, make_mesh(1), block, rollout_chunk, jnp.dtype("float16"), total_env_steps
     )
 
 

@@ -52,9 +52,9 @@ def scene(record) -> viewer.Scene:
 def test_borders_are_the_edges_of_the_region(cells):
     side = math.isqrt(len(cells))
     truth = np.array(cells).reshape(side, side)
-    found = viewer.borders(truth)
+    borders = viewer.borders(truth)
     unit_edges = set()
-    for (x0, y0), (x1, y1) in found:
+    for (x0, y0), (x1, y1) in borders:
         assert (x0 == x1) != (y0 == y1)
         length = int(abs(x1 - x0) + abs(y1 - y0))
         for i in range(length):
@@ -103,7 +103,7 @@ def test_belief_and_what_was_never_seen(record, scene):
 
 
 def test_lost_messages_are_those_of_the_environment():
-    made = make("coverage", q=2, num_agents=4, communication_range=100.0, failure_rate=0.5)
+    env = make("coverage", q=2, num_agents=4, communication_range=100.0, failure_rate=0.5)
     steps = 4
     states = types.SimpleNamespace(
         key=jax.random.split(jax.random.key(9), steps),
@@ -111,11 +111,11 @@ def test_lost_messages_are_those_of_the_environment():
         reach=np.full(steps, 100.0, np.float32),
     )
     lost = 0
-    heard = viewer._heard(made, states.key, states.positions, states.reach)
+    heard = viewer._heard(env, states.key, states.positions, states.reach)
 
     @jax.jit
     def draw(key, t, position):
-        return made._draw(types.SimpleNamespace(key=key, t=t, reach=np.float32(100.0)), position)[0]
+        return env._draw(types.SimpleNamespace(key=key, t=t, reach=np.float32(100.0)), position)[0]
 
     for k in range(steps):
         expected = draw(states.key[k], np.int32(k - 1), states.positions[k])
@@ -177,10 +177,10 @@ def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
     def look(figure):
         texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_visible() and text.get_text()]
         boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
-        shown = figure.bbox
+        page = figure.bbox
         for words, box in boxes:
-            assert box.x0 >= shown.x0 - 1 and box.x1 <= shown.x1 + 1, (words, box)
-            assert box.y0 >= shown.y0 - 1 and box.y1 <= shown.y1 + 1, (words, box)
+            assert box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1, (words, box)
+            assert box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1, (words, box)
         seen.append([words for words, _ in boxes])
         return image(figure)
 

@@ -39,15 +39,15 @@ def describe(function: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[s
     """Types that a function returns; and of its program what must not depend on x64: results, draws, wide floats."""
     traced = jax.jit(lambda *x: function(*x)).trace(*arguments)
     types = traced.out_info
-    made = [
+    results = [
         (equation.primitive.name, str(variable.aval))
         for equation in equations(traced.jaxpr.jaxpr)
         for variable in equation.outvars
     ]
     return types, {
         "results": [f"{path}: {leaf.dtype}{leaf.shape}" for path, leaf in jax.tree_util.tree_leaves_with_path(types)],
-        "draws": [kind for name, kind in made if name == "random_bits"],
-        "wide floats": sorted({kind for _, kind in made if kind.startswith(("f64", "float64", "complex128"))}),
+        "draws": [kind for name, kind in results if name == "random_bits"],
+        "wide floats": sorted({kind for _, kind in results if kind.startswith(("f64", "float64", "complex128"))}),
     }
 
 
@@ -82,8 +82,8 @@ def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> 
     with jax.enable_x64(False):
         expected = function()
     with jax.enable_x64(True):
-        found = function()
-    assert found == expected
+        actual = function()
+    assert actual == expected
     assert expected and not any(part["wide floats"] for part in expected.values())
 
 
@@ -148,13 +148,13 @@ def test_a_package_behind_an_adapter_is_the_same(monkeypatch: pytest.MonkeyPatch
     env = walk(monkeypatch, "Walk-x64")
 
     def see() -> dict[str, dict[str, list[str]]]:
-        found = {}
+        described = {}
         key = jax.eval_shape(lambda: jax.random.key(0))
         (state, _), _ = describe(env.reset, key)
         action = jax.ShapeDtypeStruct((1, 2), jnp.float32)
-        found["reset"] = describe(lambda key: env.reset(key)[1], key)[1]
-        found["step"] = describe(lambda *x: env.step(*x)[1], state, action)[1]
-        return found
+        described["reset"] = describe(lambda key: env.reset(key)[1], key)[1]
+        described["step"] = describe(lambda *x: env.step(*x)[1], state, action)[1]
+        return described
 
     assert_the_same(see)
     with jax.enable_x64(True):

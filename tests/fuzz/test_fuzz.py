@@ -134,9 +134,9 @@ def test_weights(tmp_path_factory: Any, content: Any, seed: int, how: int) -> No
         file.write_bytes(damaged(file.read_bytes(), seed))
     elif how > 1:  # whole as an archive, damaged inside
         members = {name: zipfile.ZipFile(file).read(name) for name in zipfile.ZipFile(file).namelist()}
-        with zipfile.ZipFile(file, "w") as made:
+        with zipfile.ZipFile(file, "w") as rewritten:
             for name, member in members.items():
-                made.writestr(name, damaged(member, seed) if name.endswith("data.pkl") == (how == 2) else member)
+                rewritten.writestr(name, damaged(member, seed) if name.endswith("data.pkl") == (how == 2) else member)
     read_or_refuse(torch_weights.read, file)
 
 

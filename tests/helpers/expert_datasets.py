@@ -9,7 +9,7 @@ from jaxrl.runtime.expert_dataset import ExpertDataset
 TASKS, EPISODES, STEPS, NUMBERS, ACTIONS = 2, 5, 4, 3, 2
 
 
-def made(**changes: Any) -> ExpertDataset:
+def make_set(**changes: Any) -> ExpertDataset:
     """Five episodes of four steps for each of two tasks."""
     rng, rows = np.random.default_rng(0), TASKS * EPISODES * STEPS
 

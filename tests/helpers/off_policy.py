@@ -128,14 +128,16 @@ def make_trainer(
         settings = {"env_steps_per_update": float(num_envs)} | settings
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
     layout = DataParallel(num_envs, shards, devices)
-    made = algo(env.spec, layout, **settings)
-    return Compiled(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
+    algorithm = algo(env.spec, layout, **settings)
+    return Compiled(batched(env), algorithm, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
 
 
 def trainer_of(case: str, devices: int = 1, **settings: Any) -> Trainer:
     """The same for a row of `CASES`, with sixteen environments and `settings` on top; rates fall to nothing."""
-    algo, env, own, _ = CASES[case]
-    return make_trainer(algo, env, 16, devices, **(own | {"update_interval": 4, "final_lr_fraction": 0.0} | settings))
+    algo, env, case_settings, _ = CASES[case]
+    return make_trainer(
+        algo, env, 16, devices, **(case_settings | {"update_interval": 4, "final_lr_fraction": 0.0} | settings)
+    )
 
 
 def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
@@ -151,11 +153,11 @@ def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
 def digest(tree: Any) -> dict[str, str]:
     """A hash of every leaf."""
 
-    def of(leaf: Array) -> str:
+    def leaf_digest(leaf: Array) -> str:
         leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
         return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
 
-    return {jax.tree_util.keystr(path): of(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {jax.tree_util.keystr(path): leaf_digest(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def assert_close(first: Any, second: Any, tolerance: float) -> None:

@@ -48,10 +48,10 @@ class Reference:
         return self.timestep
 
 
-def close(found: Any, wanted: Any) -> bool:
+def close(actual: Any, expected: Any) -> bool:
     """Return whether numbers are equal up to the rounding of two compilations of one environment."""
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    return found.dtype == wanted.dtype and np.allclose(found, wanted.reshape(found.shape), rtol=1e-6, atol=1e-6)
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    return actual.dtype == expected.dtype and np.allclose(actual, expected.reshape(actual.shape), rtol=1e-6, atol=1e-6)
 
 
 def drawn(env: Any, copies: int, steps: int) -> list[np.ndarray]:

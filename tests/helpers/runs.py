@@ -43,7 +43,7 @@ def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
     Files in the order of their names, an incomplete last record of a killed process skipped; a mark of a restart drops
     the points from its step on.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
+    points_by_tag: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(directory.rglob("*tfevents*")):
         content, position = path.read_bytes(), 0
         while position + 8 <= len(content):
@@ -53,10 +53,13 @@ def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
             event = Event.FromString(content[position + 12 : position + 12 + length])
             position += 16 + length
             if event.session_log.status == SessionLog.START:
-                found = {tag: [point for point in kept if point[0] < event.step] for tag, kept in found.items()}
+                points_by_tag = {
+                    tag: [point for point in tag_points if point[0] < event.step]
+                    for tag, tag_points in points_by_tag.items()
+                }
             for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return {tag: kept for tag, kept in found.items() if kept}
+                points_by_tag.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return {tag: tag_points for tag, tag_points in points_by_tag.items() if tag_points}
 
 
 @contextmanager
@@ -65,18 +68,20 @@ def shared_programs() -> Iterator[None]:
 
     A process of its own compiles again, to the same bits; that is not what tests within one process are about.
     """
-    kept: dict[Any, CompiledRun] = {}
+    compiled_runs: dict[Any, CompiledRun] = {}
 
     def once(setup: Run, inputs: Any, say: Any, position: Position | None = None, *_: int) -> CompiledRun:
         run, phases = setup.config.run, setup.algo.phases
         places = (Position(), position or Position())
         whole, left = (place.remaining(phases, run.num_envs, run.total_env_steps) for place in places)
-        given = "weights" if run.init_from else ""
-        key = setup.config.with_run(**BESIDE, init_from=given).to_yaml(), tuple(map(bool, whole))
-        if key not in kept:
-            kept[key] = compile_run(setup, inputs, say)
-        blocks = [block if iterations else None for block, iterations in zip(kept[key].blocks, left, strict=True)]
-        return dataclasses.replace(kept[key], blocks=blocks)
+        init_from = "weights" if run.init_from else ""
+        key = setup.config.with_run(**BESIDE, init_from=init_from).to_yaml(), tuple(map(bool, whole))
+        if key not in compiled_runs:
+            compiled_runs[key] = compile_run(setup, inputs, say)
+        blocks = [
+            block if iterations else None for block, iterations in zip(compiled_runs[key].blocks, left, strict=True)
+        ]
+        return dataclasses.replace(compiled_runs[key], blocks=blocks)
 
     with mock.patch.object(runs, "compile_run", once):
         yield
