@@ -45,9 +45,9 @@ def requests(
     preset = parsed.config or entry.presets.get(name, entry.preset)
     flags = ["--algo", entry.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
     devices = measure.parse_int(parsed.devices, "--devices", 0, measure.MOST)
-    asked = command_line.parse(flags, "python -m bench.compare").config
-    assert asked is not None
-    config = configuration.changed(asked, {"devices": devices, **case})
+    parsed_config = command_line.parse(flags, "python -m bench.compare").config
+    assert parsed_config is not None
+    config = configuration.changed(parsed_config, {"devices": devices, **case})
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     num_envs = measure.parse_list(sizes, "--num_envs", 1, measure.MOST)
     count = 1 if parsed.quick else measure.rounds(parsed.rounds)
@@ -70,16 +70,16 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
     torch = importlib.util.find_spec("torch") is not None
     if not torch:
         result["notes"].append("PyTorch is not installed (pip install -e '.[torch]'): no PyTorch learner")
-    asked = {name: requests(parsed, name, case, torch) for name, case in cases.items()}
+    requests_by_case = {name: requests(parsed, name, case, torch) for name, case in cases.items()}
     for note in result["notes"]:
         measure.say(note)
     measure.say("measuring the machine")
-    first = next(iter(asked.values()))[1]
+    first = next(iter(requests_by_case.values()))[1]
     machine_rates = rates.measure(train_throughput.network_width(first.config), quick=parsed.quick, rounds=first.rounds)
     result["rates"] = machine_rates.plain()
     result["cases"] = {}
     measured: list[env_throughput.Request] = []
-    for name, (rollout, training) in asked.items():
+    for name, (rollout, training) in requests_by_case.items():
         parts: dict[str, dict[str, Any]] = {}
         if rollout not in measured:
             measure.say(f"--- {name}: environment")
@@ -102,8 +102,8 @@ def main(argv: Sequence[str]) -> int:
     _flags(parser)
     parsed = parser.parse_args(list(argv))
     if parsed.env not in baselines.ENTRIES:
-        known = parsed.env in environments.registered()
-        advice = "it has no entry in bench.baselines" if known else closest(parsed.env, baselines.ENTRIES)
+        is_registered = parsed.env in environments.registered()
+        advice = "it has no entry in bench.baselines" if is_registered else closest(parsed.env, baselines.ENTRIES)
         raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {advice}")
     entry = baselines.find(parsed.env)
     assert entry is not None

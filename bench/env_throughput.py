@@ -67,7 +67,7 @@ class Request:
 def baseline_sampler(baseline: baselines.Baseline, min_seconds: float) -> Sampler:
     """Sample seconds per step of whole episodes of the baseline: the three stages, and "baseline reset"."""
 
-    def timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    def time_call(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
         began = time.perf_counter()
         result = function(*arguments)
         return time.perf_counter() - began, result
@@ -76,15 +76,15 @@ def baseline_sampler(baseline: baselines.Baseline, min_seconds: float) -> Sample
         act = observe = step = measured = resetting = 0.0
         episodes = steps = 0
         while act + observe + step + measured < min_seconds:
-            resetting += timed(baseline.reset)[0]
+            resetting += time_call(baseline.reset)[0]
             episodes, over = episodes + 1, False
             while not over:
-                seconds, action = timed(baseline.act)
+                seconds, action = time_call(baseline.act)
                 act += seconds
-                observe += timed(baseline.observe, action)[0]
-                seconds, over = timed(baseline.step, action)
+                observe += time_call(baseline.observe, action)[0]
+                seconds, over = time_call(baseline.step, action)
                 step += seconds
-                measured += timed(baseline.measure)[0]
+                measured += time_call(baseline.measure)[0]
                 steps += 1
         return {
             "baseline without metrics": step / steps,
@@ -102,8 +102,8 @@ def baseline_threads(sampler: Sampler, rounds: int) -> tuple[int | None, str]:
     set_threads, choices = threads.blas_setter(), (1, threads.cores())
     if set_threads is None:
         return None, "the baseline's BLAS threads cannot be set here: they are as the environment variables say"
-    number = threads.choose_threads(lambda: sampler()["baseline policy"], set_threads, choices, min(rounds, 3))
-    return number, threads.note(number, choices, "BLAS")
+    thread_count = threads.choose_threads(lambda: sampler()["baseline policy"], set_threads, choices, min(rounds, 3))
+    return thread_count, threads.note(thread_count, choices, "BLAS")
 
 
 def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -> dict[str, Any]:
@@ -115,13 +115,13 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
     request = dataclasses.replace(request, devices=request.devices or present)
     limit = request.limit or memory_plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
-    sampler, played, number = None, None, None
+    sampler, played, thread_count = None, None, None
     if entry is not None:
         with usage_errors():
             settings = next(iter(request.variants.values()))
             played = entry.baseline(settings, request.policy, 0)
         sampler = baseline_sampler(played, request.min_seconds)
-        number, remark = baseline_threads(sampler, request.rounds)
+        thread_count, remark = baseline_threads(sampler, request.rounds)
         notes += [*played.notes, remark]
     elif request.baseline:
         notes.append(f"'{request.env}' has no baseline (see bench.baselines): JAX alone")
@@ -144,7 +144,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
         "rows": rows,
         "baseline": named or None,
         "baseline_name": played.name if played else None,
-        "baseline_threads": number,
+        "baseline_threads": thread_count,
         "notes": notes,
     }
 
@@ -185,10 +185,10 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
             devices = largest_divisor(num_envs, request.devices)
             together = devices * _together(request, env, env_bytes, num_envs // devices, limit)
             if not together:
-                notes.append(f"skipped {_named(label, num_envs)}: {_too_large(env_bytes, num_envs // devices, limit)}")
+                notes.append(f"skipped {_label(label, num_envs)}: {_too_large(env_bytes, num_envs // devices, limit)}")
                 continue
             if together < num_envs:
-                notes.append(f"{_named(label, num_envs)}: stepped {together} at a time, episode after episode")
+                notes.append(f"{_label(label, num_envs)}: stepped {together} at a time, episode after episode")
             members = groups.setdefault((together, devices), [])
             same = next((member for member in members if member.label == label), None)
             if same is None:
@@ -218,7 +218,7 @@ def _too_large(env_bytes: rollout_timing.Bytes, num_envs: int, limit: int) -> st
     return f"stepping them together needs {gibibytes(needed)}, and {gibibytes(limit)} may be used"
 
 
-def _named(label: str, num_envs: int) -> str:
+def _label(label: str, num_envs: int) -> str:
     return f"{num_envs:,} environments" + (f" ({label})" if label else "")
 
 
@@ -232,20 +232,20 @@ def _group(
     say: measure.Say,
 ) -> tuple[list[dict[str, Any]], dict[str, Timing]]:
     """Return rows of all variants with `together` environments at a time, the baseline measured in turns."""
-    say(f"measuring {_named('', together)} at a time: compiling")
+    say(f"measuring {_label('', together)} at a time: compiling")
     timers = {
         member.label: rollout_timing.EnvTimer(member.env, together, request.policy, devices=devices)
         for member in members
     }
     seconds = max(sum(timer.compile_seconds.values()) for timer in timers.values())
-    say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, stepping")
+    say(f"measuring {_label('', together)} at a time: compiled in {seconds:.1f} s, stepping")
     samplers = [s for label, timer in timers.items() for s in timer.samplers(f"{label} ", request.min_seconds)]
     timings = measure_interleaved([*([baseline] if baseline else []), *samplers], request.rounds)
     rows = []
     for member in members:
         stage_timings = {stage: timings[f"{member.label} {stage}"] for stage in (*rollout_timing.STAGES, "reset")}
-        for number in member.num_envs:
-            rows.append(_row(timers[member.label], member, number, devices, stage_timings, timings, machine_rates))
+        for num_envs in member.num_envs:
+            rows.append(_row(timers[member.label], member, num_envs, devices, stage_timings, timings, machine_rates))
     return rows, {name: timing for name, timing in timings.items() if name.startswith("baseline ")}
 
 
@@ -265,9 +265,11 @@ def _row(
         entry = measure.rate(stage_timings[stage], together)
         entry["compile_seconds"] = timer.compile_seconds[stage]
         entry["temporary_bytes_per_env"] = timer.temporary[stage]
-        entry["needed_bytes_per_step"] = env_bytes.needed(stage)
+        entry["needed_bytes_per_step"] = env_bytes.bytes_needed(stage)
         if machine_rates is not None:
-            entry["roofline"] = measure.fraction(entry["rate"] / devices, env_bytes.needed(stage), machine_rates.copy)
+            entry["roofline"] = measure.fraction(
+                entry["rate"] / devices, env_bytes.bytes_needed(stage), machine_rates.copy
+            )
         if f"baseline {stage}" in timings:
             entry["times_baseline"] = entry["rate"] * timings[f"baseline {stage}"].median
         stages[stage] = entry

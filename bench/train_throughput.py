@@ -73,10 +73,10 @@ def _plain(algo: Algorithm) -> Algorithm:
     return dataclasses.replace(algo, **changes)
 
 
-def learning_flop(setup: Run) -> float:
+def learning_flop(run: Run) -> float:
     """Count the FLOP of one call of `learn` on all devices together."""
-    algo, phase = _plain(setup.algo), measured_phase(setup.algo)
-    trainer, state = setup.trainer, setup.trainer.shapes()
+    algo, phase = _plain(run.algo), measured_phase(run.algo)
+    trainer, state = run.trainer, run.trainer.shapes()
     key, progress = jax.eval_shape(lambda: jax.random.key(0)), jax.eval_shape(start)
 
     def collect(state: Any, key: Any) -> Any:
@@ -84,7 +84,7 @@ def learning_flop(setup: Run) -> float:
 
     collected = PartitionSpec(None, AXIS), SPLIT
     arguments = trainer.specs(), REPLICATED
-    trajectory, last = jax.eval_shape(on_mesh(collect, setup.mesh, arguments, collected), state, key)
+    trajectory, last = jax.eval_shape(on_mesh(collect, run.mesh, arguments, collected), state, key)
 
     def learn(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
         return algo.learn(state, trajectory, last, key, progress, phase)
@@ -92,10 +92,10 @@ def learning_flop(setup: Run) -> float:
     return flops.count(learn, state.algo, trajectory, last, key, progress)
 
 
-def acting_flop(setup: Run) -> float:
+def acting_flop(run: Run) -> float:
     """Count the FLOP of acting in one environment for one step."""
-    algo, timestep = _plain(setup.algo), _timesteps(setup, 1)
-    policy = jax.eval_shape(algo.policy, setup.trainer.shapes().algo)
+    algo, timestep = _plain(run.algo), _timesteps(run, 1)
+    policy = jax.eval_shape(algo.policy, run.trainer.shapes().algo)
     actor = jax.eval_shape(algo.init_carry, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
     keys, progress = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), jax.eval_shape(start)
 
@@ -105,9 +105,9 @@ def acting_flop(setup: Run) -> float:
     return flops.count(act, policy, actor, timestep, keys, progress)
 
 
-def _timesteps(setup: Run, number: int) -> Any:
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), number))
-    return jax.eval_shape(lambda keys: setup.env.reset(keys, setup.env.context(start()))[1], keys)
+def _timesteps(run: Run, count: int) -> Any:
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
+    return jax.eval_shape(lambda keys: run.env.reset(keys, run.env.context(start()))[1], keys)
 
 
 # Parts of an iteration
@@ -117,18 +117,18 @@ class Parts:
     """Collecting and learning of one configuration, compiled separately.
 
     Attributes:
-        setup: of the configuration.
+        run: of the configuration.
         env_steps: of one call of `collect`.
         flop: of one call of `learn`.
     """
 
-    def __init__(self, setup: Run, min_seconds: float = 0.1) -> None:
-        self.setup, self._min_seconds = setup, min_seconds
-        self.phase = measured_phase(setup.algo)
-        self.env_steps = self.phase.steps * setup.trainer.layout.num_envs
-        trainer = setup.trainer
+    def __init__(self, run: Run, min_seconds: float = 0.1) -> None:
+        self.run, self._min_seconds = run, min_seconds
+        self.phase = measured_phase(run.algo)
+        self.env_steps = self.phase.steps * run.trainer.layout.num_envs
+        trainer = run.trainer
         time_first = PartitionSpec(None, AXIS)
-        collect = on_mesh(self._collect, setup.mesh, (trainer.specs(),), (time_first, SPLIT))
+        collect = on_mesh(self._collect, run.mesh, (trainer.specs(),), (time_first, SPLIT))
         self._state = trainer.init(jax.random.key(0))
         self._fly = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
         self.flop = 0.0
@@ -136,7 +136,7 @@ class Parts:
 
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
-        return self.setup.trainer.collect(state, self.phase, state.key)[:2]
+        return self.run.trainer.collect(state, self.phase, state.key)[:2]
 
     def collecting(self, name: str) -> Sampler:
         """Sample seconds of collecting an iteration."""
@@ -144,20 +144,20 @@ class Parts:
 
     def learning(self, name: str) -> Sampler:
         """Sample seconds of learning from an iteration; compiles."""
-        setup, trainer, phase = self.setup, self.setup.trainer, self.phase
+        run, trainer, phase = self.run, self.run.trainer, self.phase
         specs = trainer.specs().algo
 
         def train(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
-            return setup.algo.learn(state, trajectory, last, key, progress, phase)
+            return run.algo.learn(state, trajectory, last, key, progress, phase)
 
         in_specs = (specs, PartitionSpec(None, AXIS), SPLIT, REPLICATED, REPLICATED)
-        function = on_mesh(train, setup.mesh, in_specs, (specs, REPLICATED))
+        function = on_mesh(train, run.mesh, in_specs, (specs, REPLICATED))
         data = jax.block_until_ready(self._fly(self._state))
         rest = (*data, self._state.key, self._state.progress)
         compiled = (
             jax.jit(function, donate_argnums=0, compiler_options=graphs()).lower(self._state.algo, *rest).compile()
         )
-        self.flop = learning_flop(setup)
+        self.flop = learning_flop(run)
         held = [jax.tree.map(jnp.copy, self._state.algo)]
 
         def learn() -> Any:
@@ -167,11 +167,11 @@ class Parts:
         return stopwatch(name, learn, self._min_seconds)
 
 
-def iterations(setup: Run, block: Any) -> Callable[[], Any]:
+def iterations(run: Run, block: Any) -> Callable[[], Any]:
     """Return a function that makes a whole iteration, continuing from the last, and returns its results."""
-    index = list(setup.algo.phases).index(measured_phase(setup.algo))
-    state = setup.trainer.init(jax.random.key(0))
-    placed = shardings(setup.mesh, REPLICATED)
+    index = list(run.algo.phases).index(measured_phase(run.algo))
+    state = run.trainer.init(jax.random.key(0))
+    placed = shardings(run.mesh, REPLICATED)
     held = [dataclasses.replace(state, phase=jax.device_put(jnp.int32(index), placed))]
     one = jax.device_put(jnp.int32(1), placed)
 
@@ -190,7 +190,7 @@ class Size:
     """One number of environments.
 
     Attributes:
-        setup: its run.
+        run: its run.
         block: the compiled iteration.
         compile_seconds: of the block.
         bytes: memory of the block per device.
@@ -198,7 +198,7 @@ class Size:
         whole: iterations are run, not projected.
     """
 
-    setup: Run
+    run: Run
     block: Any
     compile_seconds: float
     bytes: int
@@ -207,48 +207,48 @@ class Size:
 
     @property
     def num_envs(self) -> int:
-        return self.setup.trainer.layout.num_envs
+        return self.run.trainer.layout.num_envs
 
 
-def compile_block(setup: Run) -> Any:
+def compile_block(run: Run) -> Any:
     """Compile the program of the measured phase's iterations."""
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
-    block: Any = setup.trainer.make_block(measured_phase(setup.algo))
-    return block.lower(setup.trainer.shapes(), number).compile()
+    iterations = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(run.mesh, REPLICATED))
+    block: Any = run.trainer.make_block(measured_phase(run.algo))
+    return block.lower(run.trainer.shapes(), iterations).compile()
 
 
-def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
+def compile_size(run: Run, flop_rate: float, seconds: float) -> Size:
     """Compile an iteration; decide by its FLOP whether to run it. Raises memory_plan.TooLargeError."""
     began = time.perf_counter()
-    block = compile_block(setup)
+    block = compile_block(run)
     took = time.perf_counter() - began
-    phase = measured_phase(setup.algo)
+    phase = measured_phase(run.algo)
     needed = memory_plan.compiled_bytes(block)
-    memory_plan.check_fits(needed, setup.limit, setup.trainer.shapes(), setup.config, setup.algo)
-    flop = learning_flop(setup)
-    acting = acting_flop(setup) * setup.trainer.layout.num_envs * phase.steps
-    return Size(setup, block, took, needed, flop, whole=(flop + acting) / flop_rate <= seconds)
+    memory_plan.check_fits(needed, run.limit, run.trainer.shapes(), run.config, run.algo)
+    flop = learning_flop(run)
+    acting = acting_flop(run) * run.trainer.layout.num_envs * phase.steps
+    return Size(run, block, took, needed, flop, whole=(flop + acting) / flop_rate <= seconds)
 
 
 def stand_ins(request: Request, size: Size, entry: baselines.Entry | None) -> tuple[Config, Config] | None:
     """Return configurations to project collecting and learning of `size` from; None if there are none."""
     if size.whole:
-        return (size.setup.config, size.setup.config)
+        return (size.run.config, size.run.config)
     if entry is None:
         return None
-    run, layout = size.setup.config.run, size.setup.trainer.layout
-    chunk = (run.rollout_chunk or layout.local_envs) * layout.devices
-    restarts = measured_phase(size.setup.algo).restart
+    settings, layout = size.run.config.run, size.run.trainer.layout
+    chunk = (settings.rollout_chunk or layout.local_envs) * layout.devices
+    restarts = measured_phase(size.run.algo).restart
     collecting = request.config.with_run(num_envs=chunk if restarts else size.num_envs, learn_chunk=0)
-    return collecting, shortened(request, entry, run.learn_chunk * layout.devices)
+    return collecting, shorten_config(request, entry, settings.learn_chunk * layout.devices)
 
 
-def shortened(request: Request, entry: baselines.Entry, samples: int) -> Config:
+def shorten_config(request: Request, entry: baselines.Entry, samples: int) -> Config:
     """Return a training step of the same kind with about `samples` samples."""
     config = request.config
-    number, changes = entry.shorten(config.make_env().spec, config.algo_settings, request.samples or samples)
+    count, changes = entry.shorten(config.make_env().spec, config.algo_settings, request.samples or samples)
     shorter = dataclasses.replace(config, algo_settings=config.algo_settings | changes)
-    return shorter.with_run(num_envs=number, rollout_chunk=0, learn_chunk=0, logical_shards=0)
+    return shorter.with_run(num_envs=count, rollout_chunk=0, learn_chunk=0, logical_shards=0)
 
 
 def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "Torch | None" = None) -> dict[str, Any]:
@@ -270,9 +270,9 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
     error: UserError | None = None
     for num_envs in request.num_envs:
         try:
-            setup = build_run(request.config.with_run(num_envs=num_envs))
+            built = build_run(request.config.with_run(num_envs=num_envs))
             say(f"{num_envs:,} environments: compiling an iteration")
-            size = compile_size(setup, flop_rate, request.seconds)
+            size = compile_size(built, flop_rate, request.seconds)
         except UserError as refused:
             notes.append(f"skipped {num_envs:,} environments: {refused}")
             error = refused
@@ -338,7 +338,7 @@ def make_torch(request: Request, entry: baselines.Entry | None, samples: int) ->
     """
     if entry is None or entry.learner is None or entry.algo != request.config.algo:
         raise UsageError(f"there is none for {request.config.algo} on {request.config.env}")
-    short = shortened(request, entry, samples)
+    short = shorten_config(request, entry, samples)
     with usage_errors():
         try:
             device = "cuda" if jax.default_backend() == "gpu" else "cpu"
@@ -359,12 +359,12 @@ def make_torch(request: Request, entry: baselines.Entry | None, samples: int) ->
         stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
         stopwatch("torch learn", student.learn, 0.1),
     ]
-    number = student.threads
+    thread_count = student.threads
     if device == "cpu" and (set_torch := threads.torch_setter()) is not None:
-        number = threads.choose_threads(
+        thread_count = threads.choose_threads(
             lambda: seconds_of(step), set_torch, (1, threads.cores()), min(request.rounds, 3)
         )
-    return Torch(samplers, env_steps, learning_flop(build_run(short)), number, step)
+    return Torch(samplers, env_steps, learning_flop(build_run(short)), thread_count, step)
 
 
 def _group(
@@ -384,7 +384,7 @@ def _group(
     samplers = [collecting.collecting("collect"), learning.learning("learn")]
     for size in sizes:
         if size.whole:
-            samplers.append(stopwatch(f"whole {size.num_envs}", iterations(size.setup, size.block), 0.1))
+            samplers.append(stopwatch(f"whole {size.num_envs}", iterations(size.run, size.block), 0.1))
     if torch is not None:
         samplers += torch.samplers
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: in turns")
@@ -392,7 +392,7 @@ def _group(
     return [_row(size, collecting, learning, timings, torch, machine_rates) for size in sizes]
 
 
-def projected(env_steps: float, flop: float, steps_per_second: float, flop_per_second: float) -> float:
+def project_seconds(env_steps: float, flop: float, steps_per_second: float, flop_per_second: float) -> float:
     """Project the seconds of an iteration from the rates of its parts."""
     return env_steps / steps_per_second + flop / flop_per_second
 
@@ -406,14 +406,14 @@ def _row(
     machine_rates: rates.Rates,
 ) -> dict[str, Any]:
     """Return one row of the table."""
-    phase, layout = measured_phase(size.setup.algo), size.setup.trainer.layout
+    phase, layout = measured_phase(size.run.algo), size.run.trainer.layout
     env_steps = phase.steps * size.num_envs
     collect = measure.rate(timings["collect"], collecting.env_steps)
     learn = measure.rate(timings["learn"], learning.flop)
     learn["of_matmul"] = learn["rate"] / layout.devices / machine_rates.matmul[jnp.dtype(layout.compute_dtype).name]
     learn["of_convolution"] = learn["rate"] / layout.devices / max(machine_rates.convolution.values())
     whole = timings.get(f"whole {size.num_envs}")
-    seconds = whole.median if whole else projected(env_steps, size.flop, collect["rate"], learn["rate"])
+    seconds = whole.median if whole else project_seconds(env_steps, size.flop, collect["rate"], learn["rate"])
     row = {
         "num_envs": size.num_envs,
         "projected": whole is None,
@@ -422,10 +422,10 @@ def _row(
         "env_steps_per_second": env_steps / seconds,
         "updates": phase.updates,
         "updates_per_second": phase.updates / seconds,
-        "collect": collect | {"num_envs": collecting.setup.trainer.layout.num_envs},
+        "collect": collect | {"num_envs": collecting.run.trainer.layout.num_envs},
         "learn": learn | {"updates": learning.phase.updates, "flop": learning.flop},
         "flop_per_iteration": size.flop,
-        "acting_flop_per_env_step": acting_flop(size.setup),
+        "acting_flop_per_env_step": acting_flop(size.run),
         "compile_seconds": size.compile_seconds,
         "bytes_per_device": size.bytes,
         "bytes_per_env": size.bytes * layout.devices / size.num_envs,
@@ -435,7 +435,7 @@ def _row(
     if torch is not None:
         stepping = measure.rate(timings["torch collect"], torch.env_steps)
         learning_rate = measure.rate(timings["torch learn"], torch.flop)
-        theirs = projected(env_steps, size.flop, stepping["rate"], learning_rate["rate"])
+        theirs = project_seconds(env_steps, size.flop, stepping["rate"], learning_rate["rate"])
         row["torch"] = {
             "collect": stepping,
             "learn": learning_rate,

@@ -58,14 +58,14 @@ FULL = 2**20  # bytes of the small disk beside what two checkpoints take
 # The process that is disturbed
 
 
-def doomed(aim: str, checkpoint: int, event: int) -> int:
+def train_until_killed(aim: str, checkpoint: int, event: int) -> int:
     """Train, but SIGKILL this process before the given event of that kind in so many-th of its checkpoints.
 
     Events are what Python does with files of a checkpoint: opening one, making or renaming a folder, deleting one.
     """
     from jaxrl.cli.train import main
 
-    seen = {"checkpoint": 0, "event": 0}
+    counts = {"checkpoint": 0, "event": 0}
 
     def matches_aim(name: str, path: str) -> bool:
         if aim == "arrays":
@@ -79,11 +79,11 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
             return
         path = str(arguments[0])
         if name == "os.mkdir" and path.rpartition("/")[2].endswith(UNCOMMITTED) and "/arrays" not in path:
-            seen["checkpoint"] += 1
-            seen["event"] = 0
-        if seen["checkpoint"] >= checkpoint and matches_aim(name, path):
-            seen["event"] += 1
-            if seen["event"] == event or seen["checkpoint"] > checkpoint:
+            counts["checkpoint"] += 1
+            counts["event"] = 0
+        if counts["checkpoint"] >= checkpoint and matches_aim(name, path):
+            counts["event"] += 1
+            if counts["event"] == event or counts["checkpoint"] > checkpoint:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
@@ -96,7 +96,7 @@ class Train:
     Args:
         flags: of jaxrl.train.
         log: the file.
-        doom: arguments of `doomed`, if it is to kill itself.
+        doom: arguments of `train_until_killed`, if it is to kill itself.
         largest: bytes of the largest file that it may write.
     """
 
@@ -107,7 +107,10 @@ class Train:
         self.log = log
         program = ["-m", "jaxrl.train"]
         if doom is not None:
-            program = ["-c", f"import sys; from scripts.kill_and_resume import doomed; sys.exit(doomed{doom!r})"]
+            program = [
+                "-c",
+                f"import sys, scripts.kill_and_resume as k; sys.exit(k.train_until_killed{doom!r})",
+            ]
 
         def limit() -> None:
             if largest is not None:
@@ -149,13 +152,13 @@ class Train:
 
     def wait_for_iteration(self, runs: Path, iteration: int) -> None:
         """Until the metrics of the run have come so far, or the process ends."""
-        while self.runs and reached(runs) < iteration:
+        while self.runs and newest_iteration(runs) < iteration:
             time.sleep(0.02)
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, signum: signal.Signals) -> None:
         """A signal, unless the process has ended."""
         if self.runs:
-            self._process.send_signal(number)
+            self._process.send_signal(signum)
 
     def kill(self) -> bool:
         """SIGKILL; False if the process had ended by itself."""
@@ -192,7 +195,7 @@ def only_run(runs: Path) -> Path | None:
     return next(iter(runs.glob("*/*/config.yaml")), Path()).parent if any(runs.glob("*/*/config.yaml")) else None
 
 
-def reached(runs: Path) -> int:
+def newest_iteration(runs: Path) -> int:
     """The iteration of the newest metrics of the only run below a folder; 0 if there are none."""
     run = only_run(runs)
     rows = read_metrics(run) if run else []
@@ -229,7 +232,7 @@ class Trials:
         rest = time.monotonic() - began - self.starting
         print(f"undisturbed: {self.starting:.1f} s to the first block, {rest:.1f} s of training", flush=True)
         self.undisturbed = self.run("undisturbed")
-        self.iterations = reached(folder / "undisturbed")
+        self.iterations = newest_iteration(folder / "undisturbed")
 
     def run(self, name: str) -> Path:
         run = only_run(self.folder / name)
@@ -249,7 +252,7 @@ class Trials:
         process.wait_for_iteration(runs or self.folder / name, int(share * self.iterations))
         return process
 
-    def killed(self, kills: int) -> Path:
+    def kill_often(self, kills: int) -> Path:
         """Killed so many times, in turns at random and at each aim, then left to its end."""
         runs, kill_count = self.folder / "killed", 0
         while kill_count < kills:
@@ -274,17 +277,20 @@ class Trials:
             run = only_run(runs)
             left = sorted(p.name for p in (run / "checkpoints").glob("**/0*.*")) if run else []
             at = f" of checkpoint {doom[1]}, event {doom[2]}" if doom else ""
-            print(f"kill {kill_count:2d} ({aim}{at}) behind iteration {reached(runs)}; left behind: {left}", flush=True)
+            print(
+                f"kill {kill_count:2d} ({aim}{at}) behind iteration {newest_iteration(runs)}; left behind: {left}",
+                flush=True,
+            )
         self.train("killed").finish()
         return self.run("killed")
 
-    def stopped(self) -> Path:
+    def stop_by_signals(self) -> Path:
         """Stopped by SIGTERM and SIGINT, which save, and by two SIGINT, which do not."""
-        for share, number in ((0.2, signal.SIGTERM), (0.4, signal.SIGINT)):
+        for share, signum in ((0.2, signal.SIGTERM), (0.4, signal.SIGINT)):
             process = self.at("stopped", share)
-            process.send(number)
-            process.expect(0, f"stopped by {number.name} at iteration")
-            print(f"{number.name}: exit code 0, checkpoint {committed_steps(self.run('stopped') / 'checkpoints')[-1]}")
+            process.send(signum)
+            process.expect(0, f"stopped by {signum.name} at iteration")
+            print(f"{signum.name}: exit code 0, checkpoint {committed_steps(self.run('stopped') / 'checkpoints')[-1]}")
         process = self.at("stopped", 0.6)
         process.send(signal.SIGINT)
         process.sleep(self.chance.uniform(0, 0.02))
@@ -302,7 +308,7 @@ class Trials:
         newest = self.undisturbed / "checkpoints" / f"{committed_steps(self.undisturbed / 'checkpoints')[-1]:010d}"
         return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
 
-    def limited(self) -> Path:
+    def limit_writes(self) -> Path:
         """Every write beyond a size fails, as it does on a full disk, in the first process."""
         files = [path for path in self.undisturbed.glob("checkpoints/0*/arrays/**/*") if path.is_file()]
         arrays = max(path.stat().st_size for path in files)
@@ -331,7 +337,7 @@ class Trials:
             subprocess.run(["umount", str(disk)], check=False)
         return self.run("full")
 
-    def moved(self) -> Path:
+    def change_devices(self) -> Path:
         """On one device, then two, then one."""
         for share, devices in ((0.3, 1), (0.6, 2)):
             process = self.at("moved", share, "--devices", str(devices))
@@ -341,7 +347,7 @@ class Trials:
         self.train("moved", "--devices", "1").finish()
         return self.run("moved")
 
-    def damaged(self) -> Path:
+    def damage_checkpoints(self) -> Path:
         """Without its last checkpoint, and with a byte of the one before flipped."""
         copy = self.folder / "damaged" / self.undisturbed.parent.name / self.undisturbed.name
         shutil.copytree(self.undisturbed, copy)
@@ -380,11 +386,11 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         trials = Trials(flags, folder, random.Random(arguments.seed))
         parts: dict[str, list[tuple[str, Callable[[], Path | None]]]] = {
-            "kills": [("killed", lambda: trials.killed(arguments.kills))],
-            "stops": [("stopped", trials.stopped)],
-            "disk": [("limited", trials.limited), ("full", trials.full)],
-            "devices": [("moved", trials.moved)],
-            "damage": [("damaged", trials.damaged)],
+            "kills": [("killed", lambda: trials.kill_often(arguments.kills))],
+            "stops": [("stopped", trials.stop_by_signals)],
+            "disk": [("limited", trials.limit_writes), ("full", trials.full)],
+            "devices": [("moved", trials.change_devices)],
+            "damage": [("damaged", trials.damage_checkpoints)],
         }
         runs = {"undisturbed": trials.undisturbed}
         for part in parts_to_run:

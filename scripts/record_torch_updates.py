@@ -89,8 +89,8 @@ class FixedOrder:
     def __init__(self, order: np.ndarray):
         self.order = order
 
-    def permutation(self, number: int) -> np.ndarray:
-        assert number == len(self.order)
+    def permutation(self, count: int) -> np.ndarray:
+        assert count == len(self.order)
         return self.order
 
 
@@ -103,7 +103,7 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
     networks = ("actor", "critic", "target_critic")
     scatter(learner, networks, random, bias=0.2)  # of three channels none is dead
     initial, rows = weights(learner, networks), []
-    for number in range(UPDATES["coma"]):
+    for update in range(UPDATES["coma"]):
         count = missions * steps
         mask = random.random((count, agents, actions)) < 0.6
         action = random.integers(0, actions, (count, agents))
@@ -118,10 +118,10 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
         }  # fmt: skip
         bonus, share = settings.get("entropy_weight", 0.0), 1.0
         if bonus:
-            past = min(number * missions / settings["entropy_anneal"], 1.0)
+            past = min(update * missions / settings["entropy_anneal"], 1.0)
             bonus += (settings["entropy_final"] - bonus) * past
         if "final_lr_fraction" in settings:  # a quarter of the run with every training step
-            share = 1 - (1 - settings["final_lr_fraction"]) * number / 4
+            share = 1 - (1 - settings["final_lr_fraction"]) * update / 4
         set_rates(learner, settings, share)
         learner.rng = FixedOrder(batch["order"].astype(np.int64))  # type: ignore[assignment]
         minibatch = {"reward": batch["reward"], "action": action, "mask": mask, "log_prob": batch["log_prob"]}
@@ -129,24 +129,24 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
         minibatch["done"] = np.tile(np.arange(steps) == steps - 1, missions)
         exploration = (settings[name] for name in EXPLORING)
         metrics = learner.train_step(
-            minibatch | {"eps": epsilon((number + 1) * missions, *exploration), "entropy_weight": bonus}
+            minibatch | {"eps": epsilon((update + 1) * missions, *exploration), "entropy_weight": bonus}
         )
         rows.append((batch, weights(learner, networks), metrics))
     return initial, rows
 
 
-def windows(random: np.random.Generator, number: int, steps: int, agents: int) -> Arrays:
+def windows(random: np.random.Generator, count: int, steps: int, agents: int) -> Arrays:
     """Rewards [M, n, A], how episodes go on or end [M, n], and weights [M], some of them 0."""
     return {
-        "reward": short(random.normal(size=(number, steps, agents))),
-        "end": random.choice(3, (number, steps), p=(0.7, 0.15, 0.15)).astype(np.uint8),
-        "weight": short(np.maximum(random.uniform(-0.2, 1, number), 0)),
+        "reward": short(random.normal(size=(count, steps, agents))),
+        "end": random.choice(3, (count, steps), p=(0.7, 0.15, 0.15)).astype(np.uint8),
+        "weight": short(np.maximum(random.uniform(-0.2, 1, count), 0)),
     }
 
 
 def ddpg(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arrays, Arrays, dict[str, float]]]]:
     """Three updates on twelve steps of three agents with four actions; of BiCNet, two."""
-    number, agents, inputs, actions, settings = 12, 3, 5, 4, SETTINGS[case]
+    count, agents, inputs, actions, settings = 12, 3, 5, 4, SETTINGS[case]
     learner_settings = {
         name: value for name, value in settings.items() if name not in ("action_gradient", "masking", "n_step")
     }
@@ -158,20 +158,20 @@ def ddpg(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
     scatter(learner, networks, random, bias=0.1)
     initial, rows = weights(learner, networks), []
     for update in range(UPDATES[case.split()[0]]):
-        batch = windows(random, number, settings.get("n_step", 1), agents)
+        batch = windows(random, count, settings.get("n_step", 1), agents)
         for name in ("observation", "next"):
-            batch[name] = short(random.normal(size=(number, agents, inputs)))
-        batch["vector"] = short(random.dirichlet(np.ones(actions), (number, agents)))
+            batch[name] = short(random.normal(size=(count, agents, inputs)))
+        batch["vector"] = short(random.dirichlet(np.ones(actions), (count, agents)))
         if expected:
-            action = random.integers(0, actions, (number, agents))
+            action = random.integers(0, actions, (count, agents))
             batch["vector"] = np.eye(actions, dtype=np.float32)[action]
             for name in ("mask", "next_mask"):
-                batch[name] = random.random((number, agents, actions)) < 0.6
+                batch[name] = random.random((count, agents, actions)) < 0.6
                 np.put_along_axis(batch[name], action[..., None], True, axis=-1)
         batch["rate"] = np.float32(1 - 0.2 * update)
         set_rates(learner, settings, float(batch["rate"]))
         returns, discount = window_return(batch["reward"], batch["end"], settings["gamma"])
-        minibatch = batch | {"reward": returns, "discount": discount, "done": np.zeros(number)}
+        minibatch = batch | {"reward": returns, "discount": discount, "done": np.zeros(count)}
         metrics = learner.update(minibatch)
         rows.append((batch, weights(learner, networks), metrics))
     return initial, rows
@@ -180,7 +180,7 @@ def ddpg(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
 def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arrays, Arrays, dict[str, float]]]]:
     """Updates on twelve steps: two agents with three numbers to act by; or one agent in two tasks."""
     tasks, settings = (2 if case == "sac tasks" else 1), SETTINGS[case]
-    number, agents, inputs, actions = 12, 3 - tasks, 6, 3
+    count, agents, inputs, actions = 12, 3 - tasks, 6, 3
     learner_settings = {name: value for name, value in settings.items() if name != "n_step"}
     learner_settings = {"target_update_period": 1, "target_entropy": -float(actions), "tasks": tasks} | learner_settings
     learner = TorchSac(inputs, actions, buffer_size=1, **learner_settings)
@@ -196,18 +196,18 @@ def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arra
 
     initial, rows = everything(), []
     for update in range(UPDATES["sac"] + (tasks > 1)):
-        batch = windows(random, number, settings.get("n_step", 1), agents)
+        batch = windows(random, count, settings.get("n_step", 1), agents)
         for name in ("observation", "next"):
-            batch[name] = short(random.normal(size=(number, agents, inputs)) / 2)
-        batch["action"] = short(random.uniform(-1, 1, (number, agents, actions)))
-        batch["noise"] = short(random.normal(size=(number, 2, agents, actions)))
-        batch["task"] = random.integers(0, tasks, number)
+            batch[name] = short(random.normal(size=(count, agents, inputs)) / 2)
+        batch["action"] = short(random.uniform(-1, 1, (count, agents, actions)))
+        batch["noise"] = short(random.normal(size=(count, 2, agents, actions)))
+        batch["task"] = random.integers(0, tasks, count)
         batch["rate"] = np.float32(1 - 0.2 * update)
         set_rates(learner, settings, float(batch["rate"]))
         # agents share all weights: to one arm they are as many samples
         returns, discount = window_return(batch["reward"], batch["end"], settings["gamma"])
         minibatch = {"reward": returns.reshape(-1)} | {
-            name: batch[name].reshape(number * agents, -1) for name in ("observation", "next", "action")
+            name: batch[name].reshape(count * agents, -1) for name in ("observation", "next", "action")
         }
         minibatch |= {
             name: np.repeat(x, agents)
@@ -226,10 +226,10 @@ def record() -> Arrays:
     for seed, case in enumerate(SETTINGS):
         initial, rows = makers[case.split()[0]](case, np.random.default_rng(seed))
         arrays |= {f"{case}/initial/{name}": x for name, x in initial.items()}
-        for number, (batch, after, metrics) in enumerate(rows):
-            arrays |= {f"{case}/{number}/batch/{name}": np.asarray(x) for name, x in batch.items()}
-            arrays |= {f"{case}/{number}/after/{name}": x for name, x in after.items()}
-            arrays[f"{case}/{number}/metrics"] = np.array(json.dumps(metrics))
+        for index, (batch, after, metrics) in enumerate(rows):
+            arrays |= {f"{case}/{index}/batch/{name}": np.asarray(x) for name, x in batch.items()}
+            arrays |= {f"{case}/{index}/after/{name}": x for name, x in after.items()}
+            arrays[f"{case}/{index}/metrics"] = np.array(json.dumps(metrics))
     return arrays
 
 

@@ -48,12 +48,12 @@ def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
     with caplog.at_level(logging.INFO, "jaxrl"):
-        result = jaxrl.train(TinyQ, Corridor(length=3), callbacks=[seen.append], runs=str(tmp_path), **TINY)
+        result = jaxrl.train(TinyQ, Corridor(length=3), callbacks=[calls.append], runs=str(tmp_path), **TINY)
     assert result.reason.startswith("finished at iteration 20 (640 environment steps)")
     assert list(result.metrics["iteration"]) == list(range(1, 21))
-    assert seen[-1]["iteration"] == 20
+    assert calls[-1]["iteration"] == 20
     assert any(record.name == "jaxrl" and "run directory" in record.message for record in caplog.records)
     assert result.policy.env == Corridor(length=3) and result.policy.step == 20
     assert not any("__main__" in record.message for record in caplog.records)
@@ -268,11 +268,11 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         jaxrl.train("sac", "reach", num_envs="many")
     with pytest.raises(UsageError, match="name the run's directory"):
         jaxrl.load(3)  # type: ignore[arg-type]
-    for number in (3, np.uint32(3), jnp.zeros(2, jnp.uint32)):
+    for bad_key in (3, np.uint32(3), jnp.zeros(2, jnp.uint32)):
         with pytest.raises(ValueError, match="a key is needed"):
-            point(jnp.zeros((1, *point.env.spec.observation.shape)), key=number)
+            point(jnp.zeros((1, *point.env.spec.observation.shape)), key=bad_key)
         with pytest.raises(ValueError, match="a key is needed"):
-            jaxrl.make_train(TinyQ, Corridor, **TINY)(number)
+            jaxrl.make_train(TinyQ, Corridor, **TINY)(bad_key)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         jaxrl.trian  # noqa: B018
 
@@ -298,10 +298,10 @@ def test_actions_that_the_environment_does_not_take(shape: tuple[int, ...], dtyp
             return jnp.zeros((len(keys), *shape), dtype), carry, ()
 
     with pytest.raises(UsageError, match=rf"act returned actions {description}, but 'corridor' takes int32\[8, 1\]"):
-        jax.eval_shape(jaxrl.make_train(named(Wrong), Corridor, **TINY), jax.random.key(0))
+        jax.eval_shape(jaxrl.make_train(set_module_name(Wrong), Corridor, **TINY), jax.random.key(0))
 
 
-def named(cls: type) -> Any:
+def set_module_name(cls: type) -> Any:
     """The class, to be found by its name in this module, as runs find theirs."""
     cls.__qualname__ = cls.__name__
     globals()[cls.__name__] = cls
@@ -328,7 +328,7 @@ def test_what_learn_returns_is_checked(results: Any, sentence: str) -> None:
             return results(state)
 
     with pytest.raises(UsageError, match=sentence):
-        jax.eval_shape(jaxrl.make_train(named(Odd), Corridor, **TINY), jax.random.key(0))
+        jax.eval_shape(jaxrl.make_train(set_module_name(Odd), Corridor, **TINY), jax.random.key(0))
 
 
 def test_an_error_in_the_users_own_code_keeps_its_traceback() -> None:
@@ -337,7 +337,7 @@ def test_an_error_in_the_users_own_code_keeps_its_traceback() -> None:
             _, _ = (1, 2, 3)  # type: ignore[misc]
 
     with pytest.raises(ValueError, match="too many values to unpack") as caught:
-        jax.eval_shape(jaxrl.make_train(named(Broken), Corridor, **TINY), jax.random.key(0))
+        jax.eval_shape(jaxrl.make_train(set_module_name(Broken), Corridor, **TINY), jax.random.key(0))
     assert caught.traceback[-1].path == Path(__file__)
 
 
@@ -349,9 +349,9 @@ def test_settings_need_the_decorator() -> None:
         horizon: int = setting(500, "steps")
 
     with pytest.raises(UsageError, match="Undecorated' must be a frozen dataclass that subclasses jaxrl"):
-        jaxrl.make_train(named(Undecorated), Corridor, **TINY)
+        jaxrl.make_train(set_module_name(Undecorated), Corridor, **TINY)
     with pytest.raises(UsageError, match="Longer' must be a frozen dataclass that subclasses envs_jax"):
-        jaxrl.make_train(TinyQ, named(Longer), **TINY)
+        jaxrl.make_train(TinyQ, set_module_name(Longer), **TINY)
 
 
 @pytest.mark.parametrize(

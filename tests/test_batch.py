@@ -292,7 +292,7 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
     update = jax.jit(lambda statistics, timestep: update_statistics(spec, statistics, timestep))
     sums = jax.jit(finished_episodes)
     episodes: list[list[TimeStep]] = [[row(timesteps[0], copy)] for copy in range(3)]
-    seen = 0
+    episodes_counted = 0
     for timestep in timesteps[1:]:
         statistics = update(statistics, timestep)
         expected = {"episodes": 0.0, "return": 0.0, "length": 0.0, **dict.fromkeys(METRICS, 0.0)}
@@ -309,8 +309,8 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
         assert set(ended) == set(expected)
         for name, value in expected.items():
             assert float(ended[name]) == pytest.approx(value, abs=2e-5), name
-        seen += int(expected["episodes"])
-    assert seen > 15
+        episodes_counted += int(expected["episodes"])
+    assert episodes_counted > 15
 
 
 def test_statistics_of_agents_are_kept_apart(stream: tuple[EnvSpec, list[TimeStep]]) -> None:

@@ -65,14 +65,14 @@ def test_flop_of_loops_and_branches(function, expected):
 
 
 def test_flop_of_learning_and_acting():
-    setup = train_throughput.build_run(tiny_config())
+    run = train_throughput.build_run(tiny_config())
     batch, features, actions, agents = 32, 5, 2, 1
     product = 2 * batch * agents * features * actions
-    updates = setup.algo.phases[1].updates
+    updates = run.algo.phases[1].updates
     assert updates == 4
     # values, gradient by the weights, values of the next_timesteps
-    assert train_throughput.learning_flop(setup) == updates * 3 * product
-    assert train_throughput.acting_flop(setup) == 2 * agents * features * actions
+    assert train_throughput.learning_flop(run) == updates * 3 * product
+    assert train_throughput.acting_flop(run) == 2 * agents * features * actions
 
 
 # Arithmetic of results
@@ -305,8 +305,8 @@ def test_sizes_that_do_not_fit_are_skipped():
 def test_the_stand_in_of_coma():
     config = command_line.parse(["--config", "coma_published"]).config
     spec = config.make_env().spec
-    number, changes = coverage.ENTRY.shorten(spec, config.algo_settings, 512)
-    assert number == 512 // (4 * 15) and changes["num_epochs"] == 1 and changes["minibatch_size"] >= 512
+    count, changes = coverage.ENTRY.shorten(spec, config.algo_settings, 512)
+    assert count == 512 // (4 * 15) and changes["num_epochs"] == 1 and changes["minibatch_size"] >= 512
 
 
 # Coverage's entry

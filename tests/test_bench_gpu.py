@@ -54,8 +54,8 @@ def test_a_killed_rehearsal_goes_on_with_what_is_missing(tmp_path: Path) -> None
     assert f"device: {second.name}" in messages and first.name not in messages
     assert table == (elsewhere / "summary.md").read_text()
     assert "| device_rates | matrix product, float32 | " in table and "launched one by one" in table
-    near = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()}
-    assert {name for name in near if name.count("/") < 2} == {"results.json", "summary.md"}
+    files = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()}
+    assert {name for name in files if name.count("/") < 2} == {"results.json", "summary.md"}
     assert first_entry["took"] > 0 and isinstance(results.read(elsewhere)[second.name]["seconds"], dict)
 
 
@@ -222,14 +222,14 @@ def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.M
     assert all(figure.values > 1000 and figure.deviation > 0 for figure in comparison.figures.values())
     gradients = learner.gradients
 
-    def rounded(*arguments: Any) -> Any:
+    def round_as_tf32(*arguments: Any) -> Any:
         values = gradients(*arguments)
         if arguments[-1] == "conv":  # the processor
             return values
         words = {name: x.astype(np.float32).view(np.int32) // 2**13 * 2**13 for name, x in values.items()}
         return {name: x.view(np.float32).astype(np.float64) for name, x in words.items()}
 
-    monkeypatch.setattr(learner, "gradients", rounded)
+    monkeypatch.setattr(learner, "gradients", round_as_tf32)
     assert not learner.compare(4, 2, 2, ["float32"]).agrees
 
 

@@ -22,12 +22,16 @@ def test_rates_are_work_over_time(monkeypatch):
 
 def test_float32_products_are_not_tf32(monkeypatch):
     """On GPUs, which round to ten bits unless told not to; that rate has a name of its own."""
-    asked = {}
-    monkeypatch.setattr(rates, "repeated", lambda name, body, carry, min_seconds: asked.setdefault(name, (body, carry)))
-    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {n: Timing((1.0,)) for n in (*asked, "copy", "fresh")})
+    precisions = {}
+    monkeypatch.setattr(
+        rates, "repeat", lambda name, body, carry, min_seconds: precisions.setdefault(name, (body, carry))
+    )
+    monkeypatch.setattr(
+        rates, "measure_interleaved", lambda *_: {n: Timing((1.0,)) for n in (*precisions, "copy", "fresh")}
+    )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert set(rates.measure(4, quick=True).matmul) == {"float32", "tf32", "bfloat16"}
-    programs = {name: str(jax.make_jaxpr(body)(carry)) for name, (body, carry) in asked.items() if "f" in name}
+    programs = {name: str(jax.make_jaxpr(body)(carry)) for name, (body, carry) in precisions.items() if "f" in name}
     assert {name: "HIGHEST" in text for name, text in programs.items()} == {
         "float32": True, "tf32": False, "bfloat16": False
     }  # fmt: skip

@@ -32,7 +32,7 @@ def without(monkeypatch):
     monkeypatch.setitem(sys.modules, "metaworld", None)
 
 
-def played(baseline):
+def play(baseline):
     """Steps of an episode, whether the scripted policy has succeeded, and the last observation."""
     baseline.reset()
     done, steps, best = False, 0, 0.0
@@ -51,12 +51,12 @@ def played(baseline):
 def test_the_baseline_says_what_it_is(without):
     baseline = baselines.find("reach").baseline(settings(horizon=3), "random", 0)
     assert baseline.name == "NumPy" and "install the extra 'real'" in baseline.notes[0]
-    steps, _, seen = played(baseline)
-    assert steps == 3 and seen.shape == (39,)
+    steps, _, observation = play(baseline)
+    assert steps == 3 and observation.shape == (39,)
 
 
 def test_the_scripted_policy_reaches_the_goal(without):
-    assert played(reach.OneArm(settings(horizon=90), "scripted", 0))[:2] == (90, 1.0)
+    assert play(reach.OneArm(settings(horizon=90), "scripted", 0))[:2] == (90, 1.0)
 
 
 @real
@@ -110,11 +110,11 @@ def test_both_presets_have_a_torch_learner(without, preset):
     pytest.importorskip("torch")
     flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
-    number, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert number == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
+    count, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
+    assert count == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
     learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
     before = learner._learner.critic[1][0].weight.detach().clone()
-    assert learner.collect(number) == 8 and learner.threads > 0
+    assert learner.collect(count) == 8 and learner.threads > 0
     assert learner._learner.filled == 8 and (learner._learner.replay["reward"][:8] > 0).all()
     learner.learn()
     assert not (learner._learner.critic[1][0].weight == before).all()
@@ -134,9 +134,9 @@ def test_what_is_compared():
     """Both cases train with their own preset in one environment, and a preset of the user's replaces both."""
     flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": "3", "quick": False}
     parsed = argparse.Namespace(**flags, devices="1")
-    asked = {name: compare.requests(parsed, name, case, False) for name, case in reach.ENTRY.cases.items()}
-    (flown, first), (again, second) = asked.values()
-    assert flown == again and flown.num_envs == [1, 64]
+    requests = {name: compare.requests(parsed, name, case, False) for name, case in reach.ENTRY.cases.items()}
+    (rollout, first), (again, second) = requests.values()
+    assert rollout == again and rollout.num_envs == [1, 64]
     sizes = [(x.config.algo_settings["batch_size"], x.config.algo_settings["layer_norm"]) for x in (first, second)]
     assert sizes == [(512, False), (256, True)] and second.config.algo_settings["n_step"] == 1
     parsed.config = "sac_quick"

@@ -19,7 +19,7 @@ def settings(env="snakes_3v3", **changes):
     return dataclasses.asdict(make(env, **(PUBLISHED | changes)))
 
 
-def played(env, policy="random", games=1):
+def play(env, policy="random", games=1):
     baseline = baselines.find("snakes_3v3").baseline(env, policy, 0)
     ends = []
     for _ in range(games):
@@ -35,12 +35,12 @@ def played(env, policy="random", games=1):
 
 @pytest.mark.parametrize("side", ["first", "second", "both"])
 def test_random_games_are_lost_to_level_2_in_either_seat(side):
-    ends = played(settings(side=side, max_steps=60), games=4)
+    ends = play(settings(side=side, max_steps=60), games=4)
     assert (ends[:, 0] == 60).all() and (ends[:, 2] > ends[:, 1]).all()
 
 
 def test_a_scripted_policy_wins_against_random_opponents():
-    ends = played(settings(opponent="0", max_steps=60), "level2", games=2)
+    ends = play(settings(opponent="0", max_steps=60), "level2", games=2)
     assert (ends[:, 1] > ends[:, 2]).all()
 
 
@@ -50,7 +50,7 @@ def test_a_scripted_policy_wins_against_random_opponents():
 )
 def test_all_configurations_are_played(env, changes, agents):
     env = settings(env, max_steps=3, **changes)
-    assert played(env)[0, 0] == 3
+    assert play(env)[0, 0] == 3
     match = snakes.Match(env, np.random.default_rng(0))
     assert match.act(0).shape == (agents,) and len(match.observe()) == agents
 
@@ -67,11 +67,11 @@ def test_published_presets_in_torch(preset):
     config = command_line.parse(
         ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
     ).config
-    number, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert number * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": number}
+    count, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
+    assert count * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": count}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
     before = learner.learner.actor["last"].weight.detach().clone()
-    assert learner.collect(number) == number * 4 and learner.threads > 0
+    assert learner.collect(count) == count * 4 and learner.threads > 0
     learner.learn()
     assert not (learner.learner.actor["last"].weight == before).all()
 

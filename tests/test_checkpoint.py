@@ -354,7 +354,7 @@ def test_whatever_happens_to_files_no_other_state_is_read(three: Path, data: st.
             except CheckpointError:
                 return
             assert_same_bits(restored, make_state(step))
-            assert meta == {"step": step} and len(sentences) == sum(number > step for number in above)
+            assert meta == {"step": step} and len(sentences) == sum(other_step > step for other_step in above)
 
 
 def test_no_intact_checkpoint(three: Path, tmp_path: Path) -> None:

@@ -111,16 +111,16 @@ codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0],
 usable = jax.jit(dataset.usable)
 
 
-def windows(number: int, seed: int = 0) -> Window:
+def windows(count: int, seed: int = 0) -> Window:
     """Random windows of four steps, three numbers of a state and two of an action."""
     rng = np.random.default_rng(seed)
-    return Window(*(rng.normal(size=(number, *shape)).astype(np.float32) for shape in ((4, 3), (3, 2), (3, 1))))
+    return Window(*(rng.normal(size=(count, *shape)).astype(np.float32) for shape in ((4, 3), (3, 2), (3, 1))))
 
 
-def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
+def read_set(buffer: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
     """A set on the accelerator, by the names of `ExpertDataset`, episodes one after another."""
-    host = jax.tree.map(np.asarray, ring)
-    shard, env, row = np.nonzero(np.asarray(usable(ring)).swapaxes(1, 2))  # one environment after another
+    host = jax.tree.map(np.asarray, buffer)
+    shard, env, row = np.nonzero(np.asarray(usable(buffer)).swapaxes(1, 2))  # one environment after another
     after = (shard, row + 1, env)
     return {
         "task_names": tasks,
@@ -229,13 +229,13 @@ def test_contrast_by_hand() -> None:
 
 
 def test_neighbours_by_hand() -> None:
-    known, asked = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
+    points, queries = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
     known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
     compiled = jax.jit(losses.neighbour_accuracy)
 
     def accuracy(known_weight: list[float], weight: list[float]) -> float:
-        codes = transformer.CodeBatch(known, known_task, np.float32(known_weight))
-        return float(compiled(codes, transformer.CodeBatch(asked, task, np.float32(weight))))
+        codes = transformer.CodeBatch(points, known_task, np.float32(known_weight))
+        return float(compiled(codes, transformer.CodeBatch(queries, task, np.float32(weight))))
 
     assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
     assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
@@ -322,15 +322,15 @@ def test_windows_of_a_recording_are_those_of_acting() -> None:
     first[0] = True
     state, action = rng.normal(size=(rows, envs, 2)), rng.normal(size=(rows, envs, 1))
     reward, step = rng.normal(size=(rows, envs)), np.zeros((rows, envs), np.int32)
-    window, seen = jax.jit(lambda state: transformer.first_window(state, 1, steps))(np.float32(state[0])), []
+    window, windows_seen = jax.jit(lambda state: transformer.first_window(state, 1, steps))(np.float32(state[0])), []
     for t in range(rows):
         if t:
             step[t] = np.where(first[t], 0, step[t - 1] + 1)
             window = next_window(
                 window, np.float32(state[t]), np.float32(action[t - 1]), np.float32(reward[t]), first[t]
             )
-        seen.append(window)
-    acted = jax.tree.map(lambda *x: np.concatenate(x), *seen)
+        windows_seen.append(window)
+    acted = jax.tree.map(lambda *x: np.concatenate(x), *windows_seen)
     stored = jax.jit(transformer.stored_windows, static_argnums=5)(
         np.float32(state), np.float32(action), np.float32(reward), step, np.arange(rows * envs, dtype=np.int32), steps
     )
@@ -361,10 +361,10 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     patch = pytest.MonkeyPatch()
     patch.setattr(phases, "CODED", 32)  # eight rows at a time, of 28
     with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
-        for number, phase in enumerate(trainer.algo.phases, 1):
+        for count, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)
             state, _ = block(state, jnp.int32(1))
-            checkpoints.save(number, state, {})
+            checkpoints.save(count, state, {})
             checkpoints.wait()
             _, restored, _ = checkpoints.restore(trainer.shapes())
             assert digest(restored) == digest(state), phase.name
@@ -420,15 +420,17 @@ def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> No
 @pytest.mark.long
 def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    ring, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
+    buffer, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
     for task in (0, 1):
         rows = algo.timing.rows
-        chosen = (ring.observation["task"] == task) & (np.arange(rows) < rows - 1)[None, :, None]
+        chosen = (buffer.observation["task"] == task) & (np.arange(rows) < rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
-        mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.observation["observation"][chosen][:, None]))
-        np.testing.assert_allclose(ring.action["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
-        np.testing.assert_allclose(ring.action["log_std"][chosen], log_std[:, 0], rtol=1e-4)
-    assert {0, 1} == set(ring.observation["task"].ravel().tolist())
+        mean, log_std = worker.gaussian(
+            params["actor"], jnp.asarray(buffer.observation["observation"][chosen][:, None])
+        )
+        np.testing.assert_allclose(buffer.action["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
+        np.testing.assert_allclose(buffer.action["log_std"][chosen], log_std[:, 0], rtol=1e-4)
+    assert {0, 1} == set(buffer.observation["task"].ravel().tolist())
 
 
 @pytest.mark.long
@@ -438,13 +440,13 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     params = state.replicated
     policy = algo.policy(state)
     key = jax.random.key(3)
-    memory = algo.init_carry(policy, first, jnp.arange(4))
+    carry = algo.init_carry(policy, first, jnp.arange(4))
     keys = jax.random.split(key, 4)
 
     def at(steps: Any) -> Any:
         return dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))
 
-    random, learner, worker = (algo.act(policy, memory, first, keys, at(n), "explore") for n in (8, 9, 18))
+    random, learner, worker = (algo.act(policy, carry, first, keys, at(n), "explore") for n in (8, 9, 18))
     noise = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (2,)))(keys)
     mean, log_std = algo.experts.worker.gaussian(
         jax.tree.map(lambda x: x[1], params.workers["actor"]), first.observation
@@ -452,7 +454,7 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     expected = np.tanh(mean[:, 0] + np.exp(log_std[:, 0]) * noise)
     second = np.asarray(first.task) == 1
     np.testing.assert_allclose(worker[0][second, 0], expected[second], atol=1e-5)
-    again = algo.act(policy, memory, first, keys, at(18), "sample")[0]
+    again = algo.act(policy, carry, first, keys, at(18), "sample")[0]
     np.testing.assert_allclose(learner[0], again, atol=1e-6)  # the learner acts as the policy does
     assert not np.allclose(random[0], learner[0], atol=1e-2) and not np.asarray(worker[2]["code"]).any()
     assert np.abs(np.asarray(random[2]["code"])).max() > 0
@@ -476,25 +478,25 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
 @pytest.mark.long
 def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    ring = jax.tree.map(np.asarray, state.sharded)
-    begins = ring.action["step"][:, :-1] == 0
+    buffer = jax.tree.map(np.asarray, state.sharded)
+    begins = buffer.action["step"][:, :-1] == 0
     assert begins[:, [0, 9, 18]].all() and begins.sum() == 3 * 4  # an episode of 8 steps has 9 rows
-    assert (ring.end[:, 8] != CONTINUES).all()
+    assert (buffer.end[:, 8] != CONTINUES).all()
     for env in range(4):
-        held_out = ring.action["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
+        held_out = buffer.action["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
         expected = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, expected)
-    rows = recorded(state.sharded, algo.tasks)
+    rows = read_set(state.sharded, algo.tasks)
     assert len(rows["step"]) == 4 * 3 * 8
-    went = rows["observation"][:, :2] + 0.5 * np.clip(rows["action"], -1, 1)
-    np.testing.assert_allclose(rows["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
-    assert rows["value"][4] == ring.action["value"][0, 4, 0] and rows["reward"][4] == ring.reward[0, 5, 0, 0]
+    position = rows["observation"][:, :2] + 0.5 * np.clip(rows["action"], -1, 1)
+    np.testing.assert_allclose(rows["next_observation"][:, :2], np.clip(position, -1, 1), atol=1e-5)
+    assert rows["value"][4] == buffer.action["value"][0, 4, 0] and rows["reward"][4] == buffer.reward[0, 5, 0, 0]
 
 
 @pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    saved = ExpertDataset(environment="corners", **recorded(state.sharded, algo.tasks))
+    saved = ExpertDataset(environment="corners", **read_set(state.sharded, algo.tasks))
     expert_dataset.write(tmp_path / "set.npz", saved)
     loaded = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
     assert len(loaded) == len(saved) and loaded.episodes.sum() == 12
@@ -511,14 +513,14 @@ def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}
     algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
-    ring = init_state(algo, {"expert_datasets": algo.to_dataset(rows)}).sharded
-    dealt = recorded(ring, algo.tasks)
+    buffer = init_state(algo, {"expert_datasets": algo.to_dataset(rows)}).sharded
+    dealt = read_set(buffer, algo.tasks)
     assert dealt["task_names"] == ("far", "pull", "push")
     order, rows_order = (np.lexsort((x["observation"][:, 0],)) for x in (dealt, rows))
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
         np.testing.assert_array_equal(dealt[name][order], rows[name][rows_order], err_msg=name)
     np.testing.assert_array_equal(dealt["task"][order], 2 - rows["task"][rows_order])  # push is 0 there and 2 here
-    held_out = np.asarray(ring.action["held_out"]) & np.asarray(usable(ring))
+    held_out = np.asarray(buffer.action["held_out"]) & np.asarray(usable(buffer))
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
@@ -564,10 +566,10 @@ def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, 
     inputs = {"expert_datasets": one.algo.to_dataset(vars(make_set()))} if "expert_datasets" in settings else None
     state = one.init(jax.random.key(0), inputs)
     with Checkpoints(tmp_path) as checkpoints:
-        for number, phase in enumerate(one.algo.phases, 1):
+        for count, phase in enumerate(one.algo.phases, 1):
             half = phase.iterations // 2
             state, _ = one.make_block(phase)(state, jnp.int32(half))
-            checkpoints.save(number, state, {})
+            checkpoints.save(count, state, {})
             checkpoints.wait()
             _, moved, _ = checkpoints.restore(eight.shapes())
             state, _ = one.make_block(phase)(state, jnp.int32(phase.iterations - half))
@@ -613,8 +615,8 @@ def test_value_labels_are_of_the_step_itself() -> None:
 
     extras = {"action": zeros(2), "code": zeros(6), "step": np.zeros((2, 2), np.int32)}
     trajectory = Trajectory(steps, zeros(1, 2), extras | {"held_out": np.zeros((2, 2), bool)})
-    ring = jax.jit(algo.experts.store)(workers, state.sharded, trajectory, row(7.0, True), jax.random.key(2))
-    value = np.asarray(ring.action["value"])[0]
+    buffer = jax.jit(algo.experts.store)(workers, state.sharded, trajectory, row(7.0, True), jax.random.key(2))
+    value = np.asarray(buffer.action["value"])[0]
     np.testing.assert_allclose(value[0], 1 + 0.5 * 3, rtol=1e-5)
     np.testing.assert_allclose(value[1], [7 + 0.5 * 3, 7], rtol=1e-5)
 
@@ -685,9 +687,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         directory = tmp_path_factory.mktemp("worker")
         run_directory.write_config(directory, config.to_yaml())
         if name in ("near", "far"):
-            setup = build_run(config)
+            run = build_run(config)
             with Checkpoints(directory / "checkpoints") as checkpoints:
-                checkpoints.save(1, setup.trainer.init(jax.random.key(len(directories))), {})
+                checkpoints.save(1, run.trainer.init(jax.random.key(len(directories))), {})
         directories[name] = str(directory)
     return directories
 
@@ -737,7 +739,7 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
     for task, name in enumerate(("near", "far")):
         worker_params = loading.load_policy(workers[name]).params
         assert digest(jax.tree.map(lambda x, task=task: np.asarray(x)[task], stacked)) == digest(worker_params)
-    monkeypatch.setattr(runs, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
+    monkeypatch.setattr(runs, "load_inputs", lambda run: pytest.fail("a run needs its workers only to begin"))
     assert train.main(["--resume", collective_run]) == 0
 
 
@@ -809,7 +811,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     algo, state = load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
-    assert len(recorded(state.sharded, algo.tasks)["step"]) == len(make_set())
+    assert len(read_set(state.sharded, algo.tasks)["step"]) == len(make_set())
 
 
 def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,10 +55,10 @@ _INITIAL_PARAMS: dict[Any, ComaParameters] = {}
 
 def init_params(algo: Coma) -> ComaParameters:
     """Fresh parameters by key 0, made in one program for all algorithms with the same networks."""
-    alike = (algo.networks["actor"].module, algo.networks["critic"].module, type(algo))
-    if alike not in _INITIAL_PARAMS:
-        _INITIAL_PARAMS[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
-    return _INITIAL_PARAMS[alike]
+    key = (algo.networks["actor"].module, algo.networks["critic"].module, type(algo))
+    if key not in _INITIAL_PARAMS:
+        _INITIAL_PARAMS[key] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
+    return _INITIAL_PARAMS[key]
 
 
 def close(a: Any, b: Any, atol: float, rtol: float = 0.0) -> None:
@@ -158,8 +158,8 @@ class Recorded:
         arguments = (self.params, self.trajectory, self.last, jax.random.key(0), self.progress)
         return jax.tree.map(np.asarray, jax.jit(self.algo.data)(*arguments))
 
-    def minibatch(self, number: int) -> dict[str, np.ndarray]:
-        return {name: values[:, self.arrays["batch_index"][number]] for name, values in self.data.items()}
+    def minibatch(self, index: int) -> dict[str, np.ndarray]:
+        return {name: values[:, self.arrays["batch_index"][index]] for name, values in self.data.items()}
 
     @functools.cached_property
     def training(self) -> dict[str, Any]:
@@ -167,14 +167,14 @@ class Recorded:
         critic_update, actor_update = jax.jit(self.algo.critic_update), jax.jit(self.algo.actor_update)
         rows: dict[str, Any] = {"critic": [], "critic_gradient": [], "q_after": [], "actor": [], "actor_gradient": []}
         actor, critic = self.params.actor, self.params.critic
-        for number in range(MISSIONS):
-            batch, before = self.minibatch(number), critic
+        for index in range(MISSIONS):
+            batch, before = self.minibatch(index), critic
             critic, metrics = critic_update(critic, batch, self.progress)
             rows["critic"].append(metrics)
             rows["critic_gradient"].append(to_torch(unflatten(gradient_of(critic, before), critic.params)))
             rows["q_after"].append(np.asarray(self.values(critic.params, batch["critic_input"][0])))
-        for number in range(MISSIONS):
-            batch, before = self.minibatch(number) | {"values": rows["q_after"][number][None]}, actor
+        for index in range(MISSIONS):
+            batch, before = self.minibatch(index) | {"values": rows["q_after"][index][None]}, actor
             actor, metrics = actor_update(actor, batch, self.progress)
             rows["actor"].append(metrics)
             rows["actor_gradient"].append(to_torch(unflatten(gradient_of(actor, before), actor.params)))
@@ -251,11 +251,11 @@ def test_recorded_networks(recorded: Recorded) -> None:
     batch = recorded.minibatch(0)
 
     @jax.jit
-    def mixed(actor: Any, observation: jax.Array) -> jax.Array:
+    def mix(actor: Any, observation: jax.Array) -> jax.Array:
         logits = recorded.algo.networks["actor"].apply(actor, observation)
         return distributions.epsilon_mix(logits, recorded.algo.epsilon(recorded.progress))
 
-    probs = mixed(recorded.params.actor.params, batch["observation"][0])
+    probs = mix(recorded.params.actor.params, batch["observation"][0])
     close(probs, recorded.arrays["probs_first_batch"], VALUE)
     values = recorded.values(recorded.params.critic.params, batch["critic_input"][0])
     close(values, recorded.arrays["q_first_batch"], VALUE)
@@ -370,8 +370,8 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 )
 def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int], stride: int) -> None:
     x = np.random.default_rng(0).random((3, *shape), np.float32)
-    ways = get_args(networks.Convolution)
-    stacks = {method: networks.ConvStack(5, 8, methods=(method,) * 3, stride=stride) for method in ways}
+    methods = get_args(networks.Convolution)
+    stacks = {method: networks.ConvStack(5, 8, methods=(method,) * 3, stride=stride) for method in methods}
     params = jax.jit(stacks["conv"].init)(jax.random.key(1), x)
 
     @jax.jit
@@ -716,16 +716,16 @@ def made_up(algo: Coma) -> tuple[Trajectory, TimeStep]:
     return Trajectory(random_timestep(generator, lead, algo.spec), action, extras), last
 
 
-def compiled(algo: Coma) -> Any:
+def compile_learn(algo: Coma) -> Any:
     """The training step in one program."""
     return jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
 
 
-def trained(
+def train_steps(
     algo: Coma, steps: int = 1, learn: Any = None, **counters: int
 ) -> tuple[list[ComaParameters], list[dict[str, Any]]]:
     """Parameters before, and after each of a few training steps on the same data, with their metrics."""
-    learn = learn or compiled(algo)
+    learn = learn or compile_learn(algo)
     state, rows = AlgoState(init_params(algo), ()), made_up(algo)
     params, metrics = [jax.tree.map(np.asarray, state.replicated)], []
     for step in range(steps):
@@ -740,8 +740,8 @@ def trained(
 def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
     """A training step that copies every third target and trains the critic alone twice, and what five of them bring."""
     algo = small(target_update_period=3, gamma=0.9, critic_warmup=7)
-    learn = compiled(algo)
-    return learn, *trained(algo, 5, learn)
+    learn = compile_learn(algo)
+    return learn, *train_steps(algo, 5, learn)
 
 
 def test_the_target_is_copied_every_few_training_steps(copying: Any) -> None:
@@ -767,11 +767,11 @@ def test_targets_are_built_before_the_copy(copying: Any) -> None:
 
 
 def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
-    params, _ = trained(small(tau=0.25, num_epochs=1))
+    params, _ = train_steps(small(tau=0.25, num_epochs=1))
     close(flat(params[1].target), 0.75 * flat(params[0].target) + 0.25 * flat(params[0].critic.params), 1e-7)
     other = dataclasses.replace(params[0], target=jax.tree.map(np.zeros_like, params[0].target))
     algo = small(tau=0.25, num_epochs=2, critic_lr=1e-12)  # the critic stays, so that both blends are known
-    state, _ = compiled(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
+    state, _ = compile_learn(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
     close(flat(state.replicated.target), (1 - 0.75**2) * flat(other.critic.params), 1e-6)
 
 
@@ -820,7 +820,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     ("actor_epochs", "actor_updates"), [(1, 2), *(pytest.param(n, 6, marks=pytest.mark.long) for n in (0, 3))]
 )
 def test_the_last_passes_train_the_actor_too(actor_epochs: int, actor_updates: int) -> None:
-    params, metrics = trained(small(num_epochs=3, actor_epochs=actor_epochs))
+    params, metrics = train_steps(small(num_epochs=3, actor_epochs=actor_epochs))
     assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (actor_updates,)
     assert not np.any(metrics[0]["critic_loss"] == 0)
     assert steps_of(params[1]) == [actor_updates, 6]
@@ -894,14 +894,14 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
 # ---------------------------------------------------------------- acting
 
 
-def not_taken(mask_state: Any, action_mask: jax.Array, chosen: jax.Array, agent: Any) -> jax.Array:
+def close_taken(mask_state: Any, action_mask: jax.Array, chosen: jax.Array, agent: Any) -> jax.Array:
     """Closes what earlier agents chose, unless nothing would be left."""
     closed = jnp.any((jnp.arange(4)[:, None] == chosen[None]) & (jnp.arange(3)[None] < agent), axis=1)
     mask = action_mask[agent] & ~closed
     return jnp.where(jnp.any(mask), mask, action_mask[agent])
 
 
-CROWD = dataclasses.replace(VECTOR, num_agents=3, next_mask=not_taken)
+CROWD = dataclasses.replace(VECTOR, num_agents=3, next_mask=close_taken)
 
 
 @pytest.fixture(scope="module")
@@ -923,11 +923,11 @@ def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
 
 
 def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
-    return np.asarray(mixed(algo.networks["actor"], policy, timestep.observation, epsilon), np.float64)
+    return np.asarray(mix(algo.networks["actor"], policy, timestep.observation, epsilon), np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def mixed(net: Any, policy: Any, observation: jax.Array, epsilon: Any) -> jax.Array:
+def mix(net: Any, policy: Any, observation: jax.Array, epsilon: Any) -> jax.Array:
     logits = net.apply(policy, observation.reshape(-1, 3)).reshape(-1, 3, 4)
     return distributions.epsilon_mix(logits, epsilon)
 
@@ -959,8 +959,8 @@ def test_actions_are_drawn_in_proportion(draws: Any) -> None:
     algo, policy, timestep, explored, _, _ = draws
     pi = probabilities(algo, policy, timestep, float(epsilon_of(algo, start())))[0, 0] * [1, 1, 0, 1]
     pi /= pi.sum()  # agent 0 sees the same everywhere
-    seen = np.bincount(np.asarray(explored[0])[:, 0], minlength=4) / 4_000
-    assert np.all(np.abs(seen - pi) < 4 * np.sqrt(pi * (1 - pi) / 4_000) + 1e-9)
+    shares = np.bincount(np.asarray(explored[0])[:, 0], minlength=4) / 4_000
+    assert np.all(np.abs(shares - pi) < 4 * np.sqrt(pi * (1 - pi) / 4_000) + 1e-9)
     assert np.ptp(pi[[0, 1, 3]]) > 0.02
 
 

@@ -63,10 +63,10 @@ def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, n
     np.testing.assert_allclose(belief[:-1], mission.local_beliefs, atol=5e-5)
     np.testing.assert_allclose(belief[-1], mission.global_belief, atol=5e-5)
     scale = max(1.0, *mission.settings.class_weights)
-    seen = np.maximum(mission.observe(), 0.0)  # the share of the budget left, where nobody acts any more
-    np.testing.assert_allclose(timestep.observation, seen, atol=1e-5 * scale)
+    view = np.maximum(mission.observe(), 0.0)  # the share of the budget left, where nobody acts any more
+    np.testing.assert_allclose(timestep.observation, view, atol=1e-5 * scale)
     critic_sees = critic(env.num_actions)(timestep, np.asarray(next_action, np.int32))
-    np.testing.assert_allclose(critic_sees, mission.critic_state(next_action, seen), atol=1e-5 * scale)
+    np.testing.assert_allclose(critic_sees, mission.critic_state(next_action, view), atol=1e-5 * scale)
     expected = mission.metrics()
     for name in ("entropy", "coverage", "roi_coverage"):
         np.testing.assert_allclose(timestep.metrics[name], expected[name], atol=2e-6, err_msg=name)
@@ -140,13 +140,13 @@ def check_mission(backend: str, rule: dict[str, Any], seed: int) -> None:
     env = envs_jax.make("coverage", **{**rule, "terrain": "field"}, belief_dtype="float32", map_backend=backend)
     assert (env.n, env.steps) == (mission.n, mission.settings.steps)
     advance = jax.jit(env.observe_and_fuse)
-    ground, reach = any_terrain(mission.truth), np.float32(rule["communication_range"])
-    state = jax.jit(env.begin)(jax.random.key(0), ground, lattice(mission.positions), reach)
+    ground, comm_range = any_terrain(mission.truth), np.float32(rule["communication_range"])
+    state = jax.jit(env.begin)(jax.random.key(0), ground, lattice(mission.positions), comm_range)
     state, timestep = advance(state, state.positions, mission.received, readings(mission))
     assert np.all(np.asarray(timestep.reward) == 0.0)
     before = oracle.entropy(mission.global_belief)
     while True:
-        heard = received(lattice(mission.positions), reach)
+        heard = received(lattice(mission.positions), comm_range)
         assert np.all(np.asarray(heard) | ~mission.received)
         if rule["failure_rate"] == 0.0:
             np.testing.assert_array_equal(heard, mission.received)
@@ -157,11 +157,11 @@ def check_mission(backend: str, rule: dict[str, Any], seed: int) -> None:
             break
         actual_masks, moved = masks_of(state.positions, np.asarray(chosen, np.int32), rule["num_actions"])
         np.testing.assert_array_equal(actual_masks, masks)
-        earned, _ = mission.step(chosen)
+        reward, _ = mission.step(chosen)
         np.testing.assert_array_equal(moved, lattice(mission.positions))
         state, timestep = advance(state, moved, mission.received, readings(mission))
         tolerance = 1e-5 * max(1.0, rule["reward_scale"] / 22.0)
-        np.testing.assert_allclose(timestep.reward, earned, atol=tolerance)
+        np.testing.assert_allclose(timestep.reward, reward, atol=tolerance)
         after = oracle.entropy(mission.global_belief)
         weight = oracle.class_weight(mission.global_belief, rule["class_weights"], rule["unknown_weight"])
         gain = 10.0 * oracle.utilities(before, after, weight)[1] - 0.17

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import golden
 from helpers.coverage import begin, proceed, sequential_masks
-from helpers.programs import compiled
+from helpers.programs import get_programs
 
 import envs_jax
 from bench.parity.coverage import advance, environment, lattice, launch, rectangle, whole_map
@@ -51,16 +51,16 @@ def test_recorded_greedy_missions(name):
 
 def play(env, name, steps, key):
     """States and time steps of a mission of a scripted policy; every action is open."""
-    policy = compiled(dataclasses.replace(env, start="uniform")).policy(name)
+    policy = get_programs(dataclasses.replace(env, start="uniform")).policy(name)
     state, timestep = begin(env, key)
-    seen = [(state, timestep)]
+    steps_seen = [(state, timestep)]
     for t in range(steps):
         action = policy(state, timestep, jax.random.fold_in(key, 1000 + t))
         assert action.shape == (env.num_agents,) and action.dtype == jnp.int32
         assert np.all(np.take_along_axis(np.asarray(timestep.action_mask), np.asarray(action)[:, None], 1)), t
         state, timestep = proceed(env, state, action)
-        seen.append((state, timestep))
-    return seen
+        steps_seen.append((state, timestep))
+    return steps_seen
 
 
 def make(**settings):
@@ -97,29 +97,29 @@ def sweep(env, name, steps):
             return following, (following, open_)
 
         initial = env._draw_mission(key).positions
-        _, (flown, open_) = jax.lax.scan(step, initial, length=steps)
-        return jnp.concatenate([initial[None], flown]), open_
+        _, (path, open_) = jax.lax.scan(step, initial, length=steps)
+        return jnp.concatenate([initial[None], path]), open_
 
-    flown, open_ = fly(jax.random.key(5))
+    path, open_ = fly(jax.random.key(5))
     assert np.all(open_)
-    return np.asarray(flown)
+    return np.asarray(path)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_lawnmower_flies_its_path(level):
     name, start = [("lawnmower_5", "paths_5"), ("lawnmower", "paths_10"), ("lawnmower_15", "paths_15")][level]
-    flown = sweep(make(num_agents=5, start=start), name, 14)
-    np.testing.assert_array_equal(flown[:, :4, :2].swapaxes(0, 1), baselines.PATHS)
-    np.testing.assert_array_equal(flown[:, 4], flown[:, 0])
-    assert np.all(flown[..., 2] == level)
+    path = sweep(make(num_agents=5, start=start), name, 14)
+    np.testing.assert_array_equal(path[:, :4, :2].swapaxes(0, 1), baselines.PATHS)
+    np.testing.assert_array_equal(path[:, 4], path[:, 0])
+    assert np.all(path[..., 2] == level)
 
 
 @pytest.mark.parametrize("num_actions", [4, 6])
 def test_lawnmower_finds_its_path(num_actions):
-    flown = sweep(make(num_actions=num_actions), "lawnmower", 40)
+    path = sweep(make(num_actions=num_actions), "lawnmower", 40)
     for agent in range(4):
-        height = 1 if num_actions == 6 else flown[0, agent, 2]  # of four actions none changes it
-        visited = set(map(tuple, flown[:, agent].tolist()))
+        height = 1 if num_actions == 6 else path[0, agent, 2]  # of four actions none changes it
+        visited = set(map(tuple, path[:, agent].tolist()))
         assert {(*point, height) for point in baselines.PATHS[agent].tolist()} <= visited
 
 
@@ -148,7 +148,7 @@ def test_expected_gain_by_hand():
 def test_sequential_greedy_respects_collisions():
     env = make(start="corners")
     masks = jax.jit(functools.partial(sequential_masks, num_actions=6))
-    policy = compiled(make()).policy("ig_sequential")
+    policy = get_programs(make()).policy("ig_sequential")
     for state, timestep in play(env, "ig_sequential", 8, jax.random.key(3)):
         action = np.asarray(policy(state, timestep, jax.random.key(0)))
         open_ = np.asarray(masks(state.positions, timestep.action_mask, action))

@@ -25,7 +25,7 @@ SYMMETRIES = [
 ]
 
 
-def turned(view: np.ndarray, mirror_x: bool, mirror_y: bool, exchange: bool) -> np.ndarray:
+def turn(view: np.ndarray, mirror_x: bool, mirror_y: bool, exchange: bool) -> np.ndarray:
     view = np.flip(view, 0) if mirror_x else view
     view = np.flip(view, 1) if mirror_y else view
     return view.transpose(1, 0, 2) if exchange else view
@@ -58,7 +58,7 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
     generator = np.random.default_rng(seed)
     positions, chosen = generator.integers(0, [11, 11, 3], (4, 3), np.int32), generator.integers(0, 6, 4)
     view = made_up(generator, positions, chosen)
-    other = np.stack([turned(row, *mirrored_by) for row in view])
+    other = np.stack([turn(row, *mirrored_by) for row in view])
     # actions of the others turn, too
     there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
     other[..., 11] = there[np.rint(other[..., 11] * 6).astype(int)] / 6
@@ -117,7 +117,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     generator = np.random.default_rng(0)
     positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
     view = made_up(generator, positions, np.array([1, 2, 3, 4]))
-    other = np.stack([turned(row, True, False, True) for row in view])
+    other = np.stack([turn(row, True, False, True) for row in view])
     moved = np.array([0] + [turned_action(a, True, False, True) + 1 for a in range(6)])
     other[..., 11] = moved[np.rint(other[..., 11] * 6).astype(int)] / 6
     order = [turned_action(a, True, False, True) for a in range(6)]

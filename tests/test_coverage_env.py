@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.coverage import fly, make, wander
-from helpers.programs import compiled
+from helpers.programs import get_programs
 
 import envs_jax
 from bench.parity.coverage import advance, critic, launch
@@ -44,8 +44,8 @@ COPIES = 300
 
 def test_a_mission_from_start_to_end():
     env = USUAL
-    seen = fly(env, jax.random.key(4))
-    for t, (state, timestep) in enumerate(seen):
+    steps_seen = fly(env, jax.random.key(4))
+    for t, (state, timestep) in enumerate(steps_seen):
         assert int(state.t) == t
         assert bool(timestep.first) == (t == 0)
         assert bool(timestep.terminated) == (t == 5) and not bool(timestep.truncated)
@@ -54,8 +54,8 @@ def test_a_mission_from_start_to_end():
         observation = np.asarray(timestep.observation)
         assert observation.min() >= 0.0 and observation.max() <= 1.0
         assert np.asarray(timestep.global_state["maps"]).max() <= 1.0
-    assert np.all(np.asarray(seen[0][1].reward) == 0.0)
-    coverage = [float(timestep.metrics["coverage"]) for _, timestep in seen]
+    assert np.all(np.asarray(steps_seen[0][1].reward) == 0.0)
+    coverage = [float(timestep.metrics["coverage"]) for _, timestep in steps_seen]
     assert all(a <= b for a, b in itertools.pairwise(coverage))
     assert 0.0 < coverage[0] < coverage[-1] < 1.0
 
@@ -71,9 +71,9 @@ def test_reward_timing_shifts_by_one():
 
 
 def test_the_reward_of_the_region_is_what_the_score_loses():
-    seen = fly(make(reward="region", reward_scale=10.0, reward_offset=0.25), jax.random.key(2))
-    entropy = [float(timestep.metrics["entropy"]) for _, timestep in seen]
-    rewards = [float(timestep.reward[0]) for _, timestep in seen]
+    steps_seen = fly(make(reward="region", reward_scale=10.0, reward_offset=0.25), jax.random.key(2))
+    entropy = [float(timestep.metrics["entropy"]) for _, timestep in steps_seen]
+    rewards = [float(timestep.reward[0]) for _, timestep in steps_seen]
     assert rewards[0] == 0.0
     np.testing.assert_allclose(rewards[1:], 0.25 - 10 * np.diff(entropy), atol=1e-5)
     assert entropy[-1] < entropy[0] - 0.01
@@ -100,7 +100,7 @@ def test_a_fusion_that_changes_nothing_earns_the_offset():
 
 def test_cells_never_seen_keep_the_prior():
     env = make(prior=0.3, num_agents=2, belief_dtype="float32")
-    seen = wander(env, jax.random.key(1))
+    steps_seen = wander(env, jax.random.key(1))
     touched = np.zeros((env.n, env.n), bool)
 
     @jax.jit
@@ -108,7 +108,7 @@ def test_cells_never_seen_keep_the_prior():
         box = world.clip_footprint(world.footprint(state.positions, env.q), env.n)
         return box, env.storage.log_odds(state.maps.beliefs)
 
-    for state, timestep in seen:
+    for state, timestep in steps_seen:
         box, log_odds = jax.tree.map(np.asarray, read(state))
         for i in range(2):
             touched[int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
@@ -132,14 +132,14 @@ heard = jax.jit(communication.received)
 split = jax.jit(terrain.split, static_argnums=2)
 
 
-def replay(env, poses, readings, side=0, reach=25.0):
+def replay(env, poses, readings, side=0, comm_range=25.0):
     ground = split(np.int32(side), np.int32(40), env.n)
-    state = launch(env)(jax.random.key(0), ground, poses[0], np.float32(reach))
-    seen = []
+    state = launch(env)(jax.random.key(0), ground, poses[0], np.float32(comm_range))
+    steps_seen = []
     for k in range(len(poses)):
-        state, timestep = advance(env)(state, poses[k], heard(poses[k], np.float32(reach)), readings[k])
-        seen.append(jax.tree.map(np.asarray, (state.maps.beliefs, timestep)))
-    return seen
+        state, timestep = advance(env)(state, poses[k], heard(poses[k], np.float32(comm_range)), readings[k])
+        steps_seen.append(jax.tree.map(np.asarray, (state.maps.beliefs, timestep)))
+    return steps_seen
 
 
 def test_exchanging_the_axes_exchanges_them_in_the_results():
@@ -158,7 +158,7 @@ def test_exchanging_the_axes_exchanges_them_in_the_results():
 def test_unlimited_range_gives_everyone_the_belief_of_the_team():
     env = USUAL
     poses, readings = surveys(env, 1, 8)
-    for k, (beliefs, _) in enumerate(replay(env, poses, readings, reach=100.0)):
+    for k, (beliefs, _) in enumerate(replay(env, poses, readings, comm_range=100.0)):
         local, team = beliefs[:-1], beliefs[-1:]
         if k < 2:  # nothing is clipped yet
             np.testing.assert_array_equal(local, np.broadcast_to(team, local.shape))
@@ -172,24 +172,24 @@ def test_range_zero_leaves_own_measurements():
     env, alone = USUAL, make(num_agents=1)
     poses, readings = surveys(env, 2, 4)
     poses[:, :, 0] = [1, 4, 7, 9]  # never in one place
-    together = replay(env, poses, readings, reach=0.0)
+    together = replay(env, poses, readings, comm_range=0.0)
     for i in range(4):
-        single = replay(alone, poses[:, i : i + 1], readings[:, i : i + 1], reach=0.0)
+        single = replay(alone, poses[:, i : i + 1], readings[:, i : i + 1], comm_range=0.0)
         for (beliefs, a), (single_beliefs, b) in zip(together, single, strict=True):
             np.testing.assert_array_equal(beliefs[i], single_beliefs[0])
             np.testing.assert_allclose(a.observation[i, ..., 3:6], b.observation[0, ..., 3:6], atol=1e-6)
 
 
 def test_messages_fail_independently():
-    number = np.arange(300, dtype=np.int32)
-    draws = np.asarray(jax.jit(jax.vmap(lambda i: communication.delivered(jax.random.key(0), i, 4, 0.3)))(number))
+    message_keys = np.arange(300, dtype=np.int32)
+    draws = np.asarray(jax.jit(jax.vmap(lambda i: communication.delivered(jax.random.key(0), i, 4, 0.3)))(message_keys))
     off = ~np.eye(4, dtype=bool)
     assert draws[:, off].mean() == pytest.approx(0.7, abs=0.03)
     assert not np.array_equal(draws, draws.swapaxes(1, 2))  # one-way failures
-    apart = np.int32([[0, 0, 2], [0, 0, 2], [1, 0, 2], [10, 10, 0]])
-    none = heard(apart, np.float32(25.0), np.zeros((4, 4), bool))
+    positions = np.int32([[0, 0, 2], [0, 0, 2], [1, 0, 2], [10, 10, 0]])
+    none = heard(positions, np.float32(25.0), np.zeros((4, 4), bool))
     np.testing.assert_array_equal(none, [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
-    all_ = heard(apart, np.float32(5.0))
+    all_ = heard(positions, np.float32(5.0))
     np.testing.assert_array_equal(all_, [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]])
 
 
@@ -197,8 +197,8 @@ def test_critic_input():
     _, timestep = fly(USUAL, jax.random.key(3), steps=1)[-1]
     action = np.int32([5, 0, 2, 3])
     see = critic(6)
-    seen = np.asarray(see(timestep, action))
-    assert seen.shape == (4, 11, 11, 12)
+    critic_inputs = np.asarray(see(timestep, action))
+    assert critic_inputs.shape == (4, 11, 11, 12)
     positions = np.asarray(timestep.mask_state)
     assert len(np.unique(positions[:, :2], axis=0)) == 4  # else one would hide another
     for i in range(4):
@@ -207,17 +207,17 @@ def test_critic_input():
             heights[positions[j, 0], positions[j, 1]] = (positions[j, 2] + 1) / 3
             if j != i:
                 plane[positions[j, 0], positions[j, 1]] = (action[j] + 1) / 6
-        np.testing.assert_allclose(seen[i, ..., 11], plane, atol=1e-6)
-        np.testing.assert_allclose(seen[i, ..., 7], heights, atol=1e-6)
-        np.testing.assert_array_equal(seen[i, ..., :7], timestep.observation[i])
-    np.testing.assert_array_equal(jax.jit(USUAL.spec.critic_input)(timestep, action), seen)
+        np.testing.assert_allclose(critic_inputs[i, ..., 11], plane, atol=1e-6)
+        np.testing.assert_allclose(critic_inputs[i, ..., 7], heights, atol=1e-6)
+        np.testing.assert_array_equal(critic_inputs[i, ..., :7], timestep.observation[i])
+    np.testing.assert_array_equal(jax.jit(USUAL.spec.critic_input)(timestep, action), critic_inputs)
     half = jax.tree.map(lambda x: x.astype(jnp.float16) if x.dtype == jnp.float32 else x, timestep)
     assert jax.eval_shape(see, half, action).dtype == jnp.float16
 
 
 @pytest.mark.parametrize(("backend", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.long)])
 def test_a_copy_alone_equals_the_copy_in_a_batch(backend, copies):
-    programs = compiled(dataclasses.replace(USUAL, map_backend=backend))
+    programs = get_programs(dataclasses.replace(USUAL, map_backend=backend))
     keys = jax.random.split(jax.random.key(11), copies)
     states, timesteps = programs.reset_batch(keys, ())
     history = [(states.env, timesteps)]
@@ -245,7 +245,7 @@ def _numbers(leaf):
 
 
 def test_episodes_of_a_batch_follow_each_other():
-    programs = compiled(USUAL)
+    programs = get_programs(USUAL)
     keys = jax.random.split(jax.random.key(0), COPIES)
     state, timestep = programs.reset_batch(keys, ())
     firsts, starts = [], []

@@ -68,10 +68,10 @@ received = jax.jit(communication.received)
 @pytest.mark.parametrize("name", MISSIONS)
 def test_recorded_messages(name):
     record = golden.coverage_mission(name)
-    reach = np.float32(record["comm_range"])
+    comm_range = np.float32(record["comm_range"])
     lossless = record.config["failure"] == 0
     for t in range(record.steps):
-        heard = received(lattice(record["positions"][t]), reach)
+        heard = received(lattice(record["positions"][t]), comm_range)
         recorded = record["comm"][t].astype(bool)
         if lossless:
             np.testing.assert_array_equal(heard, recorded)

@@ -60,9 +60,9 @@ def test_backends_agree(settings):
         np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=2e-6)
         np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=2e-6)
         np.testing.assert_allclose(ts_a.global_state["maps"], ts_b.global_state["maps"], atol=2e-6)
-        beyond = np.asarray(beyond_limit(storage, b.maps.beliefs))
-        np.testing.assert_array_equal(b.maps.excess.cells, beyond)
-        some_excess |= bool(beyond.any())
+        outside = np.asarray(beyond_limit(storage, b.maps.beliefs))
+        np.testing.assert_array_equal(b.maps.excess.cells, outside)
+        some_excess |= bool(outside.any())
         # four copies fly up and down in place, so that cells become certain, the others wherever it is open
         mask = np.asarray(ts_a.action_mask)
         action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
@@ -95,12 +95,12 @@ def chances(storage, beliefs):
 
 def test_int16_is_close_to_float32():
     """Bounds of a fixed-point step of 1/2048; the step that is used does ten times better."""
-    seen = [
+    observations = [
         wander(make(q=7, budget=14, belief_dtype=name, map_backend="dense"), jax.random.key(5))
         for name in ("int16", "float32")
     ]
     stores = [belief.Storage(name, 0.5) for name in ("int16", "float32")]
-    for (a, ts_a), (b, ts_b) in zip(*seen, strict=True):
+    for (a, ts_a), (b, ts_b) in zip(*observations, strict=True):
         np.testing.assert_array_equal(a.positions, b.positions)
         p, exact = (chances(s, x.maps.beliefs) for s, x in zip(stores, (a, b), strict=True))
         np.testing.assert_allclose(p, exact, atol=5e-5)
@@ -132,12 +132,12 @@ def test_steps_of_int16_keep_cells_on_their_side():
     for start, coded in ((0.0, 0), (belief.CLIP, int(storage.limit)), (-belief.CLIP, -int(storage.limit))):
         exact = start + counts @ np.array(sensor.EVIDENCE)
         stored = coded + counts @ steps
-        near = np.abs(exact) < 0.05
-        beyond = above(storage, stored.astype(np.int16))
+        near_zero = np.abs(exact) < 0.05
+        flags = above(storage, stored.astype(np.int16))
         for threshold in THRESHOLDS:
             bound = belief.logit(threshold)
-            certain = np.abs(exact[near] - bound) > 2e-4
-            np.testing.assert_array_equal(beyond[threshold][near][certain], (exact[near] > bound)[certain])
+            certain = np.abs(exact[near_zero] - bound) > 2e-4
+            np.testing.assert_array_equal(flags[threshold][near_zero][certain], (exact[near_zero] > bound)[certain])
 
 
 @pytest.mark.parametrize("name", ["int16", "float32"])
@@ -213,15 +213,15 @@ def test_resize_of_maps_that_are_computed_row_by_row(n):
 def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
     env = make(q=7, map_backend="dense")
 
-    def measured(key):
+    def measure_both(key):
         state = env._draw_mission(key)
         received, source = env._draw(state, state.positions)
         return dense.measured(env.mapper, Measurements(state.terrain, state.positions, received, source))
 
     keys = jax.random.split(jax.random.key(0), 8)
-    on_cpus = jax.jit(jax.vmap(measured))(keys)
+    on_cpus = jax.jit(jax.vmap(measure_both))(keys)
     monkeypatch.setattr(dense, "on_cpu", lambda: False)
-    elsewhere = jax.jit(jax.vmap(lambda key: measured(key)))(keys)
+    elsewhere = jax.jit(jax.vmap(lambda key: measure_both(key)))(keys)
     assert np.abs(on_cpus).max() > 0.1
     np.testing.assert_allclose(elsewhere, on_cpus, atol=1e-6)
 
@@ -254,7 +254,7 @@ def test_footprints_equal_painted_maps():
 # Terrain
 
 
-def painted(family, side, first, second, n):
+def paint(family, side, first, second, n):
     cells = np.zeros((n, n), bool)
 
     def head(c: Any) -> Any:
@@ -297,7 +297,7 @@ def test_families_of_terrain(family, first, second):
 
     for side in range(4):
         cells, count = drawn(np.int32(side))
-        expected = painted(family, side, first, second, n)
+        expected = paint(family, side, first, second, n)
         np.testing.assert_array_equal(cells, expected)
         assert int(count) == expected.sum()
 

@@ -40,10 +40,10 @@ def rows(observation, action, num_actions, global_state=None):
         for other in range(agents):
             if other != agent:
                 others[other, action[other]] = 1
-        number = np.zeros(agents, np.float32)
-        number[agent] = 1
+        index = np.zeros(agents, np.float32)
+        index[agent] = 1
         state = observation if global_state is None else global_state
-        inputs.append(np.concatenate([np.ravel(state), others.ravel(), number]))
+        inputs.append(np.concatenate([np.ravel(state), others.ravel(), index]))
     return np.stack(inputs)
 
 
@@ -57,9 +57,9 @@ def test_vectors(shared):
     observation = np.arange(6, dtype=np.float32).reshape(3, 2)
     action = np.array([3, 0, 2], np.int32)
     extra = {"global_state": {"a": jnp.array(state[:3]), "b": jnp.array(state[3:])}} if shared else {}
-    got = jax.jit(spec.critic_input)(restart(jnp.array(observation), **extra), jnp.array(action))
-    np.testing.assert_array_equal(got, rows(observation, action, 4, state if shared else None))
-    assert spec.critic_input_spec.shape == got.shape[1:]
+    actual = jax.jit(spec.critic_input)(restart(jnp.array(observation), **extra), jnp.array(action))
+    np.testing.assert_array_equal(actual, rows(observation, action, 4, state if shared else None))
+    assert spec.critic_input_spec.shape == actual.shape[1:]
     bounds = spec.critic_input_spec.low, spec.critic_input_spec.high
     assert bounds == ((-np.inf, np.inf) if shared else (-3.0, 1.0))
 
@@ -72,21 +72,21 @@ def test_images(shared):
     observation = np.random.default_rng(0).random((2, 9, 10, 2), np.float32)
     action = jnp.array([2, 1], jnp.int32)
     extra = {"global_state": jnp.array(observation[1])} if shared else {}
-    got = np.asarray(spec.critic_input(restart(jnp.array(observation), **extra), action))
+    actual = np.asarray(spec.critic_input(restart(jnp.array(observation), **extra), action))
     channels = 2 if shared else 4
-    assert got.shape == (2, *spec.critic_input_spec.shape) == (2, 9, 10, channels + 2 * 3 + 2)
+    assert actual.shape == (2, *spec.critic_input_spec.shape) == (2, 9, 10, channels + 2 * 3 + 2)
     expected = observation[1] if shared else np.concatenate([observation[0], observation[1]], axis=-1)
-    np.testing.assert_array_equal(got[0, ..., :channels], expected)
-    np.testing.assert_array_equal(got[1, ..., :channels], expected)
+    np.testing.assert_array_equal(actual[0, ..., :channels], expected)
+    np.testing.assert_array_equal(actual[1, ..., :channels], expected)
     planes = [[0, 0, 0, 0, 1, 0, 1, 0], [0, 0, 1, 0, 0, 0, 0, 1]]
     for agent in range(2):
-        np.testing.assert_array_equal(got[agent, ..., channels:], np.broadcast_to(planes[agent], (9, 10, 8)))
+        np.testing.assert_array_equal(actual[agent, ..., channels:], np.broadcast_to(planes[agent], (9, 10, 8)))
 
 
 def test_one_agent_sees_the_state_alone():
     spec = with_critic_input(EnvSpec("one", 1, Box((2,)), Discrete(5), 9))
-    got = spec.critic_input(restart(jnp.array([[4.0, 5.0]])), jnp.array([3]))
-    np.testing.assert_array_equal(got, [[4.0, 5.0]])
+    actual = spec.critic_input(restart(jnp.array([[4.0, 5.0]])), jnp.array([3]))
+    np.testing.assert_array_equal(actual, [[4.0, 5.0]])
 
 
 def test_own_and_continuous_specs_stay():

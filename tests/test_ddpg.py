@@ -80,11 +80,11 @@ def torch_arrays(params: Any) -> list[np.ndarray]:
     return arrays + [params[name].T for name in ("fc2_kernel", "fc2_bias", "out_kernel", "out_bias")]
 
 
-def batches(number: int, size: int) -> list[dict[str, np.ndarray]]:
+def batches(count: int, size: int) -> list[dict[str, np.ndarray]]:
     """Stored steps of recorded play: observations of consecutive rows, shaped rewards."""
     random = np.random.default_rng(0)
     samples, record = [], golden.load("snakes_transitions")
-    for _ in range(number):
+    for _ in range(count):
         row = random.integers(0, 1800, size)
         observation, following = record["obs26"][row], record["obs26"][row + 1]
         reward = record["shaped_orig"][record["obs_row"][row]]
@@ -117,7 +117,7 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
         ours = actor if "actor" in name else jax.tree.map(lambda x: x[0], critic)
         reference.set_parameters(name, torch_arrays(ours))
     update = jax.jit(lambda params, sample: algo.update(params, sample, jnp.uint32(0), start()))
-    for number, batch in enumerate(batches(5, 64), 1):
+    for count, batch in enumerate(batches(5, 64), 1):
         expected = reference.update(batch)
         end = np.where(batch["done"] > 0, TERMINATED, CONTINUES).astype(np.uint8)
         sample = {
@@ -127,14 +127,14 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
         }  # fmt: skip
         params, metrics = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample))
         for name, value in expected.items():
-            rel, off = (1e-5, 1e-5) if number == 1 else (2e-4, 1e-5)
+            rel, off = (1e-5, 1e-5) if count == 1 else (2e-4, 1e-5)
             assert float(metrics[name]) == pytest.approx(value, rel=rel, abs=off), name
         for name in ("actor", "target_actor", "critic", "target_critic"):
             ours = tree_of(params, name)
             ours = ours if "actor" in name else jax.tree.map(lambda x: x[0], ours)
             theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
             for actual, reference_values in zip(torch_arrays(ours), theirs, strict=True):
-                np.testing.assert_allclose(actual, reference_values, rtol=0, atol=1e-6 * number, err_msg=name)
+                np.testing.assert_allclose(actual, reference_values, rtol=0, atol=1e-6 * count, err_msg=name)
 
 
 @pytest.mark.parametrize(("cls", "actor", "critic"), [(Ddpg, 73_732, 73_985), (Bicnet, 1_191_940, 1_192_193)])
@@ -158,7 +158,7 @@ def test_published_initial_weights_are_uniform_by_fan_in() -> None:
 # ---------------------------------------------------------------- acting
 
 
-def seen(batch: int, mask: np.ndarray | None = None, seed: int = 0) -> TimeStep:
+def make_timestep(batch: int, mask: np.ndarray | None = None, seed: int = 0) -> TimeStep:
     """A time step [batch] of random boards."""
     observation = np.random.default_rng(seed).integers(0, 20, (batch, AGENTS, OBS)).astype(np.int16)
     false, reward = np.zeros(batch, bool), np.zeros((batch, AGENTS), np.float32)
@@ -168,7 +168,7 @@ def seen(batch: int, mask: np.ndarray | None = None, seed: int = 0) -> TimeStep:
     )  # fmt: skip
 
 
-def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> Any:
+def act_steps(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> Any:
     keys = jax.random.split(jax.random.key(2), len(timestep.first))
 
     @jax.jit
@@ -187,9 +187,9 @@ def softmax_of(algo: Ddpg) -> Any:
 def test_an_environment_explores_with_all_agents_or_none() -> None:
     """Exploring: uniform vectors, stored as they are; else the softmax. Actions are drawn in proportion."""
     algo = Ddpg(SNAKES, DataParallel(8), eps_start=0.5)
-    timestep = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:1], 20_000, axis=0), seen(1))
-    action, _, extras, policy = acted(algo, timestep, 0)
-    vector, softmax = np.asarray(extras["stored"]), np.asarray(softmax_of(algo)(policy, seen(1).observation))
+    timestep = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:1], 20_000, axis=0), make_timestep(1))
+    action, _, extras, policy = act_steps(algo, timestep, 0)
+    vector, softmax = np.asarray(extras["stored"]), np.asarray(softmax_of(algo)(policy, make_timestep(1).observation))
     by_actor = np.isclose(vector, softmax).all((1, 2))
     assert by_actor.mean() == pytest.approx(0.5, abs=0.02)
     sums = vector.sum(-1)
@@ -217,8 +217,10 @@ def test_exploration_falls_with_every_step() -> None:
 
 def test_evaluation_takes_the_most_probable_action() -> None:
     algo = Ddpg(SNAKES, DataParallel(8))
-    action, _, _, policy = acted(algo, seen(32), 0, "greedy")
-    np.testing.assert_array_equal(action, np.argmax(outputs_of(algo, "actor")(policy, seen(32).observation), -1))
+    action, _, _, policy = act_steps(algo, make_timestep(32), 0, "greedy")
+    np.testing.assert_array_equal(
+        action, np.argmax(outputs_of(algo, "actor")(policy, make_timestep(32).observation), -1)
+    )
 
 
 # ---------------------------------------------------------------- losses
@@ -292,7 +294,7 @@ def test_the_gradient_of_layer_norm() -> None:
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
     raw, scaled = (Ddpg(SNAKES, DataParallel(1), hidden_size=8, scale_observation=scale) for scale in (False, True))
-    actor, boards = init_params(raw).actor.params, seen(3).observation
+    actor, boards = init_params(raw).actor.params, make_timestep(3).observation
     shares = np.asarray(boards).astype(np.float32) / 19
     np.testing.assert_allclose(
         outputs_of(scaled, "actor")(actor, boards), outputs_of(raw, "actor")(actor, shares), rtol=1e-5
@@ -324,14 +326,14 @@ def test_outputs_follow_the_order_of_actions_in_the_observation() -> None:
 
 
 def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
-    boards = np.asarray(seen(4).observation)
+    boards = np.asarray(make_timestep(4).observation)
     other = boards.copy()
     other[:, 2] = (other[:, 2] + 1) % 20
-    for cls, alike in ((Ddpg, True), (Bicnet, False)):
+    for cls, independent in ((Ddpg, True), (Bicnet, False)):
         algo = cls(SNAKES, DataParallel(1), hidden_size=32)
         actor, logits = formula_weights(100, algo.networks["actor"].shapes), outputs_of(algo, "actor")
         a, b = (np.asarray(logits(actor, x))[:, :2] for x in (boards, other))
-        assert np.allclose(a, b, atol=1e-6) is alike
+        assert np.allclose(a, b, atol=1e-6) is independent
 
 
 # ---------------------------------------------------------------- training
@@ -395,11 +397,11 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
     params, m = init_params(algo, 3), 40
     random = np.random.default_rng(1)
 
-    def moved(network: Any) -> Any:
+    def shift(network: Any) -> Any:
         return jax.tree.map(lambda x: x + 0.3 * random.normal(size=x.shape).astype(np.float32), network)
 
     params = dataclasses.replace(
-        params, target_actor=moved(params.target_actor), target_critic=moved(params.target_critic)
+        params, target_actor=shift(params.target_actor), target_critic=shift(params.target_critic)
     )
     sample = {name: x[0] for name, x in rows_of_the_arm(m, 2).items()}
     sample["end"] = random.choice([CONTINUES, TERMINATED, TRUNCATED], (m, 2)).astype(np.uint8)
@@ -449,12 +451,12 @@ def test_exploration_noise_has_its_deviation_and_stays_in_the_box() -> None:
     """Around the actor's action, in the box scaled to [-1, 1]; uniform during the random steps; none in evaluation."""
     copies = 4000
     observation = np.repeat(np.random.default_rng(0).normal(size=(1, 2, 5)).astype(np.float32), copies, axis=0)
-    timestep = dataclasses.replace(seen(copies), observation=observation, action_mask=None)
+    timestep = dataclasses.replace(make_timestep(copies), observation=observation, action_mask=None)
     for noise in (0.1, 1.5):
         algo = Ddpg(
             ARM, DataParallel(8), exploration_noise=noise, env_steps_per_update=8.0, random_steps=800, hidden_size=16
         )
-        action, _, extras, policy = acted(algo, timestep, 800)
+        action, _, extras, policy = act_steps(algo, timestep, 800)
         best = np.tanh(np.asarray(outputs_of(algo, "actor")(policy, observation[:1])))[0]
         assert np.abs(best).max() < 0.5
         stored = np.asarray(extras["stored"])
@@ -466,12 +468,14 @@ def test_exploration_noise_has_its_deviation_and_stays_in_the_box() -> None:
             assert abs(np.corrcoef(stored.reshape(copies, -1).T)[0, 1:]).max() < 0.08  # each number has its own
         else:
             assert 0.3 < np.mean(np.abs(stored) == 1) < 0.7
-        random, _, extras, _ = acted(algo, timestep, 799)
+        random, _, extras, _ = act_steps(algo, timestep, 799)
         np.testing.assert_allclose(np.mean(random, 0), 1.0, atol=0.1)
         np.testing.assert_allclose(np.std(random, 0), 4 / 12**0.5, rtol=0.05)
         np.testing.assert_allclose(random, 1 + 2 * np.asarray(extras["stored"]), atol=1e-6)
         for mode in ("greedy", "sample"):
-            np.testing.assert_allclose(acted(algo, timestep, 0, mode)[0], np.tile(1 + 2 * best, (copies, 1, 1)), 1e-5)
+            np.testing.assert_allclose(
+                act_steps(algo, timestep, 0, mode)[0], np.tile(1 + 2 * best, (copies, 1, 1)), 1e-5
+            )
         assert float(algo.schedules(at_step(800))["epsilon"]) == np.float32(noise)
 
 
@@ -479,21 +483,21 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
     """The actor at every second update, the targets at every third, the critics at all of them."""
     settings = {"actor_update_period": 2, "target_update_period": 3, "target_noise": 0.2, "num_critics": 2}
     algo = Ddpg(ARM, DataParallel(1), hidden_size=16, tau=0.1, actor_lr=1e-2, critic_lr=1e-2, **settings)
-    update = jax.jit(lambda params, number: algo.update(params, rows_of_the_arm(8), number, start()))
+    update = jax.jit(lambda params, count: algo.update(params, rows_of_the_arm(8), count, start()))
     old = init_params(algo)
-    for number in range(1, 8):
-        new, metrics = update(old, np.uint32(number))
+    for count in range(1, 8):
+        new, metrics = update(old, np.uint32(count))
         new = jax.tree.map(np.asarray, new)
         assert np.any(flat(new.critic.params) != flat(old.critic.params))
-        for name, due in (("actor", number % 2 == 0), ("shown", number % 2 == 0)):
+        for name, due in (("actor", count % 2 == 0), ("shown", count % 2 == 0)):
             before, after = (jax.tree.leaves(getattr(x, name)) for x in (old, new))
-            assert any(np.any(a != b) for a, b in zip(before, after, strict=True)) == due, (number, name)
+            assert any(np.any(a != b) for a, b in zip(before, after, strict=True)) == due, (count, name)
         for name in ("actor", "critic"):
             before, online = flat(getattr(old, f"target_{name}")), flat(getattr(new, name).params)
-            expected = 0.9 * before + 0.1 * online if number % 3 == 0 else before
+            expected = 0.9 * before + 0.1 * online if count % 3 == 0 else before
             after = flat(getattr(new, f"target_{name}"))
             np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-7)
-            assert np.any(after != before) == (number % 3 == 0 and np.any(online != before))
+            assert np.any(after != before) == (count % 3 == 0 and np.any(online != before))
         assert metrics["actor_loss"] == new.shown["actor_loss"]
         old = new
 
@@ -526,8 +530,8 @@ def test_capacity_in_steps_and_its_bytes() -> None:
     row = AGENTS * (OBS * 1 + ACTIONS * 4 + 4) + 1  # boards up to 19 fit into int8
     assert algo.row_bytes == row and algo.replay_rows == 251
     assert f"holds 1,000 environment steps in {251 * 4 * row / 1e6:.3g} MB" in algo.summary()[0]
-    ring = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).sharded
-    leaves = jax.tree.leaves((ring.observation, ring.action, ring.reward, ring.end))
+    buffer = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).sharded
+    leaves = jax.tree.leaves((buffer.observation, buffer.action, buffer.reward, buffer.end))
     assert sum(x.size * x.dtype.itemsize for x in leaves) == 251 * 4 * row
 
 

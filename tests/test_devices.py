@@ -65,6 +65,6 @@ def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str)
     block = trainer.make_block(trainer.algo.phases[-1]).lower(trainer.shapes(), jnp.int32(1)).compile()
     text = block.as_text()
     assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
-    memory = block.memory_analysis()
-    ring = 200_000 * trainer.algo.row_bytes
-    assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes
+    usage = block.memory_analysis()
+    buffer_bytes = 200_000 * trainer.algo.row_bytes
+    assert usage.alias_size_in_bytes >= buffer_bytes > 4 * usage.temp_size_in_bytes

@@ -191,17 +191,17 @@ def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def provide(line: str, trained_runs: Path, here: Path) -> None:
     """Copy the runs that a command names into the directory `here`; train them first where they are new."""
-    for kind, number in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):
-        kind, number = ("coma_coverage" if kind == "latest" else kind), number or "0001"
-        for k, command in enumerate(RUNS[kind][: int(number)], start=1):
+    for kind, run_index in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):
+        kind, run_index = ("coma_coverage" if kind == "latest" else kind), run_index or "0001"
+        for k, command in enumerate(RUNS[kind][: int(run_index)], start=1):
             if not (trained_runs / f"runs/{kind}/{k:04d}").exists():
                 provide(command, trained_runs, trained_runs)
                 with pytest.MonkeyPatch.context() as patch:
                     patch.chdir(trained_runs)
                     perform(f"python -m jaxrl.train {command}")
-        if not (here / f"runs/{kind}/{number}").exists():
-            shutil.copytree(trained_runs / f"runs/{kind}/{number}", here / f"runs/{kind}/{number}")
-            (here / "runs/latest").write_text(f"runs/{kind}/{number}\n")
+        if not (here / f"runs/{kind}/{run_index}").exists():
+            shutil.copytree(trained_runs / f"runs/{kind}/{run_index}", here / f"runs/{kind}/{run_index}")
+            (here / "runs/latest").write_text(f"runs/{kind}/{run_index}\n")
 
 
 def write_files(page: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("envs_jax", "jaxrl", "bench", "tests")
 
 
-def listed(node: ast.AST, section: str) -> list[str]:
+def list_names(node: ast.AST, section: str) -> list[str]:
     """Names in a section of a docstring in Google's style, such as `a` and `b` of a line "a, b: both numbers."."""
     lines = (ast.get_docstring(node) or "").splitlines()
     if f"{section}:" not in lines:
@@ -41,11 +41,13 @@ def unknown(source: str) -> list[str]:
     unknown_names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
-            unknown_names += [f"{node.name}: {name}" for name in listed(node, "Args") if name not in arguments(node)]
+            unknown_names += [
+                f"{node.name}: {name}" for name in list_names(node, "Args") if name not in arguments(node)
+            ]
         if isinstance(node, ast.ClassDef):
             init_arguments = [arguments(part) for part in node.body if getattr(part, "name", "") == "__init__"]
             known = members(node).union(*init_arguments)
-            names = listed(node, "Attributes") + listed(node, "Args")
+            names = list_names(node, "Attributes") + list_names(node, "Args")
             unknown_names += [f"{node.name}: {name}" for name in names if name not in known]
     return unknown_names
 

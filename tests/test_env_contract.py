@@ -101,9 +101,9 @@ def test_the_corridor_keeps_the_contract(settings: dict[str, int]) -> None:
 def registered_cases() -> Iterator[Any]:
     """The first settings of an environment always, others among the long tests."""
     for name in envs_jax.registered():
-        for number, settings in enumerate(SETTINGS.get(name, [{}])):
+        for index, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number or name in AT_NIGHT else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if index or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(registered_cases()))
@@ -583,10 +583,10 @@ class Careless(envs_jax.Environment):
         return 0 if self.what == "weak" else jnp.int32(0), envs_jax.restart(jnp.zeros((1, 2)))
 
     def step(self, t: Any, action: Any, context: Any = None) -> Any:
-        seen = jnp.zeros((1, 2), jnp.int32 if self.what == "dtype" else jnp.float32)
+        observation = jnp.zeros((1, 2), jnp.int32 if self.what == "dtype" else jnp.float32)
         reward = (1.0 if action[0] == 0 else 0.0) if self.what == "if" else 1.0
         after = jnp.int32(1) if self.what == "weak" else t + 1
-        return after, envs_jax.transition(reward, seen, truncated=t >= 2)
+        return after, envs_jax.transition(reward, observation, truncated=t >= 2)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def run(tmp_path_factory) -> Path:
 
 def test_numbers_equal_a_walk_by_hand():
     """ "right" walks straight to the end: everything follows from where the held-out episodes start."""
-    subject, episodes, seed = corridor(), 12, 5
-    ((_, curves),) = reports.rollout(subject, ["right"], episodes, seed)
-    env, key = subject.env.env, held_out_key(seed, "evaluation")
+    evaluated, episodes, seed = corridor(), 12, 5
+    ((_, curves),) = reports.rollout(evaluated, ["right"], episodes, seed)
+    env, key = evaluated.env.env, held_out_key(seed, "evaluation")
     start = jax.jit(lambda i: env.reset(jax.random.fold_in(key_of_env(key, i), np.uint32(0)), ())[0].position[0])
     starts = [int(start(np.int32(i))) for i in range(episodes)]
     need = 4 - np.array(starts)  # steps to the end
@@ -51,7 +51,7 @@ def test_numbers_equal_a_walk_by_hand():
     np.testing.assert_array_equal(curves["length"], np.minimum(step, need))
     np.testing.assert_array_equal(curves["return"], step >= need)
     np.testing.assert_array_equal(curves["reached"], step >= need)
-    report = reports.evaluate(subject, ["right"], episodes, seed)
+    report = reports.evaluate(evaluated, ["right"], episodes, seed)
     summary = report["policies"]["right"]["return"]
     values = (step >= need).astype(float)
     np.testing.assert_allclose(summary["mean"], values.mean(1), rtol=1e-6)
@@ -65,13 +65,13 @@ def test_numbers_equal_a_walk_by_hand():
 
 
 def test_all_policies_start_alike_and_differ_later():
-    subject = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
+    evaluated = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
     names = ["random", "ig", "lawnmower"]
-    compiled = subject.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
+    compiled = evaluated.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
 
     def fly(name: str, seed: int) -> dict:
-        flown = compiled(subject.parameters(names.index(name)), held_out_key(seed, "evaluation"), subject.context)
-        return {metric: np.asarray(curve) for metric, curve in flown.items()}
+        curves = compiled(evaluated.parameters(names.index(name)), held_out_key(seed, "evaluation"), evaluated.context)
+        return {metric: np.asarray(curve) for metric, curve in curves.items()}
 
     curves = {name: fly(name, 1) for name in names}
     for metric, reference in curves["random"].items():
@@ -82,10 +82,10 @@ def test_all_policies_start_alike_and_differ_later():
 
 
 def test_chunks_and_devices_change_nothing(monkeypatch):
-    subject = corridor(num_agents=2)
-    whole = dict(reports.rollout(subject, ["random", "right"], 7, seed=0))
+    evaluated = corridor(num_agents=2)
+    whole = dict(reports.rollout(evaluated, ["random", "right"], 7, seed=0))
     monkeypatch.setattr(jax, "local_device_count", lambda: 3)
-    parts = dict(reports.rollout(subject, ["random", "right"], 7, seed=0, chunk=2))
+    parts = dict(reports.rollout(evaluated, ["random", "right"], 7, seed=0, chunk=2))
     for name, curves in whole.items():
         for metric, curve in curves.items():
             assert curve.shape == (7, 7)
@@ -97,18 +97,18 @@ def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
     """Horizons that are no multiple of a piece, with episodes that end early, and with fixed ones."""
     settings = {"num_agents": 1, "length": 4} if "env" not in env else {}
     settings |= {name: value for name, value in env.items() if name != "env"}
-    subject = load(None, env.get("env", "helpers.tiny:Corridor"), settings)
-    whole = dict(reports.rollout(subject, ["random"], 5, seed=0, chunk=2))["random"]
-    (first, *_), played = records.record(subject, "random", 1, seed=0).actions, subject.evaluator(["random"], 5)
-    ended = played.compiled()(subject.parameters(0), held_out_key(0, "evaluation"), subject.context)
+    evaluated = load(None, env.get("env", "helpers.tiny:Corridor"), settings)
+    whole = dict(reports.rollout(evaluated, ["random"], 5, seed=0, chunk=2))["random"]
+    (first, *_), played = records.record(evaluated, "random", 1, seed=0).actions, evaluated.evaluator(["random"], 5)
+    ended = played.compiled()(evaluated.parameters(0), held_out_key(0, "evaluation"), evaluated.context)
     monkeypatch.setattr(rollouts, "STEPS", 4)
     monkeypatch.setattr(rollouts, "_STEPS_PER_CHECK", 4)
-    pieces = dict(reports.rollout(subject, ["random"], 5, seed=0))["random"]
+    pieces = dict(reports.rollout(evaluated, ["random"], 5, seed=0))["random"]
     for metric, curve in whole.items():
         assert len(curve) == env["horizon"] + 1
         np.testing.assert_allclose(rollouts.extend(pieces[metric], len(curve)), curve, rtol=1e-6)
         np.testing.assert_allclose(ended[metric], curve[-1], rtol=1e-6)
-    again = records.record(subject, "random", 1, seed=0)
+    again = records.record(evaluated, "random", 1, seed=0)
     assert len(again.actions) == whole["length"][-1, 1] and np.array_equal(again.actions[0], first)
     np.testing.assert_allclose(again.curves["return"], whole["return"][: len(again.actions) + 1, 1], rtol=1e-6)
 
@@ -116,7 +116,7 @@ def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
 def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
     """All episodes end within a few dozen steps."""
     short, long = corridor(horizon=900), corridor(horizon=10**9)
-    expected, actual = (reports.evaluate(subject, ["right", "random"], 6) for subject in (short, long))
+    expected, actual = (reports.evaluate(evaluated, ["right", "random"], 6) for evaluated in (short, long))
     assert (actual["steps"], expected["steps"]) == (1000, 900) and actual["at"] == [333, 667, 1000]
     for name, metrics in expected["policies"].items():
         for metric, curve in metrics.items():
@@ -166,8 +166,8 @@ def test_conclusion_by_hand():
     assert lines[0] == "At the end, by score (the larger, the better):"
     assert lines[1] == "On the same episodes greedy is better than ig by 0.0500 [0.0213, 0.0787]."
     assert "greedy is worse than random by 0.200 [0.171, 0.229]; bad" in lines[2]
-    near = _report("min", random=START, learned=START + 0.02 + NOISE)
-    assert evaluation_tables.conclusion(near)[1:] == [
+    tied = _report("min", random=START, learned=START + 0.02 + NOISE)
+    assert evaluation_tables.conclusion(tied)[1:] == [
         "On the same episodes greedy is not shown to differ from random (difference 0.0200 [-0.0087, 0.0487]). More "
         "episodes may show more."
     ]
@@ -178,11 +178,11 @@ def test_conclusion_by_hand():
 
 
 def test_one_lucky_episode_is_not_better():
-    for number, wins in ((1, 1), (5, 1), (5, 5), (20, 4)):
-        report = _report("max", random=np.zeros(number), learned=(np.arange(number) < wins) * 1.0)
+    for episodes, wins in ((1, 1), (5, 1), (5, 5), (20, 4)):
+        report = _report("max", random=np.zeros(episodes), learned=(np.arange(episodes) < wins) * 1.0)
         lines = evaluation_tables.conclusion(report)
         assert "greedy is not shown to differ from random" in lines[1], lines
-        assert ("6 episodes are the fewest that can." in lines[1]) == (number < 6)
+        assert ("6 episodes are the fewest that can." in lines[1]) == (episodes < 6)
     lines = evaluation_tables.conclusion(_report("max", random=np.zeros(6), learned=np.ones(6)))
     assert "is better than random" in lines[1]
 

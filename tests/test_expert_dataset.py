@@ -14,14 +14,14 @@ from jaxrl.runtime import expert_dataset
 from jaxrl.runtime.expert_dataset import ExpertDatasetError
 
 
-def saved(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
+def save(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
     """The same as a file that nobody has checked."""
     arrays = dataclasses.asdict(make_set()) | {"version": 1} | changes
     np.savez(path, **{name: value for name, value in arrays.items() if name not in without})
     return path
 
 
-def changed(name: str, place: Any, value: float) -> dict[str, np.ndarray]:
+def change(name: str, place: Any, value: float) -> dict[str, np.ndarray]:
     array = np.array(getattr(make_set(), name))
     array[place] = value
     return {name: array}
@@ -38,12 +38,12 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 def test_floats_and_integers_of_any_width_are_read(tmp_path: Path) -> None:
     wide = {"reward": make_set().reward.astype(np.float64), "step": make_set().step.astype(np.int64)}
-    loaded = expert_dataset.read(saved(tmp_path / "set.npz", **wide))
+    loaded = expert_dataset.read(save(tmp_path / "set.npz", **wide))
     assert loaded.reward.dtype == np.float32 and loaded.step.dtype == np.int32
 
 
 def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
-    first, second = saved(tmp_path / "a.npz"), saved(tmp_path / "b.npz", task_names=("lift", "push"))
+    first, second = save(tmp_path / "a.npz"), save(tmp_path / "b.npz", task_names=("lift", "push"))
     both = expert_dataset.read_all([str(first), str(second)])
     assert both.task_names == ("push", "pull", "lift") and both.episodes.tolist() == [10, 5, 5]
     assert both.task[len(make_set())] == 2 and both.task[-1] == 0
@@ -52,26 +52,26 @@ def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/runtime/expert_dataset.py"),
     "another version": ({"version": 2}, "is of version 2, this program reads version 1: create it again"),
-    "not a number": (changed("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
-    "infinite": (changed("reward", 9, np.inf), "has a reward that is not finite in row 9"),
+    "not a number": (change("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
+    "infinite": (change("reward", 9, np.inf), "has a reward that is not finite in row 9"),
     "sizes": ({"next_observation": np.zeros((40, 5), np.float32)}, "observation has 3 numbers, next_observation 5"),
     "rows": ({"reward": np.zeros(39, np.float32)}, "holds reward as float32[39] for 40 rows of step"),
     "type": ({"task": np.zeros(40)}, "holds task as float64[40] for 40 rows of step, not as int[N]"),
-    "box": (changed("action", (3, 0), 1.5), "has values of action outside [-1, 1]"),
-    "task": (changed("task", slice(36, 40), 2), "names 2 tasks, but has rows of task 2"),
+    "box": (change("action", (3, 0), 1.5), "has values of action outside [-1, 1]"),
+    "task": (change("task", slice(36, 40), 2), "names 2 tasks, but has rows of task 2"),
     "no numbers": ({name: np.zeros((40, 0), np.float32) for name in ("action", "mu", "log_std")},
                    "has an empty action"),
     "one name twice": ({"task_names": ("push", "push")}, "has the tasks ['push', 'push']: give each a different"),
     "no name": ({"task_names": ("push", "")}, "give each a different, non-empty name"),
-    "a wild deviation": (changed("log_std", (3, 0), 1e30), "has values of log_std outside ±50"),
-    "a gap": (changed("step", 6, 3), "breaks an episode at row 6"),
-    "no beginning": (changed("step", 0, 1), "breaks an episode at row 0"),
-    "a step behind the end": (changed("terminated", 5, True), "breaks an episode at row 6"),
-    "a successor that is none": (changed("observation", (6, 1), 99.0), "has a next_observation in row 5 that is not"),
+    "a wild deviation": (change("log_std", (3, 0), 1e30), "has values of log_std outside ±50"),
+    "a gap": (change("step", 6, 3), "breaks an episode at row 6"),
+    "no beginning": (change("step", 0, 1), "breaks an episode at row 0"),
+    "a step behind the end": (change("terminated", 5, True), "breaks an episode at row 6"),
+    "a successor that is none": (change("observation", (6, 1), 99.0), "has a next_observation in row 5 that is not"),
     "nothing": ({name: x[:0] for name, x in dataclasses.asdict(make_set()).items() if isinstance(x, np.ndarray)},
                 "holds no steps: collect some"),
     "names": ({"task_names": "push"}, "has task_names that are not str[K]"),
-    "too large": (changed("value", 3, 1.0) | {"value": np.full(40, 1e300)}, "has a value that is not finite in row 0"),
+    "too large": (change("value", 3, 1.0) | {"value": np.full(40, 1e300)}, "has a value that is not finite in row 0"),
     "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(make_set()).items() if isinstance(x, np.ndarray)},
                      "has too few episodes of the task 'pull' to hold some out: 4; collect 5"),
 }  # fmt: skip
@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_set_that_will_not_do_is_refused(what: str, tmp_path: Path) -> None:
     changes, sentence = BROKEN[what]
-    path = saved(tmp_path / "set.npz", **changes)
+    path = save(tmp_path / "set.npz", **changes)
     with pytest.raises(ExpertDatasetError) as caught:
         expert_dataset.read(path)
     assert sentence in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
@@ -90,7 +90,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "array.npy", np.zeros(3))
     for bit in (1, 1 << 6):  # "encrypted", "strongly encrypted": flags in the headers of a zip archive
-        content = bytearray(saved(tmp_path / "set.npz").read_bytes())
+        content = bytearray(save(tmp_path / "set.npz").read_bytes())
         for header, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
             at = content.find(header)
             while at >= 0:
@@ -111,14 +111,14 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 def test_sets_of_different_arms_do_not_mix(tmp_path: Path) -> None:
     wide = {name: np.zeros((40, 5), np.float32) for name in ("observation", "next_observation")}
-    paths = [str(saved(tmp_path / "a.npz")), str(saved(tmp_path / "b.npz", **wide))]
+    paths = [str(save(tmp_path / "a.npz")), str(save(tmp_path / "b.npz", **wide))]
     with pytest.raises(ExpertDatasetError, match=r"a\.npz have 3 numbers, those of .*b\.npz 5"):
         expert_dataset.read_all(paths)
 
 
 def test_what_is_no_set_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ExpertDatasetError, match="not finite in row 2"):
-        expert_dataset.write(tmp_path / "set.npz", make_set(**changed("value", 2, np.nan)))
+        expert_dataset.write(tmp_path / "set.npz", make_set(**change("value", 2, np.nan)))
     with pytest.raises(ExpertDatasetError, match="cannot be written"):
         expert_dataset.write(tmp_path / "absent" / "set.npz", make_set())
     assert not list(tmp_path.iterdir())
@@ -145,7 +145,7 @@ def header(shape: str, kind: str) -> bytes:
     ],
 )
 def test_a_header_that_claims_more_than_there_is(claim: bytes, tmp_path: Path) -> None:
-    path = saved(tmp_path / "set.npz", without=("reward",))
+    path = save(tmp_path / "set.npz", without=("reward",))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("reward.npy", claim)
     with pytest.raises(ExpertDatasetError, match=r"cannot be read|holds reward as") as caught:
@@ -154,7 +154,7 @@ def test_a_header_that_claims_more_than_there_is(claim: bytes, tmp_path: Path) -
 
 
 def test_an_archive_that_claims_more_than_it_can_hold(tmp_path: Path) -> None:
-    path = saved(tmp_path / "set.npz", without=("reward",))
+    path = save(tmp_path / "set.npz", without=("reward",))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("reward.npy", header(f"({10**9},)", "<f4"))
         archive.infolist()[-1].file_size = 4 * 10**9 + len(header(f"({10**9},)", "<f4"))  # closed with this in its list
@@ -164,5 +164,5 @@ def test_an_archive_that_claims_more_than_it_can_hold(tmp_path: Path) -> None:
 
 def test_long_names_are_shortened(tmp_path: Path) -> None:
     with pytest.raises(ExpertDatasetError) as caught:
-        expert_dataset.read(saved(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
+        expert_dataset.read(save(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
     assert len(str(caught.value)) < 300 + len(str(tmp_path))

@@ -60,20 +60,20 @@ def init_params(algo: Ddpg, seed: int = 0) -> Any:
     return jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(seed))
 
 
-def exported(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
+def export_agent(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
     """The agent's module, loaded as the platform would."""
     write_jidi(out, jidi_settings(env, algo, greedy), params)
     return agent_games.load_agent(out)
 
 
-def played(settings: oracle.Settings, number: int) -> list[oracle.State]:
+def play_states(settings: oracle.Settings, count: int) -> list[oracle.State]:
     """States of games between scripted players of several strengths, one of which plays at random now and then."""
     rng, states = np.random.default_rng(1), []
     levels: list[Any] = [(2, 2), (0, 2), ("evasion", 1), (0, 0), (4, 3)]
-    while len(states) < number:
+    while len(states) < count:
         game = oracle.Game(settings, rng)
         pair = levels[len(states) // settings.max_step % len(levels)]
-        while not game.done and len(states) < number:
+        while not game.done and len(states) < count:
             states.append(game.state)
             snakes = [settings.team(side) for side in (0, 1)]
             game.step([a for side in (0, 1) for a in choose(game.state, settings, snakes[side], pair[side], rng)])
@@ -108,19 +108,21 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
         )
 
     views = look(State(zeros.astype(np.float32), games, zeros, second))
-    seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in views)
-    return seen.reshape(2, len(states), *seen.shape[1:]), masks.reshape(2, len(states), *masks.shape[1:])
+    observations, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in views)
+    return observations.reshape(2, len(states), *observations.shape[1:]), masks.reshape(
+        2, len(states), *masks.shape[1:]
+    )
 
 
-def bared(states: list[oracle.State], most_beans: int) -> list[oracle.State]:
+def strip_states(states: list[oracle.State], most_beans: int) -> list[oracle.State]:
     """Some of the states, each without a snake and with fewer beans."""
     corner = [
         s for s in states if all((0, 0) not in body for body in s.bodies)
     ]  # where JAX keeps what is off the board
     stripped = []
-    for number, state in enumerate(corner[:: len(corner) // BARED][:BARED]):
-        bodies = [[] if k == number % len(state.bodies) else body for k, body in enumerate(state.bodies)]
-        stripped.append(dataclasses.replace(state, bodies=bodies, beans=state.beans[: number % (most_beans + 1)]))
+    for index, state in enumerate(corner[:: len(corner) // BARED][:BARED]):
+        bodies = [[] if k == index % len(state.bodies) else body for k, body in enumerate(state.bodies)]
+        stripped.append(dataclasses.replace(state, bodies=bodies, beans=state.beans[: index % (most_beans + 1)]))
     return stripped
 
 
@@ -134,12 +136,12 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     """Observations, masks, logits and drawn actions on some 500 states, half of them in each side."""
     name, layout, options = CASES[case]
     env, settings = make(name, observation=layout, side="both", masks=True), oracle.CONFIGURATIONS[name]
-    states = played(settings, PLAYED)
+    states = play_states(settings, PLAYED)
     pointed = [heading(s, settings) == s.directions for s in states]
     assert 0.8 < np.mean(pointed) < 1  # some respawns point into the neck
-    states = [s for number, s in enumerate(states) if number % 2 == 0 or not pointed[number]]
-    states += bared(states, settings.num_beans)
-    seen, masks = reference(env, settings, states)
+    states = [s for index, s in enumerate(states) if index % 2 == 0 or not pointed[index]]
+    states += strip_states(states, settings.num_beans)
+    observations, masks = reference(env, settings, states)
     algo = algorithm(env, **options)
     params = init_params(algo, 3)
     params = jax.tree.map(
@@ -147,26 +149,26 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     )
 
     @jax.jit
-    def policy(params: Any, seen: Any, masks: Any) -> tuple[Any, Any]:
-        logits = algo.outputs("actor", params, seen.reshape(-1, *seen.shape[2:])).reshape(masks.shape)
+    def policy(params: Any, observation: Any, masks: Any) -> tuple[Any, Any]:
+        logits = algo.outputs("actor", params, observation.reshape(-1, *observation.shape[2:])).reshape(masks.shape)
         return logits, jnp.log(masked_softmax(logits, masks if algo.masking else None))
 
-    logits, chances = map(np.asarray, policy(params, seen, masks))
+    logits, chances = map(np.asarray, policy(params, observations, masks))
     assert len(np.unique(np.argmax(logits, -1))) == 4
-    agent, rng, bound = exported(tmp_path, env, algo, params), np.random.default_rng(2), 0
-    for side, number in np.ndindex(2, len(states)):
+    agent, rng, bound = export_agent(tmp_path, env, algo, params), np.random.default_rng(2), 0
+    for side, index in np.ndindex(2, len(states)):
         snake = int(rng.choice(settings.team(side)))
-        observation = agent_games.observation(states[number], settings, snake, None)
+        observation = agent_games.observation(states[index], settings, snake, None)
         board = agent.Board(observation, agent.POLICY.settings)
         team = agent.POLICY.team(board)
-        np.testing.assert_allclose(team, seen[side, number], rtol=1e-6, atol=1e-6)
-        assert [board.open_directions(i) for i in range(board.half)] == masks[side, number].tolist()
-        np.testing.assert_allclose(agent.POLICY.logits(team), logits[side, number], rtol=1e-4, atol=1e-4)
-        np.random.seed(number)
+        np.testing.assert_allclose(team, observations[side, index], rtol=1e-6, atol=1e-6)
+        assert [board.open_directions(i) for i in range(board.half)] == masks[side, index].tolist()
+        np.testing.assert_allclose(agent.POLICY.logits(team), logits[side, index], rtol=1e-4, atol=1e-4)
+        np.random.seed(index)
         noise, member = np.random.gumbel(size=4), snake % settings.team_size
-        sums = chances[side, number, member] + noise
-        bound += np.argmax(sums) != np.argmax(logits[side, number, member] + noise)
-        np.random.seed(number)
+        sums = chances[side, index, member] + noise
+        bound += np.argmax(sums) != np.argmax(logits[side, index, member] + noise)
+        np.random.seed(index)
         chosen = agent.my_controller(observation, None, False)
         second, first = np.sort(sums)[-2:]
         if first - second > 1e-3:
@@ -178,8 +180,8 @@ def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
     env, settings = make("snakes_1v1", masks=False), oracle.CONFIGURATIONS["snakes_1v1"]
     algo = algorithm(env)
     params = init_params(algo)
-    drawing, greedy = (exported(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
-    observation = agent_games.observation(played(settings, 5)[4], settings, 1, [0, 0])
+    drawing, greedy = (export_agent(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
+    observation = agent_games.observation(play_states(settings, 5)[4], settings, 1, [0, 0])
     logits = greedy.POLICY.logits(greedy.POLICY.team(greedy.Board(observation, greedy.POLICY.settings)))[0]
     best = [[int(action == np.argmax(logits)) for action in range(4)]]
     assert all(greedy.my_controller(observation, None) == best for _ in range(20))
@@ -207,9 +209,9 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
     """A policy that goes for beans and avoids walls of snakes beats random players in either side, fast enough."""
     env = make("snakes_3v3", observation="obs_full")
     algo = algorithm(env, hidden_size=4, depth=1)
-    agent = exported(tmp_path, env, algo, hand_made(env, algo), greedy=True)
+    agent = export_agent(tmp_path, env, algo, hand_made(env, algo), greedy=True)
     seconds: list[float] = []
-    policy = agent_games.controlled(agent.my_controller, seconds)
+    policy = agent_games.wrap_controller(agent.my_controller, seconds)
     settings = oracle.Settings(max_step=60)
     for side in (0, 1):
         ours, theirs = agent_games.games(policy, scripted(0), settings, 10, side, seed=4)
@@ -218,7 +220,7 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
     assert np.median(seconds) < 0.005
 
 
-def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
+def check_refusal(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
     environment = make(env, **changes)
     sizes: Any = {"hidden_size": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
     with pytest.raises(UserError, match=sentence) as caught:
@@ -227,14 +229,14 @@ def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
 
 
 def test_what_the_platform_cannot_run_is_refused() -> None:
-    refused("coverage", "the jidi format is for snakes, the run was trained on 'coverage'", Coma, q=5)
-    refused("snakes_3v3", "6 snakes in 2 teams, 8 x 20 cells and beans 5: train on snakes_3v3", height=8)
-    refused("snakes_5p", "5 snakes in 1 team, 10 x 20 cells")
-    refused("snakes_1v1", "1v1 on 10 x 20|10 x 20 cells and beans 5", height=10, width=20)
-    refused("snakes_3v3", "10 x 20 cells and beans 3", beans=3)
-    refused("snakes_3v3", "plays both teams", opponent="outside")
-    refused("snakes_3v3", "has no careful masks: train with careful_masks 0", masks=True, careful_masks=9)
-    refused("snakes_3v3", "in the order that the observation gives", observation="obs_heading")
+    check_refusal("coverage", "the jidi format is for snakes, the run was trained on 'coverage'", Coma, q=5)
+    check_refusal("snakes_3v3", "6 snakes in 2 teams, 8 x 20 cells and beans 5: train on snakes_3v3", height=8)
+    check_refusal("snakes_5p", "5 snakes in 1 team, 10 x 20 cells")
+    check_refusal("snakes_1v1", "1v1 on 10 x 20|10 x 20 cells and beans 5", height=10, width=20)
+    check_refusal("snakes_3v3", "10 x 20 cells and beans 3", beans=3)
+    check_refusal("snakes_3v3", "plays both teams", opponent="outside")
+    check_refusal("snakes_3v3", "has no careful masks: train with careful_masks 0", masks=True, careful_masks=9)
+    check_refusal("snakes_3v3", "in the order that the observation gives", observation="obs_heading")
 
 
 def test_the_platform_heeds_masks_as_the_training_did() -> None:
@@ -250,17 +252,17 @@ RUN += " --opponent 0 --stale_observation_bug false"
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a run on disk to a script that plays what was exported."""
-    setup = build_run(parse(f"{RUN} --devices 1".split()).config)
-    run = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1", setup.env.env.version)
-    run_directory.write_config(run, setup.config.to_yaml())
-    state = setup.trainer.init(jax.random.key(0))
-    with Checkpoints(run / "checkpoints") as checkpoints:
+    run = build_run(parse(f"{RUN} --devices 1".split()).config)
+    folder = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1", run.env.env.version)
+    run_directory.write_config(folder, run.config.to_yaml())
+    state = run.trainer.init(jax.random.key(0))
+    with Checkpoints(folder / "checkpoints") as checkpoints:
         checkpoints.save(1, state, {})
-    out, words = tmp_path / "out", [str(run), "--format", "jidi"]
+    out, words = tmp_path / "out", [str(folder), "--format", "jidi"]
     capsys.readouterr()
     for argv, sentence in (
-        ([str(run)], "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi"),
-        ([str(run), "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
+        ([str(folder)], "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi"),
+        ([str(folder), "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
         (words, "say where to write: --out DIR"),
         (["nowhere", *words[1:], "--out", str(out)], "nowhere does not exist"),
         ([*words, "--out", str(tmp_path / "runs" / "latest")], "choose another --out"),
@@ -271,7 +273,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([*words, "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["submission.py", "weights.npz"]
     assert (out / "submission.py").read_bytes() == source(AGENT)
-    agent, actor = agent_games.load_agent(out), setup.algo.policy(state.algo)["params"]
+    agent, actor = agent_games.load_agent(out), run.algo.policy(state.algo)["params"]
     np.testing.assert_array_equal(agent.POLICY.weights["fc2_kernel"], actor["fc2_kernel"])
 
 
@@ -279,7 +281,7 @@ def test_the_agent_needs_numpy_alone(tmp_path: Path) -> None:
     """Without JAX, and without threads that nobody asked for."""
     env = make("snakes_1v1", observation="obs_full")
     algo = algorithm(env, network="bicnet")
-    exported(tmp_path, env, algo, init_params(algo))
+    export_agent(tmp_path, env, algo, init_params(algo))
     script = (
         "import os, sys, submission; seen = {1: [[0, 0]], 2: [[2, 2], [2, 1], [2, 0]], 3: [[4, 4], [4, 5], [4, 6]], "
         "'board_width': 8, 'board_height': 6, 'controlled_snake_index': 3, 'last_direction': None}; "

@@ -93,10 +93,12 @@ def made_ppo(env: Any, **settings: Any) -> Policy:
     policy = make_policy(env, Ppo, hidden_size=8, num_minibatches=1, initializer="torch", **settings)
     policy = dataclasses.replace(policy, params=jax.tree.map(lambda x: 2 * x, policy.params))  # means beyond the box
     keys = jax.random.split(jax.random.key(2))
-    for known in policy.params["statistics"].values():
-        variance = jnp.exp(jax.random.normal(keys[0], known.mean.shape)).at[..., 1:2].set(1e-6)
-        known = dataclasses.replace(known, mean=jax.random.normal(keys[1], known.mean.shape), variance=variance)
-        policy = dataclasses.replace(policy, params=policy.params | {"statistics": {"actor": known}})
+    for statistics in policy.params["statistics"].values():
+        variance = jnp.exp(jax.random.normal(keys[0], statistics.mean.shape)).at[..., 1:2].set(1e-6)
+        statistics = dataclasses.replace(
+            statistics, mean=jax.random.normal(keys[1], statistics.mean.shape), variance=variance
+        )
+        policy = dataclasses.replace(policy, params=policy.params | {"statistics": {"actor": statistics}})
     return policy
 
 
@@ -231,7 +233,7 @@ def test_onnx(name: str, tmp_path: Path) -> None:
     assert one[0].shape == (1, *exported_case.actions[0].shape[1:])
 
 
-def loaded(folder: Path) -> Any:
+def load_agent(folder: Path) -> Any:
     """The module that agent.py in a folder is, compiled from its text."""
     module = types.ModuleType("exported")
     module.__file__ = str(folder / "agent.py")
@@ -245,7 +247,7 @@ def loaded(folder: Path) -> Any:
 def test_numpy(name: str, tmp_path: Path) -> None:
     exported_case = case(name)
     assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
-    module = loaded(tmp_path)
+    module = load_agent(tmp_path)
     arrays = exported_case.arrays(0)
     heeded = ("action_mask", "mask_state") if exported_case.policy.algo.heeds_masks else ()
     more = {key: arrays[key] for key in heeded if key in arrays}
@@ -259,7 +261,7 @@ def test_numpy(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [4, 6, 27])
 def test_masks_of_coverage_are_those_of_the_environment(n: int, tmp_path: Path) -> None:
     export(case("ddpg").policy, "numpy", tmp_path)
-    rule = loaded(tmp_path).coverage_mask
+    rule = load_agent(tmp_path).coverage_mask
     rng, moves = np.random.default_rng(n), coverage_actions.MOVES[n]
     for _ in range(50):
         places = rng.integers(0, 3, (4, 3)).astype(np.int32)
@@ -290,20 +292,20 @@ def test_masks_of_other_environments_are_passed(tmp_path: Path) -> None:
         ),
     )
     export(policy, "numpy", tmp_path)
-    seen = np.asarray(case("coma_vectors").timesteps[0].observation)
-    module = loaded(tmp_path)
+    observation = np.asarray(case("coma_vectors").timesteps[0].observation)
+    module = load_agent(tmp_path)
 
     def plain(state: Any, mask: Any, chosen: Any, agent: Any) -> Any:
         return mask[agent] & ((agent == 0) | (np.arange(2) != chosen[0]))
 
     open_ = np.ones((SAMPLES, 2, 2), bool)
-    chosen = module.act(seen, open_, next_mask=plain)
+    chosen = module.act(observation, open_, next_mask=plain)
     assert np.all(chosen[:, 0] != chosen[:, 1]) and np.ptp(chosen[:, 0]) == 1
-    np.testing.assert_array_equal(chosen[5], module.act(seen[5], open_[5], next_mask=plain))
+    np.testing.assert_array_equal(chosen[5], module.act(observation[5], open_[5], next_mask=plain))
     with pytest.raises(ValueError, match="pass next_mask"):
-        module.act(seen, open_)
+        module.act(observation, open_)
     with pytest.raises(ValueError, match="closes every action of agent 1: leave at least one open"):
-        module.act(seen, open_, next_mask=lambda state, mask, chosen, agent: mask[agent] & (agent == 0))
+        module.act(observation, open_, next_mask=lambda state, mask, chosen, agent: mask[agent] & (agent == 0))
 
 
 @pytest.mark.parametrize("name", ["coma", "student", "own_algorithm"])
@@ -374,30 +376,34 @@ class Sorting(TinyQ):
 def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = case("own_algorithm").policy
 
-    def refused(policy: Any, form: Any, sentence: str, path: Any = tmp_path, kind: type = UsageError) -> None:
+    def check_refusal(policy: Any, form: Any, sentence: str, path: Any = tmp_path, kind: type = UsageError) -> None:
         with pytest.raises(kind, match=sentence) as caught:
             export(policy, form, path)
         assert "\n" not in str(caught.value)
 
-    refused(policy, "onx", "unknown format 'onx': did you mean 'onnx'?")
-    refused(policy, None, "unknown format None")
-    refused(policy, "numpy", "for coma, ddpg, bicnet, sac, ppo and student, not for tinyq: choose --format stablehlo")
-    refused(case("collective").policy, "numpy", "not for collective")
-    refused(case("own_network").policy, "numpy", "the library's own networks, not for Plain")
+    check_refusal(policy, "onx", "unknown format 'onx': did you mean 'onnx'?")
+    check_refusal(policy, None, "unknown format None")
+    check_refusal(
+        policy, "numpy", "for coma, ddpg, bicnet, sac, ppo and student, not for tinyq: choose --format stablehlo"
+    )
+    check_refusal(case("collective").policy, "numpy", "not for collective")
+    check_refusal(case("own_network").policy, "numpy", "the library's own networks, not for Plain")
     ddpg = case("ddpg").policy
-    refused(dataclasses.replace(ddpg, algo=Odd(ddpg.env.spec, DataParallel(1), **OFF)), "numpy", "not for odd")
-    refused(case("sac").policy, "jidi", "the jidi format is for snakes")
-    refused(policy, "stablehlo", "name the directory to write to", path=3)
+    check_refusal(dataclasses.replace(ddpg, algo=Odd(ddpg.env.spec, DataParallel(1), **OFF)), "numpy", "not for odd")
+    check_refusal(case("sac").policy, "jidi", "the jidi format is for snakes")
+    check_refusal(policy, "stablehlo", "name the directory to write to", path=3)
     (tmp_path / "file").write_text("")
-    refused(case("ddpg").policy, "numpy", "cannot write to .*: choose another --out", tmp_path / "file", UserError)
-    refused("nowhere", "numpy", "nowhere does not exist", kind=UserError)
+    check_refusal(
+        case("ddpg").policy, "numpy", "cannot write to .*: choose another --out", tmp_path / "file", UserError
+    )
+    check_refusal("nowhere", "numpy", "nowhere does not exist", kind=UserError)
     for module, package, form in (
         ("onnx", "onnx", "onnx"),
         ("safetensors.numpy", "safetensors", "safetensors"),
         ("flatbuffers", "flatbuffers", "stablehlo"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
-        refused(policy, form, rf"needs the package {package}: .*\.\[export\]")
+        check_refusal(policy, form, rf"needs the package {package}: .*\.\[export\]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 

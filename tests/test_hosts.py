@@ -94,7 +94,7 @@ class Hosts:
             assert any(process.poll() is None for process in self.processes), self.text(0) + self.text(1)
             time.sleep(0.05)
 
-    def ended(self) -> list[int]:
+    def exit_codes(self) -> list[int]:
         """The exit codes."""
         return [process.wait(timeout=240) for process in self.processes]
 
@@ -119,7 +119,7 @@ def test_two_hosts_of_two_devices_are_one_of_four_and_resume_on_one(flags: str, 
     total = int(flags.partition("--total_")[2].split()[1])
     half = flags.replace(f" {total} ", f" {total // 2} ") + f" --schedule_env_steps {schedule(alone)}"
     with Hosts(tmp_path, half, "--runs two") as pair:
-        assert pair.ended() == [0, 0], pair.text(0) + pair.text(1)
+        assert pair.exit_codes() == [0, 0], pair.text(0) + pair.text(1)
         assert "4 x cpu (cpu, 2 hosts)" in pair.text(0) and "finished at iteration" in pair.text(0)
         assert pair.text(1) == ""
     run = only_run(tmp_path / "two")
@@ -141,13 +141,13 @@ def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tm
         run = only_run(tmp_path / "runs")
         pair.wait(lambda: len(read_metrics(run)) > 3)
         pair.processes[1].send_signal(signal.SIGTERM)
-        assert pair.ended() == [0, 0], pair.text(0) + pair.text(1)
+        assert pair.exit_codes() == [0, 0], pair.text(0) + pair.text(1)
         assert "stopped by SIGTERM at iteration" in pair.text(0) and pair.text(1) == ""
     stopped = steps(run)[-1]
     assert read_metrics(run)[-1]["iteration"] <= stopped
     to = (stopped + 8) * 32
     with Hosts(tmp_path, f"--resume {run} --total_env_steps {to}") as pair:
-        assert pair.ended() == [0, 0], pair.text(0) + pair.text(1)
+        assert pair.exit_codes() == [0, 0], pair.text(0) + pair.text(1)
         assert f"resumed at iteration {stopped:,}" in pair.text(0)
     assert steps(run)[-1] == stopped + 8
 
@@ -155,7 +155,7 @@ def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tm
 @pytest.mark.long
 def test_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
     with Hosts(tmp_path, *TINY.split(), "--total_env_steps", "256", "--runs", str(tmp_path), torchrun=True) as both:
-        assert both.ended() == [0, 0], both.text(0) + both.text(1)
+        assert both.exit_codes() == [0, 0], both.text(0) + both.text(1)
     assert "2 hosts" in both.text(0) and steps(only_run(tmp_path))
 
 
@@ -168,7 +168,7 @@ def test_a_lost_host_ends_the_run_with_a_good_checkpoint(lost: int, tmp_path: Pa
         pair.wait(lambda: len(steps(run)) > 1)
         pair.processes[lost].kill()
         began = time.monotonic()
-        codes = pair.ended()
+        codes = pair.exit_codes()
         assert time.monotonic() - began < 2 * hosts.HEARTBEAT_TIMEOUT_S
         assert codes[lost] == -signal.SIGKILL
         text = pair.text(1 - lost)
@@ -187,7 +187,7 @@ def test_a_lost_host_ends_the_run_with_a_good_checkpoint(lost: int, tmp_path: Pa
 @pytest.mark.long
 def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs", other="--seed 5") as pair:
-        assert pair.ended() == [2, 2]
+        assert pair.exit_codes() == [2, 2]
         for host in range(2):
             assert pair.text(host).startswith("error: the hosts disagree: seed is 0 on host 0 and 5 on host 1;")
             assert pair.text(host).count("\n") == 1
@@ -198,7 +198,7 @@ def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
 def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs") as pair:
-        assert pair.ended() == [1, 1]
+        assert pair.exit_codes() == [1, 1]
         assert pair.text(0) == pair.text(1) and "is not a directory); choose another with --runs" in pair.text(0)
 
 

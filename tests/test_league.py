@@ -28,22 +28,20 @@ TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "hidden_size": 
         "batch_size": 8, "buffer_size": 256, "learning_starts": 8, "total_env_steps": 128}  # fmt: skip
 
 
-def subject(number: int, **settings) -> EvalPolicy:
+def make_eval_policy(seed: int, **settings) -> EvalPolicy:
     """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
     config = configuration.build({**TINY, **settings}, "the test")
     env = batched(config.make_env())
     algo = Ddpg(env.spec, DataParallel(8), **config.algo_settings)
-    params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
+    params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(seed))
     params = jax.tree.map(lambda x: 30.0 * x, params)
-    return EvalPolicy(
-        env, config.env, config.env_settings, Path(f"runs/ddpg/{number}"), config, algo, params, step=number
-    )
+    return EvalPolicy(env, config.env, config.env_settings, Path(f"runs/ddpg/{seed}"), config, algo, params, step=seed)
 
 
 @pytest.fixture(scope="module")
 def two() -> list[EvalPolicy]:
     """Two runs with other observations, rewards and opponents."""
-    return [subject(1), subject(2, observation="obs_full", reward="score", opponent="0:1,2:3")]
+    return [make_eval_policy(1), make_eval_policy(2, observation="obs_full", reward="score", opponent="0:1,2:3")]
 
 
 # Ratings
@@ -108,8 +106,8 @@ def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dic
     for _ in range(STEPS):
         actions = []
         for k, one in enumerate((first, second)):
-            seen = steps[k].observation[:, k : k + 1]  # agent 0 is the first team, agent 1 the second
-            actions.append(jnp.argmax(one.algo.outputs("actor", one.params, seen), -1).astype(jnp.int32))
+            observation = steps[k].observation[:, k : k + 1]  # agent 0 is the first team, agent 1 the second
+            actions.append(jnp.argmax(one.algo.outputs("actor", one.params, observation), -1).astype(jnp.int32))
         action = jnp.concatenate(actions, 1)
         states, steps = zip(*(p(s, action, context) for p, s in zip(plays, states, strict=True)), strict=True)
     return {name: np.asarray(value) for name, value in steps[0].metrics.items()}
@@ -132,14 +130,14 @@ def test_runs_meet_each_with_its_own_eyes(two):
 
 
 def test_each_scripted_player_is_the_level_of_its_name():
-    subject = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
-    opponents = league.set_for_matches(subject).env.env.match_rules.opponents
+    evaluated = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
+    opponents = league.set_for_matches(evaluated).env.env.match_rules.opponents
     levels = {"random": "0", **{f"level{k}": str(k) for k in range(1, 5)}}
     levels |= {"evasion": "evasion", "territory": "territory"}
     assert list(opponents) == list(levels)
     for name, context in opponents.items():
-        np.testing.assert_array_equal(context, subject.with_env_settings({"opponent": levels[name]}).context)
-    assert list(subject.with_env_settings({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == [
+        np.testing.assert_array_equal(context, evaluated.with_env_settings({"opponent": levels[name]}).context)
+    assert list(evaluated.with_env_settings({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == [
         "random",
         "level3",
     ]
@@ -158,7 +156,7 @@ def test_a_scripted_player_plays_as_it_does_alone():
 @pytest.mark.long
 def test_matches_of_several_seeds():
     """Means over the games of each seed, and Student's interval; scripted players have no seeds."""
-    first, second = subject(1, opponent="1,2"), subject(3, opponent="1,2")
+    first, second = make_eval_policy(1, opponent="1,2"), make_eval_policy(3, opponent="1,2")
     both = dataclasses.replace(first, seed_params=(first.params, second.params))
     names = ["learned", "level1"]
     alone = [{name: reports.play_matches(one, [name], 16)["matches"] for name in names} for one in (first, second)]
@@ -191,7 +189,7 @@ def test_matches_of_several_seeds():
 )
 def test_runs_of_other_games_do_not_meet(two, changes, words):
     with pytest.raises(league.UsageError, match=words):
-        league.league([two[0], subject(3, **changes)])
+        league.league([two[0], make_eval_policy(3, **changes)])
 
 
 def test_a_run_does_not_meet_itself(two):
@@ -251,7 +249,7 @@ def test_draws_count_for_both_sides(two):
     meeting = league.League({"a": two[0]}, ("random", "level1"))
     games = {("a", "random"): (50, 40, 10), ("a", "level1"): (0, 90, 10), ("random", "level1"): (20, 20, 60)}
 
-    def rated(turned: bool) -> dict:
+    def rate(turned: bool) -> dict:
         matches = []
         for (first, second), (win, draw, loss) in games.items():
             if turned:
@@ -260,10 +258,10 @@ def test_draws_count_for_both_sides(two):
             matches.append({"first": first, "second": second} | {name: {"mean": n / 100} for name, n in shares})
         return meeting.ratings(matches, 100)
 
-    points = {name: row["points"] for name, row in rated(False).items()}
+    points = {name: row["points"] for name, row in rate(False).items()}
     assert points == pytest.approx({"a": (70 + 45) / 200, "random": (30 + 30) / 200, "level1": (55 + 70) / 200})
-    for name, row in rated(True).items():
-        assert row == pytest.approx(rated(False)[name])
+    for name, row in rate(True).items():
+        assert row == pytest.approx(rate(False)[name])
 
 
 def test_results_by_hand():

@@ -191,7 +191,7 @@ def test_no_logger_is_no_thread(tmp_path: Path) -> None:
 # The real packages
 
 
-def installed(name: str) -> Any:
+def is_installed(name: str) -> Any:
     pytest.importorskip(name)
     return importlib.import_module(name)
 
@@ -224,7 +224,7 @@ def records(path: Path) -> list[Any]:
 
 @pytest.mark.filterwarnings("default")
 def test_real_wandb_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed("wandb")
+    is_installed("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)

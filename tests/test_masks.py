@@ -139,7 +139,7 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     expected = policy(LOGITS, action_mask=MASK)[0]
     check(expected, every=False)
     export(policy, "numpy", tmp_path)
-    act = loaded(tmp_path).act
+    act = load_agent(tmp_path).act
     agent = act(LOGITS, action_mask=MASK.astype(np.int8))
     check(agent, every=False)
     assert np.mean(agent == expected) > 0.999  # but for rounding, beside logits that are nearly equal
@@ -148,7 +148,7 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)
 
 
-def loaded(folder: Path) -> Any:
+def load_agent(folder: Path) -> Any:
     """The module agent.py in a folder."""
     module = types.ModuleType("exported")
     module.__file__ = str(folder / "agent.py")
@@ -180,7 +180,7 @@ def test_what_is_no_mask_is_refused(tmp_path: Path) -> None:
     policy, observation = make_policy("ddpg", custom=False), np.zeros((AGENTS, ACTIONS), np.float32)
     timestep = policy.env.reset(jax.random.key(0))[1]
     export(policy, "numpy", tmp_path)
-    act = loaded(tmp_path).act
+    act = load_agent(tmp_path).act
     for mask, sentence in WRONG.values():
         with pytest.raises(ValueError, match=sentence):
             policy(observation, action_mask=mask)
@@ -191,27 +191,27 @@ def test_what_is_no_mask_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mask_is_given_where_it_is_needed_and_nowhere_else(tmp_path: Path) -> None:
-    seen = np.zeros((AGENTS, ACTIONS), np.float32)
+    observation = np.zeros((AGENTS, ACTIONS), np.float32)
     policy, free = (
         make_policy("ddpg", custom=False),
         dataclasses.replace(make_policy("ddpg", custom=False), env=Closing(masks=False)),
     )
     timestep = policy.env.reset(jax.random.key(0))[1]
-    for without in (seen, seen[None], dataclasses.replace(timestep, action_mask=None)):
+    for without in (observation, observation[None], dataclasses.replace(timestep, action_mask=None)):
         with pytest.raises(ValueError, match=r"'closing' closes actions.*give action_mask, bool\[.*2, 4\]"):
             policy(without)
     masked = policy(timestep.observation, action_mask=timestep.action_mask)[0]
     np.testing.assert_array_equal(policy(timestep)[0], masked)
-    assert free(seen)[0].shape == (AGENTS,)
+    assert free(observation)[0].shape == (AGENTS,)
     with pytest.raises(ValueError, match="has no action masks: leave action_mask out"):
-        free(seen, action_mask=MASK[0])
+        free(observation, action_mask=MASK[0])
     for name, one in (("needed", policy), ("free", free)):
         export(one, "numpy", tmp_path / name)
     with pytest.raises(ValueError, match=r"needs action_mask, bool\[2, 4\], true where an action is open"):
-        loaded(tmp_path / "needed").act(seen)
-    assert loaded(tmp_path / "free").act(seen).shape == (AGENTS,)
+        load_agent(tmp_path / "needed").act(observation)
+    assert load_agent(tmp_path / "free").act(observation).shape == (AGENTS,)
     with pytest.raises(ValueError, match="trained without action masks: leave action_mask out"):
-        loaded(tmp_path / "free").act(seen, action_mask=MASK[0])
+        load_agent(tmp_path / "free").act(observation, action_mask=MASK[0])
 
 
 def test_masking_false_plays_closed_actions_and_says_so() -> None:

@@ -60,23 +60,23 @@ def test_the_replay_holds_what_was_played(case: str) -> None:
     state, _ = run(trainer, 8)  # later all reach the corridor's end in time
     ended_rows, ends = 0, set()
     for shard in range(8):
-        ring = jax.tree.map(lambda x, shard=shard: np.asarray(x)[shard], state.algo.sharded)
-        rows, head = ring.end.shape[0], int(ring.head)
-        assert ring.filled == rows - 1 == 24 + trainer.algo.n_step
+        buffer = jax.tree.map(lambda x, shard=shard: np.asarray(x)[shard], state.algo.sharded)
+        rows, head = buffer.end.shape[0], int(buffer.head)
+        assert buffer.filled == rows - 1 == 24 + trainer.algo.n_step
         for age in range(rows - 1, 0, -1):
             row, after = (head - age) % rows, (head - age + 1) % rows
-            expected = follows(ring.observation["observation"][row].astype(float), ring.action[row])
-            for env in range(ring.end.shape[1]):
-                if ring.end[row, env] == CONTINUES:
-                    np.testing.assert_allclose(ring.observation["observation"][after, env], expected[env], atol=1e-6)
+            expected = follows(buffer.observation["observation"][row].astype(float), buffer.action[row])
+            for env in range(buffer.end.shape[1]):
+                if buffer.end[row, env] == CONTINUES:
+                    np.testing.assert_allclose(buffer.observation["observation"][after, env], expected[env], atol=1e-6)
                 else:
                     ended_rows += 1
-                    assert not np.allclose(ring.observation["observation"][after, env], expected[env], atol=1e-3)
-                    assert (ring.reward[after, env] == 0).all() and ring.end[after, env] == CONTINUES
-        ends |= set(ring.end.ravel().tolist())
+                    assert not np.allclose(buffer.observation["observation"][after, env], expected[env], atol=1e-3)
+                    assert (buffer.reward[after, env] == 0).all() and buffer.end[after, env] == CONTINUES
+        ends |= set(buffer.end.ravel().tolist())
     assert ended_rows >= 40 and TRUNCATED in ends
     if case == "ddpg expected":
-        assert TERMINATED in ends and ring.observation["observation"].dtype == np.float16
+        assert TERMINATED in ends and buffer.observation["observation"].dtype == np.float16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +121,19 @@ def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
 def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
     """Random steps, a burst of updates, training: each is left half-way, and gone on with from the disk."""
     trainer = trainer_of("sac")
-    went, resumed = trainer.init(jax.random.key(0)), None
+    uninterrupted, resumed = trainer.init(jax.random.key(0)), None
     with Checkpoints(tmp_path) as checkpoints:
-        for number, phase in enumerate(trainer.algo.phases, 1):
+        for count, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)
-            went, _ = block(went, jnp.int32(2))
+            uninterrupted, _ = block(uninterrupted, jnp.int32(2))
             if resumed is not None:
                 resumed, _ = block(resumed, jnp.int32(2))
-                assert digest(went) == digest(resumed), phase.name
-            checkpoints.save(number, went, {})
+                assert digest(uninterrupted) == digest(resumed), phase.name
+            checkpoints.save(count, uninterrupted, {})
             checkpoints.wait()
             _, resumed, _ = checkpoints.restore(trainer.shapes())
-            went, resumed = (block(state, jnp.int32(2))[0] for state in (went, resumed))
-            assert digest(went) == digest(resumed), phase.name
+            uninterrupted, resumed = (block(state, jnp.int32(2))[0] for state in (uninterrupted, resumed))
+            assert digest(uninterrupted) == digest(resumed), phase.name
 
 
 @pytest.mark.parametrize("case", ["ddpg expected", "sac"])
@@ -143,10 +143,10 @@ def test_learning_rates_fall_to_their_final_share(case: str) -> None:
     state = trainer.init(jax.random.key(0))
     for phase in trainer.algo.phases[:-1]:
         state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
-    block, seen = trainer.make_block(trainer.algo.phases[-1]), []
+    block, rates = trainer.make_block(trainer.algo.phases[-1]), []
     for iterations in (50, 30, 10):
         state, _ = block(state, jnp.int32(iterations))
         networks = {name: getattr(state.algo.replicated, name).params for name in ("actor", "critic")}
-        seen.append((int(total(state.progress.env_steps)), digest(networks)))
-    assert seen[0][0] < 4000 < seen[1][0]
-    assert seen[0][1] != seen[1][1] == seen[2][1]
+        rates.append((int(total(state.progress.env_steps)), digest(networks)))
+    assert rates[0][0] < 4000 < rates[1][0]
+    assert rates[0][1] != rates[1][1] == rates[2][1]

@@ -106,8 +106,8 @@ def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
     transformer, *_ = algo.stages
     last, optimizer, gradient = transformer.updates, algo.chain("encoder"), np.float32([3.0, -4.0])
     state, update = optimizer.init(gradient), jax.jit(optimizer.update)
-    for seen in (0, last // 2, last, last + 7):
-        at = optax.tree_utils.tree_set(state, count=np.int32(seen))
+    for step_count in (0, last // 2, last, last + 7):
+        at = optax.tree_utils.tree_set(state, count=np.int32(step_count))
         with jax.numpy_dtype_promotion("standard"):  # as in `Algorithm.step`
             step, _ = update(gradient, at)
-        np.testing.assert_allclose(step, -gradient * (1 - 0.5 * min(seen / last, 1.0)), rtol=1e-6)
+        np.testing.assert_allclose(step, -gradient * (1 - 0.5 * min(step_count / last, 1.0)), rtol=1e-6)

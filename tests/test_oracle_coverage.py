@@ -27,7 +27,7 @@ def recorded_settings(record: golden.CoverageRecord) -> Settings:
     )
 
 
-def replayed(record: golden.CoverageRecord) -> Mission:
+def make_mission(record: golden.CoverageRecord) -> Mission:
     return Mission(
         recorded_settings(record),
         truth=record.truth,
@@ -40,7 +40,7 @@ def replayed(record: golden.CoverageRecord) -> Mission:
 
 def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
     """The mission at t = 0 .. T, flown with the recorded actions."""
-    mission = replayed(record)
+    mission = make_mission(record)
     yield mission
     for actions in record["action"]:
         mission.step(actions)
@@ -135,7 +135,7 @@ def test_replay_reproduces_beliefs(name: str) -> None:
 @pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
 def test_replay_reproduces_observations_masks_rewards_and_metrics(name: str) -> None:
     record = golden.coverage_mission(name)
-    mission = replayed(record)
+    mission = make_mission(record)
     one_cell = 1.0 / record.truth.sum()
     for t, actions in enumerate(record["action"]):
         check_metrics(mission, record, t + 1, one_cell)
@@ -183,10 +183,10 @@ def test_messages_follow_range_and_failure(name: str) -> None:
         assert settings.communication_range == oracle.RANDOM_RANGES[legacy.randint(4)]
         draws = legacy.uniform(size=draws.shape)
     for t, comm in enumerate(record["comm"]):
-        got = oracle.received_messages(
+        actual = oracle.received_messages(
             record["positions"][t], settings.communication_range, draws, settings.failure_rate
         )
-        np.testing.assert_array_equal(got, comm)
+        np.testing.assert_array_equal(actual, comm)
 
 
 @pytest.mark.parametrize("name", golden.COVERAGE_GREEDY)
@@ -204,10 +204,10 @@ def test_greedy_baseline_reproduces_gains_and_actions(name: str) -> None:
         np.testing.assert_array_equal(masks, record["mask"][t])
         gains = baselines.raw_gains(mission, masks)
         np.testing.assert_allclose(gains, record["raw_gain"][t], atol=1e-6, rtol=0)
-        utility = baselines.normalised(gains)
+        utility = baselines.normalise(gains)
         if communication:
             targets = mission.positions[:, None, :] + oracle.MOVES[6]
-            utility = baselines.discounted(utility, masks, targets)
+            utility = baselines.discount(utility, masks, targets)
         np.testing.assert_allclose(utility, record["utility"][t], atol=1e-6, rtol=0)
         np.testing.assert_array_equal(baselines.ig_policy(mission, communication), record["action"][t])
 
@@ -240,8 +240,8 @@ def test_reward_by_hand() -> None:
 
 def test_agents_in_one_place_hear_each_other_whatever_fails() -> None:
     positions = np.array([[5, 5, 15], [5, 5, 15], [5, 10, 15]])
-    got = oracle.received_messages(positions, 25.0, np.full((3, 3), 0.3), 1.0)
-    np.testing.assert_array_equal(got, [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+    actual = oracle.received_messages(positions, 25.0, np.full((3, 3), 0.3), 1.0)
+    np.testing.assert_array_equal(actual, [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
     lossy = oracle.received_messages(positions, 5.0, np.array([[0.0, 0, 0.5], [0, 0, 0.1], [0, 0.9, 0]]), 0.5)
     np.testing.assert_array_equal(lossy, [[1, 1, 1], [1, 1, 0], [0, 1, 1]])
 

@@ -94,12 +94,12 @@ def test_recorded_observations(layout: str) -> None:
     expected = golden.load("snakes_transitions")[f"obs{layout}"]
     rows = record()["obs_row"]
     assert len(rows) == len(expected) == 3696
-    got = np.stack([oracle.observe(recorded_state(row, "before"), recorded_settings(row), layout) for row in rows])
-    assert got.dtype == np.float32
+    actual = np.stack([oracle.observe(recorded_state(row, "before"), recorded_settings(row), layout) for row in rows])
+    assert actual.dtype == np.float32
     if layout == "26":
-        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(actual, expected)
     else:
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=0)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("variant", "name"), [("original", "orig"), ("v1.1", "v11"), ("plus", "plus")])
@@ -107,7 +107,7 @@ def test_recorded_shaped_rewards(variant: str, name: str) -> None:
     valid = [row for row in recorded_rows() if record()["shaped_valid"][row]]
     assert len(valid) > 3000
     for row in valid:
-        got = oracle.shaped_rewards(
+        actual = oracle.shaped_rewards(
             variant,
             recorded_state(row, "after"),
             record()["reward"][row],
@@ -115,7 +115,7 @@ def test_recorded_shaped_rewards(variant: str, name: str) -> None:
             record()["score_code"][row],
             range(3),
         )
-        np.testing.assert_allclose(got, record()[f"shaped_{name}"][row], rtol=1e-6, err_msg=str(row))
+        np.testing.assert_allclose(actual, record()[f"shaped_{name}"][row], rtol=1e-6, err_msg=str(row))
 
 
 # ---------------------------------------------------------------- moves, meals, collisions
@@ -125,7 +125,7 @@ def line(*cells: Cell, towards: int) -> tuple[list[Cell], int]:
     return list(cells), towards
 
 
-def started(*snakes: tuple[list[Cell], int], beans: list[Cell] = FAR) -> Game:
+def start_game(*snakes: tuple[list[Cell], int], beans: list[Cell] = FAR) -> Game:
     bodies, directions = map(list, zip(*snakes, strict=True))
     settings = replace(BOARD, num_snakes=len(snakes), teams=1)
     return Game(settings, np.random.default_rng(0), State(bodies, directions, list(beans)))
@@ -135,14 +135,14 @@ EASTWARDS = line((5, 5), (5, 4), (5, 3), towards=RIGHT)
 
 
 def test_a_tail_that_moves_away_makes_room() -> None:
-    game = started(EASTWARDS, line((3, 6), (4, 6), (5, 6), towards=UP))
+    game = start_game(EASTWARDS, line((3, 6), (4, 6), (5, 6), towards=UP))
     game.step([RIGHT, UP])
     assert game.hit.tolist() == [False, False]
     assert game.state.bodies[0] == [(5, 6), (5, 5), (5, 4)]
 
 
 def test_a_tail_stays_when_its_snake_eats() -> None:
-    game = started(EASTWARDS, line((4, 6), (4, 7), (5, 7), (5, 6), towards=LEFT), beans=[(4, 5), *FAR[:4]])
+    game = start_game(EASTWARDS, line((4, 6), (4, 7), (5, 7), (5, 6), towards=LEFT), beans=[(4, 5), *FAR[:4]])
     game.step([RIGHT, LEFT])
     assert game.hit.tolist() == [True, False] and game.rewards.tolist() == [0, 1]
     assert game.state.bodies == [[(0, 1), (0, 0), (1, 0)], [(4, 5), (4, 6), (4, 7), (5, 7), (5, 6)]]
@@ -150,14 +150,14 @@ def test_a_tail_stays_when_its_snake_eats() -> None:
 
 
 def test_a_snake_may_follow_its_own_tail() -> None:
-    game = started(line((5, 5), (5, 6), (6, 6), (6, 5), towards=LEFT))
+    game = start_game(line((5, 5), (5, 6), (6, 6), (6, 5), towards=LEFT))
     game.step([DOWN])
     assert not game.hit.any() and game.state.bodies[0][0] == (6, 5)
 
 
 def test_a_contested_bean_kills_both_and_is_gone() -> None:
     long = line((5, 5), (5, 4), (5, 3), (5, 2), (5, 1), towards=RIGHT)
-    game = started(long, line((5, 7), (5, 8), (5, 9), towards=LEFT), beans=[(5, 6), *FAR[:4]])
+    game = start_game(long, line((5, 7), (5, 8), (5, 9), towards=LEFT), beans=[(5, 6), *FAR[:4]])
     outcome = oracle.advance(game.state, [RIGHT, LEFT], game.settings)
     assert outcome.hit == [True, True] and outcome.rewards == [-2, 0]
     assert outcome.state.beans == FAR[:4]
@@ -165,13 +165,13 @@ def test_a_contested_bean_kills_both_and_is_gone() -> None:
 
 
 def test_snakes_that_swap_heads_both_die() -> None:
-    game = started(EASTWARDS, line((5, 6), (5, 7), (5, 8), towards=LEFT))
+    game = start_game(EASTWARDS, line((5, 6), (5, 7), (5, 8), towards=LEFT))
     game.step([RIGHT, LEFT])
     assert game.hit.all() and game.rewards.tolist() == [0, 0]
 
 
 def test_the_snake_that_is_struck_survives() -> None:
-    game = started(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP))
+    game = start_game(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP))
     game.step([RIGHT, UP])
     assert game.hit.tolist() == [True, False]
 
@@ -184,7 +184,7 @@ def test_moves_wrap() -> None:
 
 def test_beans_keep_their_order() -> None:
     beans = [(9, 19), (5, 6), (9, 17)]
-    game = started(EASTWARDS, beans=beans)
+    game = start_game(EASTWARDS, beans=beans)
     game.step([RIGHT], new_beans=[(8, 8), (7, 7), (8, 9)])
     assert game.state.beans == [(9, 19), (9, 17), (8, 8), (7, 7), (8, 9)]
 
@@ -218,7 +218,7 @@ def test_respawns_by_hand(free: list[Cell] | None, blocked: list[Cell], body: li
     assert oracle.respawn(occupied, BOARD) == (body, direction)
 
 
-def searched(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] | None:
+def search(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] | None:
     """The search as the specification tells it: the first three cells of a breadth-first walk.
 
     The first two change places if the last two share neither row nor column. The direction compares plain coordinates.
@@ -259,13 +259,13 @@ def test_the_local_rule_of_respawns_equals_the_search() -> None:
     results = []
     for settings, occupied in random_occupations():
         results.append(oracle.respawn(occupied, settings))
-        assert results[-1] == searched(occupied, settings)
+        assert results[-1] == search(occupied, settings)
     assert 300 < sum(result is None for result in results) < 2000
 
 
 def test_respawns_see_earlier_ones_and_beans_but_not_the_dead() -> None:
     dead = line((0, 2), (0, 1), (0, 0), towards=RIGHT), line((0, 3), (0, 4), (0, 5), towards=LEFT)
-    game = started(*dead, beans=[(0, 6), (1, 1), (9, 9), (9, 11), (9, 13)])
+    game = start_game(*dead, beans=[(0, 6), (1, 1), (9, 9), (9, 11), (9, 13)])
     game.step([RIGHT, LEFT])
     assert game.hit.all()
     assert game.state.bodies == [[(0, 1), (0, 0), (1, 0)], [(0, 3), (0, 2), (1, 2)]]
@@ -308,8 +308,8 @@ def test_a_snake_off_the_board_counts_as_zeros() -> None:
 
 
 def test_differences_wrap_and_keep_both_signs_at_half() -> None:
-    assert [oracle.wrapped(x, 10) for x in (-9, -6, -5, 0, 5, 6, 9)] == [1, 4, -5, 0, 5, -4, -1]
-    assert [oracle.wrapped(x, 11) for x in (-6, -5, 5, 6)] == [5, -5, 5, -5]
+    assert [oracle.wrap(x, 10) for x in (-9, -6, -5, 0, 5, 6, 9)] == [1, 4, -5, 0, 5, -4, -1]
+    assert [oracle.wrap(x, 11) for x in (-6, -5, 5, 6)] == [5, -5, 5, -5]
 
 
 def test_lead_codes() -> None:
@@ -353,7 +353,7 @@ def test_only_the_second_level_leaves_beans_to_each_other() -> None:
 
 def test_stale_players_see_snakes_where_they_first_died() -> None:
     wall = line((2, 2), (1, 2), (0, 2), (9, 2), (8, 2), towards=DOWN)
-    game = started(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP), wall)
+    game = start_game(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP), wall)
     game.step([RIGHT, UP, DOWN])
     assert game.state.bodies[0][0] == (0, 1) and game.ghosts == {0: [(5, 6), (5, 5), (5, 4)]}
     assert choose(game.state, game.settings, [0], 2) == [UP]  # across the edge
@@ -367,8 +367,8 @@ def test_stale_players_see_snakes_where_they_first_died() -> None:
 def test_players_without_a_bean() -> None:
     free = State([[(5, 5), (4, 5), (4, 6)]], [DOWN], [])
     settings = replace(BOARD, num_snakes=1, teams=1)
-    got = [choose(free, settings, [0], level)[0] for level in (1, 2, 3, 4, EVASION)]
-    assert got == [UP, DOWN, DOWN, DOWN, DOWN]  # up is the own neck
+    actual = [choose(free, settings, [0], level)[0] for level in (1, 2, 3, 4, EVASION)]
+    assert actual == [UP, DOWN, DOWN, DOWN, DOWN]  # up is the own neck
 
 
 def test_evasion_claims_the_way_on() -> None:

@@ -156,43 +156,47 @@ def test_refusals_of_gymnasium() -> None:
 
     corridor, team = Corridor(), Corridor(num_agents=3)
 
-    def refused(call: Any, *parts: str, kind: type[Exception] = ValueError) -> None:
+    def check_refusal(call: Any, *parts: str, kind: type[Exception] = ValueError) -> None:
         with pytest.raises(kind) as caught:
             call()
         assert "\n" not in str(caught.value)
         assert all(part in str(caught.value) for part in parts), str(caught.value)
 
     for adapter in (GymnasiumEnv, lambda env: GymnasiumVectorEnv(env, 2)):
-        refused(lambda adapter=adapter: adapter(Dictionaries()), "'pair'", "make an environment whose observation is")
-        refused(lambda adapter=adapter: adapter("reach"), "env must be an environment", "envs_jax.make('reach')")
-    refused(lambda: GymnasiumEnv(team), "'corridor' has 3 agents", "PettingZooParallelEnv")
-    refused(lambda: GymnasiumVectorEnv(team, 3), "'corridor' has 3 agents", "flatten_agents=True")
-    refused(lambda: GymnasiumVectorEnv(team, 4, flatten_agents=True), "a multiple of 3", "not 4")
+        check_refusal(
+            lambda adapter=adapter: adapter(Dictionaries()), "'pair'", "make an environment whose observation is"
+        )
+        check_refusal(lambda adapter=adapter: adapter("reach"), "env must be an environment", "envs_jax.make('reach')")
+    check_refusal(lambda: GymnasiumEnv(team), "'corridor' has 3 agents", "PettingZooParallelEnv")
+    check_refusal(lambda: GymnasiumVectorEnv(team, 3), "'corridor' has 3 agents", "flatten_agents=True")
+    check_refusal(lambda: GymnasiumVectorEnv(team, 4, flatten_agents=True), "a multiple of 3", "not 4")
     for number in (0, -1, 2.0, "2"):
-        refused(
+        check_refusal(
             lambda number=number: GymnasiumVectorEnv(corridor, number), "num_envs must be a whole number, at least 1"
         )
     for seed in (-1, 2**32):
-        refused(lambda seed=seed: GymnasiumEnv(corridor, seed), "seed must lie between 0 and 4,294,967,295")
+        check_refusal(lambda seed=seed: GymnasiumEnv(corridor, seed), "seed must lie between 0 and 4,294,967,295")
     vector, single = GymnasiumVectorEnv(corridor, 3), GymnasiumEnv(corridor)
     for env, action in ((vector, [0, 0, 0]), (single, 0)):
-        refused(lambda env=env, action=action: env.step(action), "call reset() first", kind=gymnasium.error.ResetNeeded)
+        check_refusal(
+            lambda env=env, action=action: env.step(action), "call reset() first", kind=gymnasium.error.ResetNeeded
+        )
         env.reset()
-    refused(lambda: vector.step([0, 1]), "actions must be integers of shape (3,), not int64 of shape (2,)")
-    refused(lambda: vector.step(np.zeros((3, 1), int)), "shape (3,)", "(3, 1)")
-    refused(lambda: vector.step(np.zeros(3)), "actions must be integers", "float64")
-    refused(lambda: vector.step([0, 1, 2]), "actions must lie between 0 and 1, not [0, 1, 2]")
-    refused(lambda: single.step([0]), "shape ()")
+    check_refusal(lambda: vector.step([0, 1]), "actions must be integers of shape (3,), not int64 of shape (2,)")
+    check_refusal(lambda: vector.step(np.zeros((3, 1), int)), "shape (3,)", "(3, 1)")
+    check_refusal(lambda: vector.step(np.zeros(3)), "actions must be integers", "float64")
+    check_refusal(lambda: vector.step([0, 1, 2]), "actions must lie between 0 and 1, not [0, 1, 2]")
+    check_refusal(lambda: single.step([0]), "shape ()")
     continuous = GymnasiumVectorEnv(PointMass(), 2)
     continuous.reset()
-    refused(lambda: continuous.step(np.zeros((2, 3))), "actions must be numbers of shape (2, 2)")
+    check_refusal(lambda: continuous.step(np.zeros((2, 3))), "actions must be numbers of shape (2, 2)")
     single.reset(seed=0)
     while not any(single.step(1)[2:4]):
         pass
-    refused(lambda: single.step(0), "call reset() first", kind=gymnasium.error.ResetNeeded)
+    check_refusal(lambda: single.step(0), "call reset() first", kind=gymnasium.error.ResetNeeded)
     vector.close()
     vector.close()
-    refused(vector.reset, "closed", kind=gymnasium.error.ClosedEnvironmentError)
+    check_refusal(vector.reset, "closed", kind=gymnasium.error.ClosedEnvironmentError)
 
 
 # Other people's learners

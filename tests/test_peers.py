@@ -132,7 +132,7 @@ def test_the_loop_steps():
     def step(carry, key):
         return carry[0] + 1, carry[1] + jax.random.uniform(key)
 
-    game = environments.compiled(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
+    game = environments.compile_game(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
     game.advance(5)
     count, total = game.advance(7)
     drawn = [
@@ -173,7 +173,7 @@ def test_clock_stands_still_while_it_scores(monkeypatch):
             pass
         return act
 
-    monkeypatch.setattr(learners, "scored", slow)
+    monkeypatch.setattr(learners, "score_policy", slow)
     clock = learners.Clock(PENDULUM, -200.0)
     monkeypatch.setattr(learners, "EVALUATIONS", 3)
     assert [clock.evaluate(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
@@ -186,7 +186,7 @@ def test_seconds_of_the_compiler(monkeypatch):
     """Of 5 CPU seconds in 10 s, a compiler that ran for 4 s took 2; then it has all of 3 CPU seconds in 1 s."""
     times = iter([(0.0, 0.0), (5.0, 10.0), (8.0, 11.0), (9.0, 12.0), (9.5, 13.0)])
     monkeypatch.setattr(learners, "_now", lambda: np.array(next(times)))
-    monkeypatch.setattr(learners, "scored", lambda name, act: 0.0)
+    monkeypatch.setattr(learners, "score_policy", lambda name, act: 0.0)
     clock = learners.Clock(PENDULUM, -200.0)
     for seconds in (4.0, 1.5):
         clock._listen("/jax/core/compile/backend_compile_duration", seconds)
@@ -198,17 +198,17 @@ def test_score_of_a_constant_policy():
     """Pushing a cart one way ends an episode within ten steps of reward 1; left and right balance longer."""
     pytest.importorskip("gymnasium")
 
-    def always(number):
-        return lambda carry, timestep, key: (np.full((len(timestep.observation), 1), number), carry)
+    def always(action):
+        return lambda carry, timestep, key: (np.full((len(timestep.observation), 1), action), carry)
 
-    left, right = (learners.scored("CartPole-v1", always(number)) for number in (0, 1))
+    left, right = (learners.score_policy("CartPole-v1", always(action)) for action in (0, 1))
     assert 8 <= left <= 11 and 8 <= right <= 11
 
     def lean(carry, timestep, key):
-        seen = np.asarray(timestep.observation)[:, 0]
-        return (seen[:, 2] + seen[:, 3] > 0).astype(int)[:, None], carry
+        angle = np.asarray(timestep.observation)[:, 0]
+        return (angle[:, 2] + angle[:, 3] > 0).astype(int)[:, None], carry
 
-    assert learners.scored("CartPole-v1", lean) > 100
+    assert learners.score_policy("CartPole-v1", lean) > 100
 
 
 def test_updates_per_second_leave_out_the_start(monkeypatch):

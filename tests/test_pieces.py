@@ -87,13 +87,13 @@ def test_an_iteration_that_is_given_up_leaves_the_state(monkeypatch: pytest.Monk
     total = trainer.chunks() + sum(stage.steps for stage in trainer.algo.learn_stages)
     before = jax.tree.map(np.asarray, jax.device_get(state.algo.replicated))
     for piece in (1, 3, total - 1):
-        asked: list[float] = []
+        remaining: list[float] = []
 
-        def stop(left: float, asked: list[float] = asked, piece: int = piece) -> bool:
-            asked.append(left)
-            return len(asked) == piece
+        def stop(left: float, remaining: list[float] = remaining, piece: int = piece) -> bool:
+            remaining.append(left)
+            return len(remaining) == piece
 
-        assert pieces.run(state, lambda done: None, stop) is None and len(asked) == piece
+        assert pieces.run(state, lambda done: None, stop) is None and len(remaining) == piece
         chex.assert_trees_all_equal(jax.device_get(state.algo.replicated), before)
     whole = pieces.run(state, lambda done: None, lambda left: False)
     fresh, _ = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(1))
@@ -107,11 +107,13 @@ def test_only_long_iterations_are_run_in_pieces() -> None:
         algo = Coma(env.spec, DataParallel(num_envs))
         return in_pieces.wanted(algo, algo.phases[0], backend)
 
-    least = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
+    min_envs = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
     assert (
-        in_pieces_wanted(least, "cpu") and not in_pieces_wanted(least - 1, "cpu") and not in_pieces_wanted(least, "gpu")
+        in_pieces_wanted(min_envs, "cpu")
+        and not in_pieces_wanted(min_envs - 1, "cpu")
+        and not in_pieces_wanted(min_envs, "gpu")
     )
-    assert in_pieces_wanted(100 * least, "gpu")
+    assert in_pieces_wanted(100 * min_envs, "gpu")
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:

@@ -41,8 +41,8 @@ def quiet(sentence: str) -> None:
     del sentence
 
 
-def needs(setup: Run) -> list[int]:
-    programs = compile_run(setup, None, quiet, Position())
+def needs(run: Run) -> list[int]:
+    programs = compile_run(run, None, quiet, Position())
     programs.compile()
     return programs.needed
 
@@ -60,19 +60,19 @@ def test_the_state_by_hand() -> None:
 
 
 def test_the_compiler_counts_the_state_and_a_copy_of_it() -> None:
-    setup = setup_of(f"{TINY} --devices 1 --capacity 65536")
-    state = memory_plan.local_size(setup.trainer.shapes())
-    assert all(2 * state <= needed < 3 * state for needed in needs(setup))
+    run = setup_of(f"{TINY} --devices 1 --capacity 65536")
+    state = memory_plan.local_size(run.trainer.shapes())
+    assert all(2 * state <= needed < 3 * state for needed in needs(run))
 
 
 def test_a_run_that_fits_and_one_that_does_not_quite() -> None:
-    setup, said = setup_of(f"{TINY} --devices 1 --capacity 65536"), []
-    most = max(needs(setup))
-    programs = compile_run(dataclasses.replace(setup, limit=most), None, said.append, Position())
+    run, said = setup_of(f"{TINY} --devices 1 --capacity 65536"), []
+    most = max(needs(run))
+    programs = compile_run(dataclasses.replace(run, limit=most), None, said.append, Position())
     programs.compile()
     assert len(said) == 2 and all("it needs" in sentence for sentence in said)  # phases
     with pytest.raises(TooLargeError, match=r"may be used \(--memory_gb\): lower --capacity from 65536 to about 65"):
-        needs(dataclasses.replace(setup, limit=most - 1))
+        needs(dataclasses.replace(run, limit=most - 1))
 
 
 @pytest.mark.parametrize("capacity", [10**8, 10**12])
@@ -80,9 +80,9 @@ def test_what_is_out_of_the_question_is_refused_before_it_is_compiled(
     capacity: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Program, "begin", lambda self: pytest.fail("compiles"))
-    setup = setup_of(f"{TINY} --devices 1 --capacity {capacity} --memory_gb 1")
+    run = setup_of(f"{TINY} --devices 1 --capacity {capacity} --memory_gb 1")
     with pytest.raises(TooLargeError) as caught:
-        needs(setup)
+        needs(run)
     fitting = int(str(caught.value).rsplit(maxsplit=1)[-1])
     fits = setup_of(f"{TINY} --devices 1 --capacity {fitting} --memory_gb 1")
     assert 0.9 * GIB < 2 * memory_plan.local_size(fits.trainer.shapes()) <= GIB
@@ -104,12 +104,12 @@ def test_a_resumed_run_keeps_its_settings() -> None:
 def test_every_piece_of_an_iteration_is_counted() -> None:
     """What was collected lives beside each stage."""
     argv = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 2048 --total_episodes 2048"
-    setup = setup_of(f"{argv} --devices 1")
-    programs = compile_run(setup, None, quiet, Position())
+    run = setup_of(f"{argv} --devices 1")
+    programs = compile_run(run, None, quiet, Position())
     (pieces,) = programs.blocks
     assert isinstance(pieces, Pieces)
     rows = memory_plan.size(pieces.programs["buffers"]._results)
-    assert max(programs.needed) > memory_plan.local_size(setup.trainer.shapes()) + rows
+    assert max(programs.needed) > memory_plan.local_size(run.trainer.shapes()) + rows
 
 
 # A policy that is loaded

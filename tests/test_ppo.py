@@ -123,12 +123,12 @@ def dense(tree: Any, x: Any) -> Any:
     return x @ layers["out_kernel"] + layers["out_bias"][None]
 
 
-def merged(old: RunningStatistics, rows: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of old samples and new ones [n, ...], which count as `number`, by sums of squares."""
+def merge(old: RunningStatistics, rows: np.ndarray, added: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of old samples and new ones [n, ...], which count as `added`, by sums of squares."""
     count, mean, variance = (np.float64(x) for x in (old.count, old.mean, old.variance))
     new = rows.reshape(len(rows), *mean.shape).astype(np.float64)
-    first = (count * mean + number * new.mean(0)) / (count + number)
-    second = (count * (variance + mean**2) + number * (new**2).mean(0)) / (count + number)
+    first = (count * mean + added * new.mean(0)) / (count + added)
+    second = (count * (variance + mean**2) + added * (new**2).mean(0)) / (count + added)
     return first, np.sqrt(second - first**2 + 1e-8)
 
 
@@ -136,19 +136,21 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
     """Actor and critic as flax has them after an iteration of one minibatch per epoch, and the last losses."""
     steps, played = whole(trajectory, last), np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
     actor, critic = (getattr(params, part).params["params"] for part in ("actor", "critic"))
-    seen, values = steps.observation, params.statistics["value"]
-    known = params.statistics["actor"]  # as the policy that acted saw its observations
-    seen = np.clip((seen - np.asarray(known.mean)) / np.sqrt(np.asarray(known.variance) + 1e-8), -10, 10)
-    seen = seen.astype(np.float32)
-    outputs = np.float64(dense(critic, seen.reshape(-1, OBS))).reshape(T + 1, B, A)
+    observation, values = steps.observation, params.statistics["value"]
+    statistics = params.statistics["actor"]  # as the policy that acted saw its observations
+    observation = np.clip(
+        (observation - np.asarray(statistics.mean)) / np.sqrt(np.asarray(statistics.variance) + 1e-8), -10, 10
+    )
+    observation = observation.astype(np.float32)
+    outputs = np.float64(dense(critic, observation.reshape(-1, OBS))).reshape(T + 1, B, A)
     value = outputs * np.sqrt(np.float64(values.variance) + 1e-8) + np.float64(values.mean)
     advantage = gae(steps, value, algo.gamma, algo.gae_lambda)[played]
     target = advantage + value[:-1][played]
     explained = 1 - np.var(advantage) / np.var(target)
-    mean, deviation = merged(values, target, int(played.sum()))
+    mean, deviation = merge(values, target, int(played.sum()))
     target = ((target - mean) / deviation).astype(np.float32)
     advantage = ((advantage - advantage.mean()) / advantage.std()).astype(np.float32)
-    rows, acted = seen[:-1][played], {name: x[played] for name, x in trajectory.extras.items()}
+    rows, acted = observation[:-1][played], {name: x[played] for name, x in trajectory.extras.items()}
 
     def loss(learned: Any) -> Any:
         actor, critic = learned
@@ -206,7 +208,7 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
     names = ("actor_loss", "critic_loss", "policy_entropy", "kl", "explained_variance")
     np.testing.assert_allclose([np.ravel(metrics[name])[-1] for name in names], expected_metrics, rtol=1e-4, atol=1e-5)
     played = np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
-    mean, deviation = merged(earlier["actor"], whole(trajectory, last).observation[:-1][played], int(played.sum()))
+    mean, deviation = merge(earlier["actor"], whole(trajectory, last).observation[:-1][played], int(played.sum()))
     after = state.replicated.statistics["actor"]
     np.testing.assert_allclose(after.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(np.sqrt(after.variance), deviation, rtol=1e-4)
@@ -215,19 +217,19 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
 
 def test_statistics_are_those_of_all_valid_samples() -> None:
     layout, rng = DataParallel(8, shards=4), np.random.default_rng(0)
-    known: Any = {"actor": running_statistics.start((2, 3))}
-    seen, add = [], jax.jit(lambda known, rows, weight: extended(known, rows, weight, layout))
+    statistics: Any = {"actor": running_statistics.start((2, 3))}
+    expected_rows, add = [], jax.jit(lambda statistics, rows, weight: extended(statistics, rows, weight, layout))
     for offset in (5.0, -3.0, 0.0):
         rows = rng.normal(offset, 2.0, (4, 10, 2, 3)).astype(np.float32)
         valid = rng.permutation(np.arange(40) < 20).reshape(4, 10)
         rows[~valid] = 1e3
-        known = add(known, {"actor": rows, "critic": rows}, np.float32(valid * 2))
-        seen.append(rows[valid])
-    every = np.concatenate(seen).astype(np.float64)
-    assert set(known) == {"actor"} and float(known["actor"].count) == 60
-    np.testing.assert_allclose(known["actor"].mean, every.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(known["actor"].variance, every.var(0), rtol=1e-4)
-    again = known["actor"].denormalize(known["actor"].normalize(every.astype(np.float32)))
+        statistics = add(statistics, {"actor": rows, "critic": rows}, np.float32(valid * 2))
+        expected_rows.append(rows[valid])
+    every = np.concatenate(expected_rows).astype(np.float64)
+    assert set(statistics) == {"actor"} and float(statistics["actor"].count) == 60
+    np.testing.assert_allclose(statistics["actor"].mean, every.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(statistics["actor"].variance, every.var(0), rtol=1e-4)
+    again = statistics["actor"].denormalize(statistics["actor"].normalize(every.astype(np.float32)))
     np.testing.assert_allclose(again, every, rtol=1e-4, atol=1e-4)
 
 
@@ -245,14 +247,14 @@ def test_chunks_give_the_same_gradients() -> None:
 # ---------------------------------------------------------------- acting
 
 
-def not_taken(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
+def close_taken(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
     """Closes what earlier agents chose, unless nothing would be left."""
     closed = jnp.any((jnp.arange(ACTIONS)[:, None] == chosen[None]) & (jnp.arange(A)[None] < agent), axis=1)
     mask = action_mask[agent] & ~closed
     return jnp.where(jnp.any(mask), mask, action_mask[agent])
 
 
-def watched(copies: int, spec: EnvSpec, scale: float = 1.0) -> tuple[Any, TimeStep, Any]:
+def make_acting(copies: int, spec: EnvSpec, scale: float = 1.0) -> tuple[Any, TimeStep, Any]:
     """Parameters of a policy with a last layer so many times larger, time steps, and `act` of (keys, mode)."""
     algo, rng = Ppo(spec, DataParallel(B), initializer="torch", **SMALL), np.random.default_rng(0)
     mask = rng.random((copies, A, ACTIONS)) < 0.5
@@ -273,10 +275,10 @@ def watched(copies: int, spec: EnvSpec, scale: float = 1.0) -> tuple[Any, TimeSt
 @pytest.mark.parametrize("scale", [3.0, 1e4])
 def test_masked_actions_are_never_sampled(scale: float) -> None:
     """Nor where the network all but excludes everything that is allowed."""
-    spec = dataclasses.replace(DISCRETE, next_mask=not_taken)
-    policy, timestep, act = watched(500, spec, scale)
-    seen = timestep.observation.reshape(-1, OBS)  # fresh statistics change nothing
-    logits = np.float64(dense(policy["actor"]["params"], seen)).reshape(500, A, ACTIONS)
+    spec = dataclasses.replace(DISCRETE, next_mask=close_taken)
+    policy, timestep, act = make_acting(500, spec, scale)
+    open_logits = timestep.observation.reshape(-1, OBS)  # fresh statistics change nothing
+    logits = np.float64(dense(policy["actor"]["params"], open_logits)).reshape(500, A, ACTIONS)
     for mode in ("explore", "sample", "greedy"):
         action, _, extras = jax.tree.map(np.asarray, act(jax.random.split(jax.random.key(1), 500), mode))
         masks = np.array(timestep.action_mask)
@@ -294,7 +296,7 @@ def test_masked_actions_are_never_sampled(scale: float) -> None:
 
 
 def test_discrete_actions_are_drawn_in_proportion() -> None:
-    policy, timestep, _ = watched(1, DISCRETE, 3.0)
+    policy, timestep, _ = make_acting(1, DISCRETE, 3.0)
     algo = Ppo(DISCRETE, DataParallel(B), initializer="torch", **SMALL)
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (4_000, *x.shape[1:])), timestep)
     act = jax.jit(lambda keys: algo.act(policy, (), many, keys, start(), "explore"))
@@ -308,7 +310,7 @@ def test_discrete_actions_are_drawn_in_proportion() -> None:
 
 def test_actions_of_a_box_are_clipped_and_their_samples_kept() -> None:
     """A deviation of 0.6 of half the box, which is [-2, 4]; means near 0 stand for 1."""
-    _, _, act = watched(4_000, BOX, 0.0)
+    _, _, act = make_acting(4_000, BOX, 0.0)
     action, _, extras = act(jax.random.split(jax.random.key(1), 4_000), "sample")
     sample = np.float64(extras["action"])
     assert abs(sample.mean()) < 0.02 and abs(sample.std() - 0.6) < 0.01 and np.abs(sample).max() > 1.5
@@ -343,22 +345,22 @@ class Clock(Environment):
 
     @property
     def spec(self) -> EnvSpec:
-        seen = Box((self.period,), low=0.0, high=1.0)
+        observation = Box((self.period,), low=0.0, high=1.0)
         return EnvSpec(
-            "clock", 2, Box((1,), low=0.0, high=1.0) if self.shared else seen, Discrete(2), self.horizon,
-            fixed_horizon=True, global_state=seen if self.shared else None,
+            "clock", 2, Box((1,), low=0.0, high=1.0) if self.shared else observation, Discrete(2), self.horizon,
+            fixed_horizon=True, global_state=observation if self.shared else None,
         )  # fmt: skip
 
-    def _seen(self, t: Array) -> tuple[Array, Any]:
+    def _observe(self, t: Array) -> tuple[Array, Any]:
         time = jax.nn.one_hot(t % self.period, self.period)
         return (jnp.ones((2, 1)), time) if self.shared else (jnp.broadcast_to(time[None], (2, self.period)), ())
 
     def reset(self, key: Array, context: Any = None) -> tuple[Counted, TimeStep]:
-        observation, shared = self._seen(jnp.int32(0))
+        observation, shared = self._observe(jnp.int32(0))
         return Counted(jnp.int32(0)), restart(observation, global_state=shared)
 
     def step(self, state: Counted, action: Array, context: Any = None) -> tuple[Counted, TimeStep]:
-        observation, shared = self._seen(state.t + 1)
+        observation, shared = self._observe(state.t + 1)
         late = state.t + 1 >= self.horizon
         over = {"terminated" if self.ends else "truncated": late}
         return Counted(state.t + 1), transition(1.0, observation, global_state=shared, **over)
@@ -383,9 +385,9 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     trainer = dataclasses.replace(trainer, total_env_steps=8 * 150 * trainer.algo.steps)
     state, _ = run(trainer, 150)
     hands, view = jnp.eye(env.period), trainer.algo.nets.view
-    seen = {view: jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands}
+    views = {view: jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands}
     params = state.algo.replicated
-    value = trainer.algo.nets.value(params.critic.params, params.statistics, seen)
+    value = trainer.algo.nets.value(params.critic.params, params.statistics, views)
     value = params.statistics["value"].denormalize(value) if kind != "scaled" else value
     if ends:
         np.testing.assert_allclose(value[:4], [(1 - 0.8**k) / 0.2 for k in (4, 3, 2, 1)], rtol=0.03)

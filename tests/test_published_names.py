@@ -80,7 +80,7 @@ WORKER: dict[str, Any] = {  # of the collective repository's experiment/collecti
 }  # fmt: skip
 
 
-def configured(content: dict[str, Any], folder: Path, *words: str) -> Any:
+def configure(content: dict[str, Any], folder: Path, *words: str) -> Any:
     (folder / "theirs.yaml").write_text(yaml.safe_dump(content))
     return flags.parse(["--config", str(folder / "theirs.yaml"), *words]).config
 
@@ -89,7 +89,7 @@ def configured(content: dict[str, Any], folder: Path, *words: str) -> Any:
 
 
 def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: Any) -> None:
-    settings = configured(IPP_MARL, tmp_path).flat()
+    settings = configure(IPP_MARL, tmp_path).flat()
     expected = yaml.safe_load((ROOT / "configs" / "coma_published.yaml").read_text())
     odd = {name for name, value in expected.items() if settings[name] != pytest.approx(value)}
     assert (odd, settings["seed"]) == (set(), 3)  # 75,000 missions from the corners, 50 per training step, ...
@@ -100,7 +100,7 @@ def test_the_file_of_ipp_marl_is_the_published_setting(tmp_path: Path, capsys: A
 
 
 def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> None:
-    settings = configured(FORK, tmp_path).flat()
+    settings = configure(FORK, tmp_path).flat()
     transitions = 4 * (8 + 1)  # of a mission
     assert settings["num_envs"] == math.ceil(64 / transitions) == 2
     assert settings["total_episodes"] == 500 * 64 // transitions == 888
@@ -111,14 +111,14 @@ def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> Non
 
 
 def test_the_overrides_of_a_reproduction(tmp_path: Path, capsys: Any) -> None:
-    settings = configured(REPRODUCTION, tmp_path, "--start", "uniform", "--q", "7").flat()
+    settings = configure(REPRODUCTION, tmp_path, "--start", "uniform", "--q", "7").flat()
     assert (settings["num_envs"], settings["minibatch_size"], settings["total_episodes"]) == (50, 600, 75_000)
     assert (settings["start"], settings["q"]) == ("uniform", 7)  # flags come last
     assert "task_id 'S1': there is nothing like it here" in capsys.readouterr().err
 
 
 def test_the_published_code_by_its_own_file(tmp_path: Path) -> None:
-    config = configured(IPP_MARL, tmp_path, "--algo", "coma_original")
+    config = configure(IPP_MARL, tmp_path, "--algo", "coma_original")
     assert (config.algo, config.env_settings["reward_timing"], config.env_settings["start"]) == (
         "coma_original", "original", "original",
     )  # fmt: skip
@@ -127,17 +127,17 @@ def test_the_published_code_by_its_own_file(tmp_path: Path) -> None:
 def test_soft_targets_have_their_rate(tmp_path: Path) -> None:
     networks = IPP_MARL["networks"]
     soft = IPP_MARL | {"networks": networks | {"critic": networks["critic"] | {"target_update_mode": "soft"}}}
-    assert configured(IPP_MARL, tmp_path).algo_settings["tau"] == 0
-    assert configured(soft, tmp_path).algo_settings["tau"] == 0.01
+    assert configure(IPP_MARL, tmp_path).algo_settings["tau"] == 0
+    assert configure(soft, tmp_path).algo_settings["tau"] == 0.01
 
 
 def test_the_stages_of_the_collective_repository(tmp_path: Path, capsys: Any) -> None:
-    worker = configured(WORKER, tmp_path)
+    worker = configure(WORKER, tmp_path)
     assert (worker.algo, worker.run.total_env_steps, worker.algo_settings["random_steps"]) == ("sac", 1_000_000, 0)
     assert (worker.run.eval_every, worker.run.checkpoint_every, worker.run.keep_checkpoints) == (4000, 20_000, 1)
     assert worker.algo_settings["batch_size"] == 512  # not the 32 of another stage
     assert "early_stopping_threshold 1.0: runs have their full length" in capsys.readouterr().err
-    student = configured(WORKER | {"mode": "train_student"}, tmp_path)
+    student = configure(WORKER | {"mode": "train_student"}, tmp_path)
     assert (student.algo, student.run.total_env_steps, student.algo_settings["random_steps"]) == (
         "student", 500_000, 4000,
     )  # fmt: skip
@@ -146,7 +146,7 @@ def test_the_stages_of_the_collective_repository(tmp_path: Path, capsys: Any) ->
         "worker": {"multitask": {"num_envs": 16}, "builder": {"critic_tau": 0.01, "actor_update_freq": 2}},
         "replay_buffer": {"batch_size": 2048},
     }  # fmt: skip
-    config = configured(composed, tmp_path)
+    config = configure(composed, tmp_path)
     assert (config.run.num_envs, config.run.eval_every, config.run.seed) == (16, 250, 7)
     assert [config.algo_settings[name] for name in ("tau", "actor_update_period", "batch_size")] == [0.01, 2, 2048]
 
@@ -157,7 +157,7 @@ def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
         "epsilon_speed": 0.9995, "opponent_difficulty_strategy": "linear", "enable_opponent_evasion": True,
         "opponent_evasion_start_episode": 20000, "save_interval": 1000,
     }  # fmt: skip
-    config = configured(saved, tmp_path)
+    config = configure(saved, tmp_path)
     assert (config.algo, config.env, config.run.total_episodes, config.run.total_env_steps) == (
         "ddpg", "snakes_3v3", 50_000, 0,
     )  # fmt: skip
@@ -302,7 +302,7 @@ def digest(policy: Any) -> float:
 
 
 def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
-    policies = {number: jaxrl.load(run, checkpoint=number) for number in (2, 4, 6)}
+    policies = {step: jaxrl.load(run, checkpoint=step) for step in (2, 4, 6)}
     assert [policy.step for policy in policies.values()] == [2, 4, 6]
     assert len({digest(policy) for policy in policies.values()}) == 3
     assert digest(jaxrl.load(run / "checkpoints" / f"{4:010d}")) == digest(policies[4])

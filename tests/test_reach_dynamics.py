@@ -24,9 +24,9 @@ def states(seed: int = 0) -> dict[str, np.ndarray]:
     low, high = oracle._column("joint_range").T
     q = start.q + rng.normal(scale=[0.3] * 7 + [0.01] * 2, size=(LANES, 9))
     for lane in range(LANES):  # one joint in the limit, at different depths
-        joint, beyond = lane % 9, rng.choice([-1, 1]) * 10 ** rng.uniform(-5, -2)
-        if abs((high if beyond > 0 else low)[joint] - q[lane, joint]) < 2:
-            q[lane, joint] = (high if beyond > 0 else low)[joint] + beyond
+        joint, overshoot = lane % 9, rng.choice([-1, 1]) * 10 ** rng.uniform(-5, -2)
+        if abs((high if overshoot > 0 else low)[joint] - q[lane, joint]) < 2:
+            q[lane, joint] = (high if overshoot > 0 else low)[joint] + overshoot
     v = rng.normal(scale=[1.0] * 7 + [0.01] * 2, size=(LANES, 9))
     target = oracle.frames(q).hand + rng.normal(scale=0.05, size=(LANES, 3))
     return {"q": q, "v": v, "target": target, "grip": rng.uniform(-1.3, 1.3, LANES)}

@@ -103,21 +103,21 @@ def test_goals_in_order_are_the_pool_in_turn_each_for_all_tasks() -> None:
     env = batched(make("reach", task="reach,hover,above", horizon=1, goals="order"))
     state, timestep = jax.jit(env.reset)(jax.random.split(jax.random.key(0), LANES), ())
     step, action = jax.jit(env.step), np.zeros((LANES, 1, 4), np.float32)
-    seen = [(state.env.puck, state.env.goal, state.env.task)]
+    resets = [(state.env.puck, state.env.goal, state.env.task)]
     for _ in range(8):
         while True:
             state, timestep = step(state, timestep, action, ())
             if bool(timestep.first.all()):
                 break
-        seen.append((state.env.puck, state.env.goal, state.env.task))
-    puck, goal, task = (np.stack(rows) for rows in zip(*seen, strict=True))
+        resets.append((state.env.puck, state.env.goal, state.env.task))
+    puck, goal, task = (np.stack(rows) for rows in zip(*resets, strict=True))
     pool = goals.pool(0)
     places = np.concatenate([puck, goal], axis=-1)
     pair = np.argmin(np.abs(places[:, :, None] - pool[None, None]).sum(-1), axis=-1)
     np.testing.assert_allclose(places, pool[pair], atol=1e-6)
-    number = 3 * pair + task
-    assert (np.diff(number, axis=0) % (3 * len(pool)) == 1).all()
-    assert len(set(number[0].tolist())) > LANES // 2  # they begin in different places
+    index = 3 * pair + task
+    assert (np.diff(index, axis=0) % (3 * len(pool)) == 1).all()
+    assert len(set(index[0].tolist())) > LANES // 2  # they begin in different places
 
 
 def place_of(task, puck, goal):
@@ -142,8 +142,8 @@ def test_the_observation_does_not_tell_the_task():
     env = make("reach_family")
     puck, goal = (np.tile(np.float32(x)[:, None], (1, 6)) for x in ((0.0, 0.65, 0.02), (0.05, 0.85, 0.1)))
     _, timestep = jax.jit(env.begin)(puck, goal, np.arange(6, dtype=np.int32))
-    seen = np.asarray(timestep.observation[0])
-    assert (seen == seen[:, :1]).all()
+    observation = np.asarray(timestep.observation[0])
+    assert (observation == observation[:, :1]).all()
     assert len(np.unique(np.asarray(timestep.metrics["distance"]))) >= 5  # "closed" has the place of "reach"
 
 
@@ -163,21 +163,21 @@ def test_points_are_those_of_the_tasks():
 
 
 def test_hidden_goals_are_zeros():
-    seen, visible = (
+    masked_view, open_view = (
         np.asarray(begin(make("reach", partially_observable=hidden))[1].observation)[0] for hidden in (True, False)
     )
-    np.testing.assert_array_equal(seen[:36], visible[:36])
-    assert (seen[36:] == 0).all() and (visible[37:] != 0).all()
+    np.testing.assert_array_equal(masked_view[:36], open_view[:36])
+    assert (masked_view[36:] == 0).all() and (open_view[37:] != 0).all()
 
 
 def test_hand_positions_are_clipped_in_the_observation_only():
     frame = np.tile(np.float32([0.6, 0.2, 0.9, *[0.5] * 15])[:, None], (1, 3))
     frame[0] = 0.525, 0.5251, -0.6
-    seen = np.asarray(jax.jit(observation.observe)(frame, -frame, np.ones((3, 3), np.float32)))
-    np.testing.assert_allclose(seen[:3].T, [(0.525, 0.348, 0.7), (0.525, 0.348, 0.7), (-0.525, 0.348, 0.7)])
-    np.testing.assert_allclose(seen[18], [-0.525, -0.525, 0.525])
-    np.testing.assert_allclose(seen[19:21, 0], [0.348, -0.0525], rtol=1e-6)
-    assert (seen[3:18] == 0.5).all() and (seen[21:36] == -0.5).all() and (seen[36:] == 1).all()
+    observed = np.asarray(jax.jit(observation.observe)(frame, -frame, np.ones((3, 3), np.float32)))
+    np.testing.assert_allclose(observed[:3].T, [(0.525, 0.348, 0.7), (0.525, 0.348, 0.7), (-0.525, 0.348, 0.7)])
+    np.testing.assert_allclose(observed[18], [-0.525, -0.525, 0.525])
+    np.testing.assert_allclose(observed[19:21, 0], [0.348, -0.0525], rtol=1e-6)
+    assert (observed[3:18] == 0.5).all() and (observed[21:36] == -0.5).all() and (observed[36:] == 1).all()
 
 
 def test_a_few_steps_are_those_of_the_oracle():
@@ -210,8 +210,8 @@ def moves(kind: str) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["held", "drawn", "small"])
 def test_the_target_sums_without_rounding_error(kind: str) -> None:
     """As Meta-World sums: 0.01 * action in float32, added in float64, clipped to its box; over a longest episode."""
-    actions, known = moves(kind), constants.data()
-    low, high = (np.array(known[name])[:, None] for name in ("mocap_low", "mocap_high"))
+    actions, table = moves(kind), constants.data()
+    low, high = (np.array(table[name])[:, None] for name in ("mocap_low", "mocap_high"))
     start = constants.reset().target
     expected = np.tile(start[:, None], actions.shape[2])
     units = np.round(expected / TARGET_UNIT).astype(np.int32)
@@ -254,8 +254,8 @@ def test_the_first_observation_shows_the_puck_as_that_weld_leaves_it(weld: str, 
     """Quaternions measured in MuJoCo 3.3.0 with torque scale 5 and 1, after the reset of Meta-World 3.1.1."""
     env = make("reach", weld=weld)
     state, timestep = begin(env)
-    seen = np.asarray(timestep.observation[0, 7:11]).T
-    np.testing.assert_allclose(seen, np.tile(turn, (LANES, 1)), atol=1e-9, rtol=1e-7)
+    puck = np.asarray(timestep.observation[0, 7:11]).T
+    np.testing.assert_allclose(puck, np.tile(turn, (LANES, 1)), atol=1e-9, rtol=1e-7)
     _, after = jax.jit(env.advance)(state, jnp.zeros((1, 4, LANES), jnp.float32))
     np.testing.assert_array_equal(after.observation[0, 7:11, 0], [0, 0, 0, 1])
     np.testing.assert_allclose(after.observation[0, 25:29, 0], turn, atol=1e-9, rtol=1e-7)
@@ -293,8 +293,8 @@ def test_success_by_hand():
     for far, wide, steps, reached in ((0.045, 1.0, 1, 1), (0.055, 1.0, 1, 0), (0.045, 0.4, 1, 0), (0.045, 1.0, 0, 0)):
         point = np.asarray(pose.tool) + np.float32([far, 0.0, 0.0])[:, None]
         width = np.float32([[0.0] * LANES, [wide] * LANES])
-        put = dataclasses.replace(state, point=point, width=width, t=np.full(LANES, steps, np.int32))
-        np.testing.assert_array_equal(show(put), np.full(LANES, reached), err_msg=f"{far} m, {wide}, step {steps}")
+        moved = dataclasses.replace(state, point=point, width=width, t=np.full(LANES, steps, np.int32))
+        np.testing.assert_array_equal(show(moved), np.full(LANES, reached), err_msg=f"{far} m, {wide}, step {steps}")
 
 
 @pytest.mark.parametrize(("kind", "radius"), [("sparse", 0.05), ("sparse", 0.02), ("v2", 0.02)])
@@ -305,13 +305,13 @@ def test_success_and_reward_follow_the_radius(kind, radius):
     assert not np.asarray(timestep.reward).any()
     pose = jax.jit(dynamics.pose)(state.q)
     point = np.asarray(pose.tool) + np.random.default_rng(0).uniform(-0.035, 0.035, (3, LANES)).astype(np.float32)
-    put = dataclasses.replace(state, point=point, t=np.ones(LANES, np.int32))
-    after = jax.tree.map(np.asarray, jax.jit(lambda state: env.show(state, state.frame, pose))(put))
+    moved = dataclasses.replace(state, point=point, t=np.ones(LANES, np.int32))
+    after = jax.tree.map(np.asarray, jax.jit(lambda state: env.show(state, state.frame, pose))(moved))
     tool = oracle.tool_centre(np.asarray(state.q.T, np.float64))
-    near = np.linalg.norm(tool - point.T, axis=1) <= radius
-    assert 0 < near.sum() < LANES
-    np.testing.assert_array_equal(after.metrics["success"] > 0, near)
-    paid = near if kind == "sparse" else oracle.reward_v2(tool, point.T, radius)
+    close_enough = np.linalg.norm(tool - point.T, axis=1) <= radius
+    assert 0 < close_enough.sum() < LANES
+    np.testing.assert_array_equal(after.metrics["success"] > 0, close_enough)
+    paid = close_enough if kind == "sparse" else oracle.reward_v2(tool, point.T, radius)
     np.testing.assert_allclose(after.reward[0], paid, atol=1e-4)
 
 

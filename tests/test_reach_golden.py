@@ -23,7 +23,7 @@ begin = jax.jit(make("reach").begin)
 
 
 @jax.jit
-def judged(tool, goal):
+def judge(tool, goal):
     """Distances of tool centres from goals, and what is paid for them."""
     far = reward.distance(tool, goal)
     return far, reward.reward_of("v2", far, goal, constants.reset())
@@ -41,7 +41,7 @@ def recording(source: str = "recorded") -> metaworld.Recording:
 
 @pytest.mark.parametrize(("source", "free", "successes"), [("own", 960, 50), ("recorded", 17_364, 4_000)])
 def test_the_environment_follows_every_recorded_episode_open_loop(source, free, successes):
-    rows = metaworld.compare(recording(source), reach.replayed(source))
+    rows = metaworld.compare(recording(source), reach.replay(source))
     assert all(row["holds"] for row in rows), rows
     assert recording(source).free.sum() == free
     assert recording(source).success.sum() > successes  # the last row compares something
@@ -78,7 +78,7 @@ def test_recorded_rewards_and_successes_follow_from_the_tool_centre(source):
     record = recording(source)
     tool, goal = record.tool[:, 1:], np.broadcast_to(record.goal[:, None], record.tool[:, 1:].shape)
     np.testing.assert_allclose(oracle.reward_v2(tool, goal), record.reward, atol=1e-5)
-    far, paid = judged(*(np.float32(np.moveaxis(x, -1, 0)) for x in (tool, goal)))
+    far, paid = judge(*(np.float32(np.moveaxis(x, -1, 0)) for x in (tool, goal)))
     np.testing.assert_allclose(paid, record.reward, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(far) <= reward.RADIUS, record.success)
 
@@ -89,8 +89,8 @@ def test_the_oracle_follows_recorded_episodes_within_the_rounding_of_the_record(
     free = record.free[rows]
     for t in range(ORACLE_STEPS):
         paid, success = arms.step(record.action[rows, t])
-        seen, recorded_seen, on = arms.observe(), record.observation[rows, t + 1], free[:, t]
-        assert np.linalg.norm(seen[on, :3] - recorded_seen[on, :3], axis=-1).max(initial=0) < 1e-7  # m
-        assert np.abs(seen[on, 3] - recorded_seen[on, 3]).max(initial=0) < 1e-7
+        actual, expected, on = arms.observe(), record.observation[rows, t + 1], free[:, t]
+        assert np.linalg.norm(actual[on, :3] - expected[on, :3], axis=-1).max(initial=0) < 1e-7  # m
+        assert np.abs(actual[on, 3] - expected[on, 3]).max(initial=0) < 1e-7
         assert np.abs(paid - record.reward[rows, t])[on].max(initial=0) < 1e-6
         np.testing.assert_array_equal(success, record.success[rows, t])

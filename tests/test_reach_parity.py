@@ -15,7 +15,7 @@ from envs_jax.reach import reward
 REAL = importlib.util.find_spec("metaworld") is not None
 
 
-def invented(episodes: int = 2, steps: int = 10) -> reach_parity.Recording:
+def invent_recording(episodes: int = 2, steps: int = 10) -> reach_parity.Recording:
     rng = np.random.default_rng(0)
     return reach_parity.Recording(
         policy=np.array(["scripted", "random"]),
@@ -31,7 +31,7 @@ def invented(episodes: int = 2, steps: int = 10) -> reach_parity.Recording:
 
 
 def test_the_table_finds_differences_and_forgives_them_behind_contacts():
-    record = invented()
+    record = invent_recording()
     same = {"observation": record.observation[:, 1:], "reward": record.reward, "success": record.success}
     assert all(row["holds"] and row["most"] == 0 for row in reach_parity.compare(record, same))
     moved = same["observation"].copy()
@@ -64,7 +64,7 @@ def test_the_bound_of_the_reward_follows_from_that_of_the_hand():
 
 
 def test_both_tables_are_printed(capsys):
-    record = invented()
+    record = invent_recording()
     same = {"observation": record.observation[:, 1:], "reward": record.reward + 1, "success": record.success}
     console = Console(width=140)
     reach_parity.show(reach_parity.compare(record, same), reach_parity.summary(record), console)

@@ -48,7 +48,7 @@ def configure(algorithm: type[Algorithm], case: str) -> Any:
     return functools.partial(with_epsilon(algorithm, case_settings.pop("adam_epsilon")), **case_settings)
 
 
-def recorded(case: str) -> Recorded:
+def load_updates(case: str) -> Recorded:
     """Initial vectors by network, and of each update {"batch", "after", "metrics"}."""
     initial: dict[str, np.ndarray] = {}
     updates: dict[int, dict[str, Any]] = {}
@@ -62,7 +62,7 @@ def recorded(case: str) -> Recorded:
             updates.setdefault(int(place[0]), {})["metrics"] = json.loads(str(values))
         else:
             updates.setdefault(int(place[0]), {}).setdefault(place[1], {})[place[2]] = values
-    return initial, [updates[number] for number in range(len(updates))]
+    return initial, [updates[index] for index in range(len(updates))]
 
 
 # ---------------------------------------------------------------- networks in PyTorch's order and layout
@@ -114,28 +114,28 @@ def critics_from(template: Any, vector: np.ndarray) -> Any:
 
 
 def critics_to(tree: Any) -> np.ndarray:
-    number = jax.tree.leaves(tree)[0].shape[0]
-    return np.concatenate([to_vector(jax.tree.map(lambda x, k=k: np.asarray(x)[k], tree)) for k in range(number)])
+    count = jax.tree.leaves(tree)[0].shape[0]
+    return np.concatenate([to_vector(jax.tree.map(lambda x, k=k: np.asarray(x)[k], tree)) for k in range(count)])
 
 
 # ---------------------------------------------------------------- comparison
 
 
-def check(initial: dict[str, np.ndarray], update: dict[str, Any], ours: dict[str, np.ndarray], number: int) -> None:
+def check(initial: dict[str, np.ndarray], update: dict[str, Any], ours: dict[str, np.ndarray], index: int) -> None:
     """By how much every network has moved since the start, number by number."""
     assert set(ours) == set(update["after"])
     for name, values in ours.items():
         expected = update["after"][name] - initial[name]
         actual = np.asarray(values) - initial[name]
-        allowed = MOVES * (1 + number) * np.abs(expected).max() + WEIGHTS * np.abs(initial[name]).max()
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed, err_msg=f"{name}, update {number}")
+        allowed = MOVES * (1 + index) * np.abs(expected).max() + WEIGHTS * np.abs(initial[name]).max()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed, err_msg=f"{name}, update {index}")
 
 
-def check_metrics(update: dict[str, Any], ours: dict[str, Any], number: int, scale: float = 0.1) -> None:
+def check_metrics(update: dict[str, Any], ours: dict[str, Any], index: int, scale: float = 0.1) -> None:
     """All that was recorded, to LOSSES of its size or of `scale`."""
     for name, expected in update["metrics"].items():
-        allowed = LOSSES * (1 + number)
-        assert float(ours[name]) == pytest.approx(expected, rel=allowed, abs=allowed * scale), (name, number)
+        allowed = LOSSES * (1 + index)
+        assert float(ours[name]) == pytest.approx(expected, rel=allowed, abs=allowed * scale), (name, index)
 
 
 # ---------------------------------------------------------------- COMA
@@ -181,7 +181,7 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 @pytest.mark.parametrize("case", ["coma", "coma soft", "coma clipped"])
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
-    initial, updates = recorded(case)
+    initial, updates = load_updates(case)
     algo = configure(Coma, case)(COVERAGE, DataParallel(MISSIONS))
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
@@ -194,9 +194,9 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
             return algo.learn(state, trajectory, last, jax.random.key(0), progress, algo.phases[0])
 
     learn = jax.jit(learn)
-    for number, update in enumerate(updates):
+    for index, update in enumerate(updates):
         progress = dataclasses.replace(
-            start(), episodes=count(number * MISSIONS), learn_calls=count(number), fraction=jnp.float32(number / 4)
+            start(), episodes=count(index * MISSIONS), learn_calls=count(index), fraction=jnp.float32(index / 4)
         )
         order = jnp.asarray(update["batch"]["order"].astype(np.int32))
         state, metrics = learn(state, *missions(update["batch"]), order, progress)
@@ -205,8 +205,8 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         means = {name: float(values.mean()) for name, values in metrics.items()}
         means["advantage_mean"] = means["advantage"]
         del update["metrics"]["advantage_std"]  # of samples, not of the batch
-        check_metrics(update, means, number)
-        check(initial, update, {name: to_vector(tree) for name, tree in ours.items()}, number)
+        check_metrics(update, means, index)
+        check(initial, update, {name: to_vector(tree) for name, tree in ours.items()}, index)
 
 
 # ---------------------------------------------------------------- algorithms with a replay
@@ -221,7 +221,7 @@ def sample_of(batch: dict[str, np.ndarray], answer: str) -> dict[str, jax.Array]
 
 def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None:
     """Run the recorded updates and compare after each; `networks` beside log_alpha, if there is one."""
-    initial, updates = recorded(case)
+    initial, updates = load_updates(case)
     nets = {name: algo.networks[name.removeprefix("target_")] for name in networks}
     trees = {
         name: (from_vector if name.endswith("actor") else critics_from)(nets[name].shapes, initial[name])
@@ -236,23 +236,23 @@ def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None
     algo = dataclasses.replace(algo, final_lr_fraction=0.0)
 
     @jax.jit
-    def step(params: Any, batch: Any, number: jax.Array, rate: jax.Array) -> Any:
-        return algo.update(params, batch, number, dataclasses.replace(start(), fraction=1 - rate))
+    def step(params: Any, batch: Any, count: jax.Array, rate: jax.Array) -> Any:
+        return algo.update(params, batch, count, dataclasses.replace(start(), fraction=1 - rate))
 
-    for number, update in enumerate(updates):
+    for index, update in enumerate(updates):
         batch = sample_of(update["batch"], answer)
         if algo.spec.num_tasks == 1:
             batch.pop("task", None)
         if "mask" in batch:
             batch["action"] = jnp.argmax(batch["action"], axis=-1).astype(jnp.uint8)
-        params, metrics = step(params, batch, np.uint32(number), np.asarray(update["batch"]["rate"]))
-        check_metrics(update, metrics, number)
+        params, metrics = step(params, batch, np.uint32(index), np.asarray(update["batch"]["rate"]))
+        check_metrics(update, metrics, index)
         parts = {name: getattr(params, name) for name in networks}
         ours = {
             name: (to_vector if name.endswith("actor") else critics_to)(getattr(part, "params", part))
             for name, part in parts.items()
         }
-        check(initial, update, ours | {name: np.asarray(params.alpha.params) for name in extra}, number)
+        check(initial, update, ours | {name: np.asarray(params.alpha.params) for name in extra}, index)
 
 
 BOARDS = EnvSpec("boards", 3, Box((5,)), Discrete(4), horizon=50)

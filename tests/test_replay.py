@@ -15,7 +15,7 @@ from jaxrl.rl import replay as replays
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED, Replay
 
 SHARDS, ENVS, AGENTS = 2, 3, 2
-SEEN = {"id": jax.ShapeDtypeStruct((), jnp.int32), "board": jax.ShapeDtypeStruct((AGENTS, 4), jnp.int8)}
+OBSERVATION = {"id": jax.ShapeDtypeStruct((), jnp.int32), "board": jax.ShapeDtypeStruct((AGENTS, 4), jnp.int8)}
 ANSWER = jax.ShapeDtypeStruct((AGENTS,), jnp.uint8)
 
 
@@ -41,19 +41,19 @@ class Stream:
         self.rows.append({"id": ids, "board": board, "reward": reward, "end": end})
         self.count += 1
 
-    def steps(self, number: int) -> tuple[Any, ...]:
+    def steps(self, count: int) -> tuple[Any, ...]:
         """What `write` takes for so many more steps."""
-        for _ in range(number):
+        for _ in range(count):
             self.rows[-1]["answer"] = self.random.integers(0, 200, (self.num_envs, AGENTS))
             self._see()
 
         def stack(name: Any, rows: Any) -> Any:
             return np.stack([row[name] for row in rows])
 
-        new = self.rows[-number - 1 :]
-        seen = {"id": stack("id", new).astype(np.int32), "board": stack("board", new)}
+        new = self.rows[-count - 1 :]
+        observation = {"id": stack("id", new).astype(np.int32), "board": stack("board", new)}
         answer = stack("answer", new[:-1])
-        return seen, answer, stack("reward", new), stack("end", new).astype(np.uint8)
+        return observation, answer, stack("reward", new), stack("end", new).astype(np.uint8)
 
     def windows(self, size: int, n: int) -> dict[int, dict[str, Any]]:
         """By the number seen first: every window that a list of the newest `size` rows allows, the last unanswered."""
@@ -80,16 +80,16 @@ class Stream:
 
 @functools.partial(jax.jit, static_argnums=0)
 def empty(rows: int) -> Replay:
-    return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS)
+    return replays.create(OBSERVATION, ANSWER, AGENTS, SHARDS, rows, ENVS)
 
 
 write = jax.jit(replays.write, donate_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnames=("number", "n"))
-def draw(replay: Replay, key: Any, number: int, n: int) -> Any:
+def draw(replay: Replay, key: Any, count: int, n: int) -> Any:
     keys = jax.random.split(key, SHARDS)
-    index, weight = jax.vmap(lambda key, end, head, filled: replays.sample_uniform(key, end, head, filled, number, n))(
+    index, weight = jax.vmap(lambda key, end, head, filled: replays.sample_uniform(key, end, head, filled, count, n))(
         keys, replay.end, replay.head, replay.filled
     )
     sample = jax.vmap(lambda shard, index: replays.gather(shard, index, n))(replay, index)
@@ -187,16 +187,16 @@ def test_rows_lie_where_a_list_has_them_and_are_written_in_place() -> None:
 
 def test_a_write_needs_no_second_ring() -> None:
     replay = jax.eval_shape(lambda: empty(10_000))
-    memory = write.lower(replay, *Stream(0, 0.1).steps(4)).compile().memory_analysis()
-    ring = SHARDS * ENVS * 10_000 * replays.row_bytes(SEEN, ANSWER, AGENTS)
-    assert memory.alias_size_in_bytes >= ring > 100 * memory.temp_size_in_bytes
+    usage = write.lower(replay, *Stream(0, 0.1).steps(4)).compile().memory_analysis()
+    buffer_bytes = SHARDS * ENVS * 10_000 * replays.row_bytes(OBSERVATION, ANSWER, AGENTS)
+    assert usage.alias_size_in_bytes >= buffer_bytes > 100 * usage.temp_size_in_bytes
 
 
 def test_too_many_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="5 steps do not fit into a replay of 5 rows"):
         replays.write(empty(5), *Stream(0, 0.0).steps(5))
     with pytest.raises(ValueError, match="too large"):
-        jax.eval_shape(lambda: replays.create(SEEN, ANSWER, 1, 1, 2**20, 2**11))
+        jax.eval_shape(lambda: replays.create(OBSERVATION, ANSWER, 1, 1, 2**20, 2**11))
 
 
 @pytest.mark.parametrize(

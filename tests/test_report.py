@@ -303,7 +303,7 @@ def realistic_block(algo: str, env: str, shift: int) -> dict[str, Any]:
     }
 
 
-def written(*blocks: dict[str, Any], **settings: Any) -> list[str]:
+def write_blocks(*blocks: dict[str, Any], **settings: Any) -> list[str]:
     """Return the plain lines of blocks."""
     stream = io.StringIO()
     with Console(stream=stream, **settings) as console:
@@ -318,7 +318,7 @@ def test_plain_lines_are_short_and_lose_nothing(algo: str, env: str) -> None:
     label = make(env).spec.label
     for shift in range(3):
         block = realistic_block(algo, env, shift)
-        lines = written(block, label=label)
+        lines = write_blocks(block, label=label)
         assert max(map(len, lines)) <= 120 and lines[0].startswith("iteration ")
         text = "  ".join(lines)
         assert (block["phase"] or "iteration") in text
@@ -333,7 +333,7 @@ def test_plain_lines_are_short_and_lose_nothing(algo: str, env: str) -> None:
 
 def test_no_column_moves_once_a_longer_number_was_there() -> None:
     blocks = [{"iteration": 1, "losses": {"a": a, "b": 0.5}} for a in (-0.00123, 0.5, -0.00123)]
-    lines = [line for line in written(*blocks) if "losses" in line]
+    lines = [line for line in write_blocks(*blocks) if "losses" in line]
     assert len({line.index("b 0.5") for line in lines}) == 1
 
 
@@ -351,7 +351,7 @@ def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_evaluation_lies_below_the_episodes_and_does_not_repeat_its_block() -> None:
     block = {"iteration": 7, "return": 0.5, "environment": {"b": 0.25, "a": 1.0}, "losses": {"loss": float("nan")}}
-    lines = written(block, block | {"evaluation": {"return": -1.5, "b": 0.125, "a": 0.75, "length": 60.0}})
+    lines = write_blocks(block, block | {"evaluation": {"return": -1.5, "b": 0.125, "a": 0.75, "length": 60.0}})
     assert lines == [
         "iteration 7",
         "  episodes    return 0.5       b 0.25      a 1",
@@ -359,7 +359,7 @@ def test_an_evaluation_lies_below_the_episodes_and_does_not_repeat_its_block() -
         "  evaluation  return -1.5      b 0.125     a 0.75      length 60",
     ]
     other = block | {"iteration": 8, "evaluation": {"a": 0.75}}
-    assert written(block, other)[3:] == [
+    assert write_blocks(block, other)[3:] == [
         "iteration 8",
         "  episodes    return 0.5       b 0.25      a 1",
         "  losses      loss nan",
@@ -369,7 +369,7 @@ def test_an_evaluation_lies_below_the_episodes_and_does_not_repeat_its_block() -
 
 def test_a_very_long_name_goes_on_in_the_next_line() -> None:
     name = "share-of_" * 40
-    lines = written({"iteration": 1, "losses": {name: 0.5, "other": 0.25}})
+    lines = write_blocks({"iteration": 1, "losses": {name: 0.5, "other": 0.25}})
     assert max(map(len, lines)) <= 120 and lines[0] == "iteration 1"
     assert " ".join(" ".join(lines).split()).endswith(f"losses {name.replace('_', ' ').strip()} 0.5 other 0.25")
 

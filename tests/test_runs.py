@@ -55,15 +55,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def listed(*words: Any, capsys: Any) -> Any:
+def list_runs(*words: Any, capsys: Any) -> Any:
     assert main(list(map(str, words))) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_what_is_told_of_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = listed(folder, "--json", capsys=capsys)["runs"]
+    runs = list_runs(folder, "--json", capsys=capsys)["runs"]
     assert [run["name"] for run in runs] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
-    assert listed(folder / "ddpg_point", "--json", capsys=capsys)["runs"] == runs  # no seed of 0005 is a run
+    assert list_runs(folder / "ddpg_point", "--json", capsys=capsys)["runs"] == runs  # no seed of 0005 is a run
     by_name = {run["name"][-1]: run for run in runs}
     label = {"metric": "distance", "label": "distance", "mode": "min"}
     assert by_name["3"]["score"] == label | {"of": "selection episodes", "mean": 0.3, "ci95": None}
@@ -89,9 +89,9 @@ def test_a_run_is_running_while_its_lock_is_held(folder: Path, capsys: pytest.Ca
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout and other.stdout.readline() == "1\n"
-        assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "running"
+        assert list_runs(run, "--json", capsys=capsys)["runs"][0]["state"] == "running"
         other.communicate("\n")
-    assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "finished"
+    assert list_runs(run, "--json", capsys=capsys)["runs"][0]["state"] == "finished"
     with lock(run):  # nothing of the looking is left
         pass
 
@@ -100,7 +100,7 @@ def test_a_finished_run_that_goes_on_is_stopped(folder: Path, capsys: pytest.Cap
     """It was resumed with a larger total and killed before its next checkpoint."""
     run = folder / "ddpg_point/0001"
     write_rows(run, rows_of([*SCORES[1], 0.1]))
-    assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
+    assert list_runs(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
 
 
 def printed_lines(parts: list[Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -239,7 +239,7 @@ def test_a_sweep_has_a_curve_for_each_combination(tmp_path: Path) -> None:
 # Refusals, in one sentence
 
 
-def refused(capsys: Any, *words: Any) -> str:
+def check_refusal(capsys: Any, *words: Any) -> str:
     code = main(list(map(str, words)))
     captured = capsys.readouterr()
     assert (
@@ -250,13 +250,13 @@ def refused(capsys: Any, *words: Any) -> str:
 
 def test_nothing_to_show(folder: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
-    assert "holds no run: train one" in refused(capsys, tmp_path / "empty")
-    assert "does not exist" in refused(capsys, tmp_path / "nowhere")
-    assert "no metrics yet" in refused(capsys, folder / "ddpg_point/0006", "--out", tmp_path / "runs.html")
+    assert "holds no run: train one" in check_refusal(capsys, tmp_path / "empty")
+    assert "does not exist" in check_refusal(capsys, tmp_path / "nowhere")
+    assert "no metrics yet" in check_refusal(capsys, folder / "ddpg_point/0006", "--out", tmp_path / "runs.html")
     assert not (tmp_path / "runs.html").exists()
-    assert "at least two runs" in refused(capsys, folder / "ddpg_point/0001", "--compare")
-    assert "ends in .html" in refused(capsys, folder, "--out", tmp_path / "runs.png")
-    assert "unknown flag '--jsn'" in refused(capsys, folder, "--jsn")
+    assert "at least two runs" in check_refusal(capsys, folder / "ddpg_point/0001", "--compare")
+    assert "ends in .html" in check_refusal(capsys, folder, "--out", tmp_path / "runs.png")
+    assert "unknown flag '--jsn'" in check_refusal(capsys, folder, "--jsn")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_nothing_to_show(folder: Path, tmp_path: Path, capsys: Any) -> None:
 def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: Any) -> None:
     run = folder / "ddpg_point/0002"
     (run / "metrics.jsonl").write_text(line)
-    assert "line 1 of" in (message := refused(capsys, run)) and "is damaged" in message
+    assert "line 1 of" in (message := check_refusal(capsys, run)) and "is damaged" in message
     assert main([str(folder), "--json"]) == 0
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)["runs"]) == 5
@@ -275,7 +275,7 @@ def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: 
 def test_a_loop_of_links_hides_no_run(folder: Path, capsys: Any) -> None:
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "ddpg_point/0007").symlink_to(folder / "ddpg_point/0007")
-    assert len(listed(folder, "--json", capsys=capsys)["runs"]) == 6
+    assert len(list_runs(folder, "--json", capsys=capsys)["runs"]) == 6
 
 
 @pytest.mark.parametrize("line", ["num_envs: many", "goals: 2026-01-01", "goals: [.inf]", "goals: {a: 1}"])
@@ -290,7 +290,7 @@ def test_a_damaged_configuration(folder: Path, line: str, capsys: Any) -> None:
 @pytest.mark.parametrize("scoring", [[], {"score": 1}, {"score_mode": "least"}, {"labels": "many"}, {"unknown": 1}])
 def test_a_damaged_scoring(folder: Path, scoring: Any, capsys: Any) -> None:
     run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]), scoring=scoring)
-    assert "the entry 'scoring' of" in (message := refused(capsys, run)) and "is damaged: remove it" in message
+    assert "the entry 'scoring' of" in (message := check_refusal(capsys, run)) and "is damaged: remove it" in message
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])
@@ -298,14 +298,14 @@ def test_damaged_versions(text: str, folder: Path, capsys: Any) -> None:
     """Without the score's direction the best of several runs could be the worst."""
     run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]))
     (run / "versions.json").write_text(text)
-    assert "versions.json is damaged: remove it" in refused(capsys, run)
+    assert "versions.json is damaged: remove it" in check_refusal(capsys, run)
 
 
 def test_a_run_without_a_scoring_shows_its_return(folder: Path, capsys: Any) -> None:
     run = folder / "ddpg_point/0002"
     (run / "versions.json").unlink()
     write_rows(run, [{"iteration": 1, "env_steps": 8, "episodes": 1, "rollout/return": 2.5}])
-    score = listed(run, "--json", capsys=capsys)["runs"][0]["score"]
+    score = list_runs(run, "--json", capsys=capsys)["runs"][0]["score"]
     assert (score["metric"], score["mode"], score["mean"]) == ("return", "max", 2.5)
 
 
@@ -313,7 +313,7 @@ def test_a_run_without_a_scoring_shows_its_return(folder: Path, capsys: Any) -> 
 def test_a_damaged_checkpoint_is_that_of_a_stopped_run(folder: Path, meta: str, capsys: Any) -> None:
     run = folder / "ddpg_point/0001"
     (run / "checkpoints/0000000003/meta.json").write_text(meta)
-    assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
+    assert list_runs(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
 
 
 # A real run
@@ -323,10 +323,10 @@ def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
     flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 320"
     run = train(f"{flags} --eval_episodes 8 --num_seeds 2", tmp_path / "runs")
     capsys.readouterr()
-    (summary,) = listed(tmp_path / "runs", "--json", capsys=capsys)["runs"]
+    (summary,) = list_runs(tmp_path / "runs", "--json", capsys=capsys)["runs"]
     assert summary["state"] == "finished" and summary["env_steps"] == 640 and summary["seeds"] == [0, 1]
     assert 0 < summary["minutes"] < 5 and summary["score"]["of"] == "selection episodes"
-    (one,) = listed(run / "seed_1", "--json", capsys=capsys)["runs"]
+    (one,) = list_runs(run / "seed_1", "--json", capsys=capsys)["runs"]
     assert one["state"] == "finished" and one["name"] == "0001/seed_1" and one["seeds"] == [1]
     assert "env steps per second (speed)" in page_of(run, out=tmp_path / "runs.html").pictures
 
@@ -361,7 +361,7 @@ def test_runs_are_listed_where_the_package_of_their_environment_is_absent(
     with pytest.raises(UsageError, match="going"):
         parse(flags.split())
     capsys.readouterr()
-    listing = listed(tmp_path / "runs", "--json", "--compare", capsys=capsys)
+    listing = list_runs(tmp_path / "runs", "--json", "--compare", capsys=capsys)
     assert [run["score"]["label"] for run in listing["runs"]] == ["arrivals, shares"] * 2
     assert {run["score"]["mode"] for run in listing["runs"]} == {"min"}
     assert {run["environment"] for run in listing["runs"]} == {"going:Away"}
@@ -383,10 +383,10 @@ def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: py
     """Its three commands of training are parsed; runs made by hand stand for theirs, which take minutes to compile."""
     monkeypatch.chdir(tmp_path)
     training, watching = (block.splitlines() for block in blocks("bash"))
-    for number, line in enumerate(training, start=1):
+    for index, line in enumerate(training, start=1):
         config = parse(shlex.split(line)[3:]).config
         scoring = {"score": "success", "labels": {"success": "success"}}
-        run = make_run(tmp_path / f"runs/sac_reach/{number:04d}", [], 1e9 + number, scoring, **config.plain())
+        run = make_run(tmp_path / f"runs/sac_reach/{index:04d}", [], 1e9 + index, scoring, **config.plain())
         scores = {"eval/distance": {"eval/success": 0.25}, "rollout/distance": {"rollout/success": 0.5}}
         rows = [row | scores[next(name for name in scores if name in row)] for row in rows_of([1.0, 2.0])]
         for k in range(config.run.num_seeds) if config.run.num_seeds > 1 else [None]:

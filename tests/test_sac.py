@@ -118,11 +118,11 @@ SETTINGS = {
 
 
 @functools.cache
-def scheduled() -> tuple[Sac, Any, Any]:
+def make_scheduled() -> tuple[Sac, Any, Any]:
     """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
     algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_update_period=2, target_update_period=3)
     params = dataclasses.replace(init_params(algo, 3), target_critic=init_params(algo, 4).critic.params)
-    return algo, jax.jit(lambda params, batch, number: algo.update(params, batch, number, start())), params
+    return algo, jax.jit(lambda params, batch, count: algo.update(params, batch, count, start())), params
 
 
 gaussian = jax.jit(Sac(ARM, DataParallel(1), **SETTINGS).gaussian)
@@ -156,7 +156,7 @@ def test_targets_and_losses_of_an_update() -> None:
 
     Behind a cut episode counts the value of what was seen last; behind a terminated one nothing does.
     """
-    algo, update, params = scheduled()
+    algo, update, params = make_scheduled()
     params = with_log_alpha(params, np.log(np.float32([0.5, 0.1])))
     batch = made_up()
     sample = jax.tree.map(lambda x: x[0], batch)
@@ -190,15 +190,15 @@ def test_targets_and_losses_of_an_update() -> None:
 
 def test_schedules_of_actor_and_targets() -> None:
     """Critics move with every update, actor and temperatures with every second, targets with every third."""
-    _, update, params = scheduled()
-    for number in range(1, 8):
-        new, _ = update(params, made_up(number), np.uint32(number))
+    _, update, params = make_scheduled()
+    for index in range(1, 8):
+        new, _ = update(params, made_up(index), np.uint32(index))
         moved = {
             name: not all(map(np.array_equal, *map(jax.tree.leaves, (getattr(params, name), getattr(new, name)))))
             for name in ("critic", "actor", "alpha", "target_critic")
         }
-        due = number % 2 == 0
-        assert moved == {"critic": True, "actor": due, "alpha": due, "target_critic": number % 3 == 0}, number
+        due = index % 2 == 0
+        assert moved == {"critic": True, "actor": due, "alpha": due, "target_critic": index % 3 == 0}, index
         if moved["target_critic"]:
             blend = jax.tree.map(lambda old, x: 0.9 * old + 0.1 * x, params.target_critic, new.critic.params)
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), new.target_critic, blend)
@@ -207,7 +207,7 @@ def test_schedules_of_actor_and_targets() -> None:
 
 def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
     """The initial policy is nearly certain, so that alpha rises; with a wide one it falls; the other task's stays."""
-    _, update, params = scheduled()
+    _, update, params = make_scheduled()
     wide = jax.tree.map(np.zeros_like, actor_tree(params))
     wide["params"]["out_bias"] = np.float32([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
     for actor, sign in ((params.actor.params, 1), (wide, -1)):
@@ -221,7 +221,7 @@ def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
 
 def test_a_huge_critic_loss_counts_as_infinite() -> None:
     """So that the loop stops there, naming it (see test_trainer)."""
-    _, update, params = scheduled()
+    _, update, params = make_scheduled()
     batch = made_up()
     for reward, stops in ((1e3, False), (1e5, True)):
         new, metrics = update(params, batch | {"reward": np.full_like(batch["reward"], reward)}, np.uint32(1))
@@ -250,7 +250,7 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     assert [phase.name for phase in Sac(ARM, DataParallel(1), learning_starts=1).phases] == ["train"]
 
 
-def seen(spec: EnvSpec, batch: int) -> TimeStep:
+def make_timestep(spec: EnvSpec, batch: int) -> TimeStep:
     false = np.zeros(batch, bool)
     shape = (batch, spec.num_agents, *spec.observation.shape)
     observation = np.random.default_rng(5).normal(size=shape).astype(np.float32)
@@ -261,7 +261,7 @@ def seen(spec: EnvSpec, batch: int) -> TimeStep:
 
 def actor_of(algo: Sac, copies: int = 2000) -> Any:
     """policy, steps so far, mode -> actions [copies, agents, dimensions], one program for each mode."""
-    timestep = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), seen(algo.spec, 1))
+    timestep = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), make_timestep(algo.spec, 1))
 
     @functools.partial(jax.jit, static_argnums=2)
     def act(policy: Any, progress: Progress, mode: Any) -> jax.Array:
@@ -276,7 +276,7 @@ def test_actions_lie_in_their_box() -> None:
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
     algo = Sac(spec, DataParallel(1), **SETTINGS, env_steps_per_update=1.0, random_steps=50)
     policy = actor_tree(init_params(algo))
-    mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
+    mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, make_timestep(spec, 1).observation))
     acted = actor_of(algo)
     random = acted(policy, 49, "explore")[:, 0]
     np.testing.assert_allclose(random.mean(0), 1.0, atol=0.1)
@@ -294,7 +294,7 @@ def test_actions_lie_in_their_box() -> None:
 
 
 def test_deviations_reach_from_one_bound_to_the_other() -> None:
-    _, _, params = scheduled()
+    _, _, params = make_scheduled()
     actor = jax.tree.map(np.zeros_like, actor_tree(params))
     for raw, expected in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
         actor["params"]["out_bias"] = np.full(2 * ACTIONS, raw, np.float32)

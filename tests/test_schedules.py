@@ -42,7 +42,7 @@ def test_metrics_show_what_depends_on_progress_alone() -> None:
 class Weighed(Ddpg):
     """Learns nothing; reports the mean reward of a batch."""
 
-    def update(self, params: Any, batch: dict[str, Array], number: Array, progress: Progress) -> Any:
+    def update(self, params: Any, batch: dict[str, Array], count: Array, progress: Progress) -> Any:
         return params, {"reward": batch["reward"].mean()}
 
 
@@ -51,9 +51,9 @@ def test_every_update_draws_a_batch_of_its_own() -> None:
     algo = Weighed(BOARDS, DataParallel(1), batch_size=8, buffer_size=100, hidden_size=4)
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
     reward = jax.random.normal(jax.random.key(1), state.sharded.reward.shape)
-    ring = dataclasses.replace(
+    buffer = dataclasses.replace(
         state.sharded, reward=reward, filled=jnp.full_like(state.sharded.filled, reward.shape[1] - 1)
     )
     learn = jax.jit(lambda state, key: algo.learn(state, None, None, key, start(), Phase("train", 1, 4))[1])
-    means = np.asarray(learn(AlgoState(state.replicated, ring), jax.random.key(2))["reward"])
+    means = np.asarray(learn(AlgoState(state.replicated, buffer), jax.random.key(2))["reward"])
     assert len(set(means.tolist())) == 4

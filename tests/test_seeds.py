@@ -41,7 +41,7 @@ def test_names_of_close_values_differ() -> None:
     assert [trial.folder for trial in trials(config)] == ["gamma=0.9999995", "gamma=0.9999996", "gamma=0.5"]
 
 
-def trained(flags: str, folder: Path) -> Path:
+def train_run(flags: str, folder: Path) -> Path:
     """The directory of a run."""
     assert jaxrl.cli.train.main(f"{FLAGS} {flags} --runs {folder}".split()) == 0
     return Path((folder / "latest").read_text().strip())
@@ -65,11 +65,11 @@ def close(actual: list[dict[str, float]], expected: list[dict[str, float]]) -> N
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the seeds 4, 5 and 6 on one device."""
-    return trained("--seed 4 --num_seeds 3 --devices 1 --total_env_steps 1280", tmp_path_factory.mktemp("three"))
+    return train_run("--seed 4 --num_seeds 3 --devices 1 --total_env_steps 1280", tmp_path_factory.mktemp("three"))
 
 
 def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None:
-    singles = [trained(f"--seed {seed} --devices 1 --total_env_steps 1280", tmp_path) for seed in (4, 5, 6)]
+    singles = [train_run(f"--seed {seed} --devices 1 --total_env_steps 1280", tmp_path) for seed in (4, 5, 6)]
     for seed, single in zip((4, 5, 6), singles, strict=True):
         close(rows(three / f"seed_{seed}"), rows(single))
         last = jaxrl.load(three / f"seed_{seed}", best=False).params, jaxrl.load(single, best=False).params
@@ -94,7 +94,7 @@ def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
     flags = "--num_seeds 4 --total_env_steps 640"
-    one, several = (trained(f"{flags} --devices {count}", tmp_path) for count in (1, devices))
+    one, several = (train_run(f"{flags} --devices {count}", tmp_path) for count in (1, devices))
     for name in ("", "seed_0", "seed_3"):
         close(rows(several / name), rows(one / name))
 
@@ -102,15 +102,15 @@ def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
 def test_devices_that_do_not_divide_the_seeds() -> None:
     for seeds, devices in ((3, 3), (4, 4), (6, 6), (16, 8)):
         flags = f"{FLAGS} --total_env_steps 640 --num_seeds {seeds}"
-        setup = build_run(parse(flags.split()).config)
-        assert setup.mesh.size == devices and setup.trainer.layout.devices == 1
+        run = build_run(parse(flags.split()).config)
+        assert run.mesh.size == devices and run.trainer.layout.devices == 1
     assert build_run(parse(f"{FLAGS} --total_env_steps 640 --num_seeds 5 --devices 4".split()).config).mesh.size == 1
 
 
 @pytest.mark.long
 def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
-    whole = trained("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
-    part = trained("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
+    whole = train_run("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
+    part = train_run("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
     assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
     for name in ("", "seed_0", "seed_1"):
         assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
@@ -154,11 +154,11 @@ def test_algorithms_learn_in_each_seed_what_they_do_alone(case: str) -> None:
     both = several.init(several.keys(0))
     alone = [single.init(jax.random.key(seed)) for seed in (0, 1)]
     for phase in single.algo.phases:
-        number = jnp.int32(min(phase.iterations or 3, 3))
-        both, metrics = several.make_block(phase)(both, number)
+        iterations = jnp.int32(min(phase.iterations or 3, 3))
+        both, metrics = several.make_block(phase)(both, iterations)
         assert int(metrics.not_finite[0]) == -1
         for seed in (0, 1):
-            alone[seed], expected = single.make_block(phase)(alone[seed], number)
+            alone[seed], expected = single.make_block(phase)(alone[seed], iterations)
             for name, values in expected.learning.items():
                 actual = np.asarray(metrics.learning[name])[:, seed]
                 np.testing.assert_allclose(actual, values, rtol=2e-3, atol=2e-4, err_msg=name)
@@ -208,7 +208,7 @@ def test_every_trial_is_the_run_with_its_settings(
     sweep: Path, lr: float, gamma: float, seed: int, tmp_path: Path
 ) -> None:
     flags = f"--seed {seed} --devices 1 --total_env_steps 1280 --lr {lr} --gamma {gamma}"
-    single, trial = trained(flags, tmp_path), sweep / f"lr={lr},gamma={gamma}" / f"seed_{seed}"
+    single, trial = train_run(flags, tmp_path), sweep / f"lr={lr},gamma={gamma}" / f"seed_{seed}"
     close(rows(trial), rows(single))
     actual, expected = (jaxrl.load(run, best=False) for run in (trial, single))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual.params, expected.params)
@@ -258,7 +258,7 @@ def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.long
 def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
     flags = "--sweep lr=0.1,0.3 --devices 1 --total_env_steps"
-    whole, part = trained(f"{flags} 1280", tmp_path), trained(f"{flags} 960", tmp_path)
+    whole, part = train_run(f"{flags} 1280", tmp_path), train_run(f"{flags} 960", tmp_path)
     assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
     for name in ("lr=0.1", "lr=0.3"):
         assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
@@ -365,10 +365,10 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
     ]
     alone = [trainer.init(jax.random.key(0)) for trainer in singles]
     for phase in single.algo.phases:
-        number = jnp.int32(min(phase.iterations or 3, 3))
-        both, metrics = several.make_block(phase)(both, number)
+        iterations = jnp.int32(min(phase.iterations or 3, 3))
+        both, metrics = several.make_block(phase)(both, iterations)
         for index, trainer in enumerate(singles):
-            alone[index], expected = trainer.make_block(phase)(alone[index], number)
+            alone[index], expected = trainer.make_block(phase)(alone[index], iterations)
             for name, learned in expected.learning.items():
                 actual = np.asarray(metrics.learning[name])[:, index]
                 np.testing.assert_allclose(actual, learned, rtol=2e-3, atol=2e-4, err_msg=name)

@@ -31,17 +31,17 @@ POINTS = (
 
 
 @pytest.fixture(scope="module")
-def setup() -> Run:
+def run() -> Run:
     return build_run(parse(POINTS.split()).config)
 
 
-def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> Session:
+def session_of(run: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> Session:
     """A session whose evaluations end with these values, one after the other; everything else does nothing."""
     quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
-    env = SimpleNamespace(spec=spec, env=setup.env.env)
-    trainer = SimpleNamespace(layout=setup.trainer.layout, trials=1, policies=lambda state: (), keys=setup.trainer.keys)
+    env = SimpleNamespace(spec=spec, env=run.env.env)
+    trainer = SimpleNamespace(layout=run.trainer.layout, trials=1, policies=lambda state: (), keys=run.trainer.keys)
     chosen: Any = SimpleNamespace(
-        config=setup.config, algo=setup.algo, env=env, eval_env=setup.eval_env, mesh=setup.mesh, trainer=trainer
+        config=run.config, algo=run.algo, env=env, eval_env=run.eval_env, mesh=run.mesh, trainer=trainer
     )
     evaluations.ready = True  # as a program that has been compiled
     programs: Any = SimpleNamespace(evaluate=evaluations)
@@ -51,17 +51,17 @@ def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> 
 STATE: Any = SimpleNamespace(algo=(), progress=start())
 
 
-def chosen(setup: Run, spec: EnvSpec, ends: list[dict[str, float]], directory: Path) -> list[bool]:
+def evaluate_all(run: Run, spec: EnvSpec, ends: list[dict[str, float]], directory: Path) -> list[bool]:
     """Whether each of these evaluations, the last one at the end of the run, makes its policy the best so far."""
     rows = iter(ends)
 
     def evaluations(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
         return {name: jnp.full(8, value) for name, value in next(rows).items()}
 
-    session, evaluated = session_of(setup, spec, evaluations, directory), []
+    session, evaluated = session_of(run, spec, evaluations, directory), []
     for index in range(len(ends)):
         last = index == len(ends) - 1
-        session.position = Position(len(setup.algo.phases) - 1, index, index, 640 if last else 32 * index)
+        session.position = Position(len(run.algo.phases) - 1, index, index, 640 if last else 32 * index)
         evaluated.append(session._evaluate(STATE))
     return evaluated
 
@@ -76,23 +76,23 @@ def chosen(setup: Run, spec: EnvSpec, ends: list[dict[str, float]], directory: P
     ],
 )
 def test_the_best_is_the_best_by_the_mode_of_the_score(
-    mode: Any, scores: list[float], best: list[bool], setup: Run, tmp_path: Path
+    mode: Any, scores: list[float], best: list[bool], run: Run, tmp_path: Path
 ) -> None:
-    spec = dataclasses.replace(setup.env.spec, score="distance", score_mode=mode)
+    spec = dataclasses.replace(run.env.spec, score="distance", score_mode=mode)
     ends = [{"distance": score, "return": 0.0} for score in scores]
-    assert chosen(setup, spec, ends, tmp_path) == best
+    assert evaluate_all(run, spec, ends, tmp_path) == best
 
 
-def test_ties_go_to_the_second_score_and_then_to_the_third(setup: Run, tmp_path: Path) -> None:
+def test_ties_go_to_the_second_score_and_then_to_the_third(run: Run, tmp_path: Path) -> None:
     """Success stands at 1 all the while; what the run ends with is worse at its end, and is not the best."""
-    spec = dataclasses.replace(setup.env.spec, score="success", score_mode="max", tie_breakers=("at_end", "return"))
+    spec = dataclasses.replace(run.env.spec, score="success", score_mode="max", tie_breakers=("at_end", "return"))
     rows = [(0.9, 0.9, 9.0), (1.0, 0.8, 1.0), (1.0, 0.8, 0.5), (1.0, 0.8, 2.0), (1.0, 0.9, 0.1), (1.0, 0.7, 9.0)]
     ends = [{"success": a, "at_end": b, "return": c} for a, b, c in rows]
-    assert chosen(setup, spec, ends, tmp_path) == [True, True, False, True, True, False]
+    assert evaluate_all(run, spec, ends, tmp_path) == [True, True, False, True, True, False]
 
 
 def test_training_selection_and_evaluation_start_from_other_states(
-    setup: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys are those that the verbs hand to the programs, and those that training starts its environments with."""
     keys: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def test_training_selection_and_evaluation_start_from_other_states(
         keys["selection"] = key
         return {name: jnp.zeros(8) for name in ("distance", "return")}
 
-    session_of(setup, setup.env.spec, selection, tmp_path)._evaluate(STATE)
+    session_of(run, run.env.spec, selection, tmp_path)._evaluate(STATE)
 
     def evaluation(params: Any, key: Any, context: Any) -> dict[str, jax.Array]:
         keys["evaluation"] = key
@@ -111,8 +111,8 @@ def test_training_selection_and_evaluation_start_from_other_states(
     points = load(None, "helpers.tiny:PointMass", dataclasses.asdict(PointMass()))
     list(reports.rollout(points, ["random"], 8, SEED))
 
-    places = {"training": np.asarray(setup.trainer.init(jax.random.key(SEED)).env.env.place)}
-    reset = jax.jit(lambda key: setup.env.reset(jax.vmap(key_of_env, in_axes=(None, 0))(key, jnp.arange(8)), ())[0])
+    places = {"training": np.asarray(run.trainer.init(jax.random.key(SEED)).env.env.place)}
+    reset = jax.jit(lambda key: run.env.reset(jax.vmap(key_of_env, in_axes=(None, 0))(key, jnp.arange(8)), ())[0])
     for name, key in keys.items():
         places[name] = np.asarray(reset(key).env.place)
     assert len(places) == 3 and all(place.size == 16 for place in places.values())

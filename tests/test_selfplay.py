@@ -89,7 +89,7 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
     with_self = batched(envs_jax.make("snakes", opponent="self", side=side, **settings))
     outside = batched(envs_jax.make("snakes", opponent="outside", side=side, **settings))
     keys, random = jax.random.split(jax.random.key(3), 5), np.random.default_rng(0)
-    one, seen = jax.jit(with_self.reset)(keys, with_self.context(start()))
+    one, observed = jax.jit(with_self.reset)(keys, with_self.context(start()))
     both, timestep = jax.jit(outside.reset)(keys, outside.context(start()))
     opponents, play, play_both = (
         jax.jit(f) for f in (with_self.opponent_view, with_self.step_without_reset, outside.step_without_reset)
@@ -97,10 +97,12 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
     drawn = []
     for _ in range(12):
         theirs, opponent_keys = opponents(one)
-        np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), timestep.observation)
+        np.testing.assert_array_equal(
+            np.concatenate([observed.observation, theirs.observation], 1), timestep.observation
+        )
         drawn.append(jax.random.bits(opponent_keys[0]))
         action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
-        one, seen = play(one, action, with_self.context(start()))
+        one, observed = play(one, action, with_self.context(start()))
         both, timestep = play_both(both, action, outside.context(start()))
         for a, b in zip(jax.tree.leaves(one.env.game), jax.tree.leaves(both.env.game), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -136,9 +138,9 @@ def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> 
     assert outcome(cut) == whole
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(1, 1), (2, 2), (3, 2), (9, 4)])
-def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, expected: int) -> None:
-    config = parse(f"{SELF} --self_play {asked}".split()).config
+@pytest.mark.parametrize(("snapshots", "expected"), [(1, 1), (2, 2), (3, 2), (9, 4)])
+def test_the_pool_divides_the_games_of_a_logical_shard(snapshots: int, expected: int) -> None:
+    config = parse(f"{SELF} --self_play {snapshots}".split()).config
     env = _with_self_play(batched(config.make_env()), build_algorithm(config), config.run)
     assert isinstance(env, SelfPlay) and (env.snapshots, env.group) == (expected, 4 // expected)
 

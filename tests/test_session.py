@@ -100,12 +100,12 @@ def at_iteration(monkeypatch: pytest.MonkeyPatch, iteration: int, act: Callable[
     """Do something when the line of this iteration is written."""
     write = Writer.write
 
-    def hooked(self: Writer, at: int, *more: Any) -> None:
+    def call_hook(self: Writer, at: int, *more: Any) -> None:
         write(self, at, *more)
         if at == iteration:
             act()
 
-    monkeypatch.setattr(Writer, "write", hooked)
+    monkeypatch.setattr(Writer, "write", call_hook)
 
 
 # The plan of phases
@@ -290,14 +290,14 @@ def test_a_signal_gives_up_a_long_iteration(
     calls = []
     progress = Console.progress
 
-    def signalled(self: Console, activity: str, *more: Any) -> None:
+    def raise_in_progress(self: Console, activity: str, *more: Any) -> None:
         progress(self, activity, *more)
         calls.append(activity)
         if sum(activity.startswith("iteration 3:") for activity in calls) == piece:
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Console, "progress", signalled)
+        patch.setattr(Console, "progress", raise_in_progress)
         directory = run(COMA, tmp_path)
     said = capsys.readouterr().out
     assert "stopped by SIGTERM at iteration 2 " in said
@@ -443,13 +443,13 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
 
 
 def test_only_what_is_left_of_a_run_is_compiled() -> None:
-    setup = build_run(parse(STUDY.split()).config)
+    run = build_run(parse(STUDY.split()).config)
     said: list[str] = []
-    done = compile_run(setup, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
+    done = compile_run(run, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
     assert done.blocks == [None, None, None] and done.start is None and done.evaluate is None and not said
-    unseen = compile_run(setup, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
+    unseen = compile_run(run, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
     assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
-    left = compile_run(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
+    left = compile_run(run, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
     left.compile()
     assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
     assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
@@ -457,9 +457,9 @@ def test_only_what_is_left_of_a_run_is_compiled() -> None:
 
 def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
     """On a CPU; the rest when it is called."""
-    setup, said = build_run(parse(STUDY.split()).config), []
-    programs = compile_run(setup, None, said.append)
-    learns = [bool(phase.updates) for phase in setup.algo.phases].index(True)
+    run, said = build_run(parse(STUDY.split()).config), []
+    programs = compile_run(run, None, said.append)
+    learns = [bool(phase.updates) for phase in run.algo.phases].index(True)
     ready = [block is not None and block.ready for block in programs.blocks]
     assert ready == [k <= learns for k in range(len(ready))] and not all(ready)
     assert programs.start is not None and programs.start.ready
@@ -542,12 +542,12 @@ def test_what_is_trained_is_kept_when_a_later_program_does_not_fit(
 def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "latest").write_text(f"{alone}\n")  # what config.yaml must not repeat: it changes with every run
     argv = f"{STUDY} --seed 5 --init_from {tmp_path / 'latest'}".split()
-    setup = build_run(parse(argv).config)
-    weights = loading.load_weights(str(alone), setup)
+    init_run = build_run(parse(argv).config)
+    weights = loading.load_weights(str(alone), init_run)
     best = loading.load_policy(alone)
     assert best.step == Checkpoints(alone / "checkpoints").best_step()
     assert np.array_equal(weights, best.params)
-    programs = runs.compile_run(setup, weights, lambda sentence: None)
+    programs = runs.compile_run(init_run, weights, lambda sentence: None)
     assert programs.start is not None
     state = programs.start(jax.random.key(5), weights)
     assert np.array_equal(state.algo.replicated["weights"], weights)

@@ -49,15 +49,15 @@ FREE: Cases = [
 
 T, S, E = 2, 2, 3  # steps, logical shards, environments of a shard
 SHAPE = jax.ShapeDtypeStruct((A, K), jnp.float32)
-ring = replay.create(SHAPE, SHAPE, agents=A, shards=S, rows=4, envs=E)
-shard = jax.tree.map(lambda x: x[0], ring)
+buffer = replay.create(SHAPE, SHAPE, agents=A, shards=S, rows=4, envs=E)
+shard = jax.tree.map(lambda x: x[0], buffer)
 new_row = (floats((T + 1, S * E, A, K)), floats((T, S * E, A, K)), floats((T + 1, S * E, A)), ends((T + 1, S * E)))
 zero = integers(())
 
 # Functions with shapes in words, and with a free argument, which is given here.
 OTHERS: Cases = [
     (replay.ends, (booleans(N), booleans(N))),
-    (functools.partial(replay.write, ring), new_row),
+    (functools.partial(replay.write, buffer), new_row),
     (replay.sample_uniform, (key, ends((4, E)), zero, zero, 5, 1)),
     (functools.partial(replay.gather, shard, n_step=2), (integers(N),)),
     (functools.partial(replay.gather_window, floats((4, E)), steps=2), (integers(N),)),
@@ -65,7 +65,7 @@ OTHERS: Cases = [
 ]
 
 
-def widened(arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def widen(arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The arguments with one axis too many, for each array among them."""
     places = [i for i, x in enumerate(arguments) if isinstance(x, jax.Array) and x is not key]
     return [(*arguments[:i], arguments[i][..., None], *arguments[i + 1 :]) for i in places]
@@ -86,7 +86,7 @@ def test_annotations_are_true(function: Callable[..., Any], arguments: tuple[Any
 
 @each(ANNOTATED)
 def test_annotations_refuse_an_axis_too_many(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    for wrong in widened(arguments):
+    for wrong in widen(arguments):
         with pytest.raises(jaxtyping.TypeCheckError):
             checked(function)(*wrong)
 
@@ -94,7 +94,7 @@ def test_annotations_refuse_an_axis_too_many(function: Callable[..., Any], argum
 @each(ANNOTATED + OTHERS)
 def test_an_axis_too_many_does_not_broadcast(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     function(*arguments)
-    for wrong in widened(arguments):
+    for wrong in widen(arguments):
         with jax.numpy_rank_promotion("allow"), pytest.raises(AssertionError):  # JAX's default, unlike in tests
             function(*wrong)
 

@@ -43,7 +43,7 @@ class Puppet:
     def reset(self, vector: np.ndarray) -> np.ndarray:
         self.vectors.append(vector)
         self.hand, self.opening, self.vector, self.before = np.array([0.0, 0.6, 0.2]), 1.0, vector, None
-        return self._seen()
+        return self._observe()
 
     @property
     def tool(self) -> np.ndarray:
@@ -52,13 +52,13 @@ class Puppet:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
         self.hand = self.hand + 0.02 * action[:3].astype(np.float64)  # never out of what is shown
         self.opening = 0.5 - 0.5 * float(action[3])
-        return self._seen(), 7.0, bool(self.hand[2] > 0.21)
+        return self._observe(), 7.0, bool(self.hand[2] > 0.21)
 
-    def _seen(self) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
         now = np.concatenate([self.hand, [self.opening], self.vector[:3], [0, 0, 0, 1], np.zeros(7)])
-        seen = np.concatenate([now, now if self.before is None else self.before, self.vector[3:6]])
+        observation = np.concatenate([now, now if self.before is None else self.before, self.vector[3:6]])
         self.before = now
-        return np.pad(seen, (0, self.numbers - 39))
+        return np.pad(observation, (0, self.numbers - 39))
 
 
 noise_of = jax.jit(
@@ -69,11 +69,11 @@ noise_of = jax.jit(
 @functools.cache
 def weights() -> Any:
     """Of a fresh worker."""
-    algo = subject(params=()).algo
+    algo = make_eval_policy(params=()).algo
     return jax.jit(lambda key: algo.weights(algo.init(key, None)))(jax.random.key(0))
 
 
-def subject(params: Any = None, **settings: Any) -> EvalPolicy:
+def make_eval_policy(params: Any = None, **settings: Any) -> EvalPolicy:
     """A fresh worker of reach."""
     env = make("reach", **{"horizon": HORIZON, **settings})
     algo = Sac(env.spec, DataParallel(8), hidden_size=8, depth=1, batch_size=8, buffer_size=800)
@@ -97,7 +97,7 @@ def goals_in_order(one: EvalPolicy, numbers: list[int]) -> np.ndarray:
 
 
 def test_goals_come_in_order_each_for_every_task() -> None:
-    one = subject(task="reach,mirrored", goals="pool", pool_seed=3)
+    one = make_eval_policy(task="reach,mirrored", goals="pool", pool_seed=3)
     here, real = world(one)
     played = simulator.play(one, here, "random", range(7), seed=0)
     pool = goals.pool(3)
@@ -109,7 +109,7 @@ def test_goals_come_in_order_each_for_every_task() -> None:
 
 
 def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -> None:
-    one = subject(task="reach,mirrored", pool_seed=3)
+    one = make_eval_policy(task="reach,mirrored", pool_seed=3)
     here, real = world(one)
     goals_seen = simulator.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
     vectors = np.array([arm.vectors[1] for arm in real.arms])  # lanes 0, 1, 2 play episodes 0, 3, 6
@@ -126,7 +126,7 @@ def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -
 @pytest.mark.parametrize("task", tasks.TASKS)
 @pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
-    one = subject(task=task, goals="pool", partially_observable=hidden)
+    one = make_eval_policy(task=task, goals="pool", partially_observable=hidden)
     here, _ = world(one)
     played = simulator.play(one, here, "random", range(LANES), seed=1)
     pool, rule = goals.pool(0)[:LANES], tasks.TASKS[task]
@@ -147,7 +147,7 @@ def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> N
 
 
 def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
-    one = subject(horizon=40)
+    one = make_eval_policy(horizon=40)
     here, _ = world(one)
     played = simulator.play(one, here, "scripted", range(LANES), seed=0)
     assert played.curves["success"].shape == (41, LANES)
@@ -155,7 +155,7 @@ def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
 
 
 def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
-    one = subject(partially_observable=True)
+    one = make_eval_policy(partially_observable=True)
     here, real = world(one, own=True)
     played = simulator.play(one, here, "scripted", range(4), seed=0, advised=True)
     assert (played.reward == 7).all() and set(played.curves) == {"return", "length", "success", "success_at_end"}
@@ -169,7 +169,7 @@ def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
 
 @pytest.mark.parametrize("name", ["sampled", "learned", "random"])
 def test_an_episode_is_the_same_whichever_others_are_played(name: str) -> None:
-    one = subject()
+    one = make_eval_policy()
     wide, narrow = world(one)[0], world(one, lanes=2)[0]
     both = simulator.play(one, wide, name, range(5), seed=4), simulator.play(one, narrow, name, [4], seed=4)
     np.testing.assert_allclose(both[0].action[4:], both[1].action, rtol=1e-5, atol=1e-6)
@@ -196,7 +196,7 @@ def gaussian(actor: Any, observation: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @pytest.mark.parametrize("expert", collection.EXPERTS)
 def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
-    one = subject(task="reach,above")
+    one = make_eval_policy(task="reach,above")
     expert_weights = weights() | {"log_alpha": np.float32([-1, 0.5])}
     dataset = collection.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
     assert dataset.task_names == ("reach", "above") and dataset.environment == "puppets"
@@ -217,17 +217,17 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
             dataset.mu[:, :3], np.clip(5 * (place - dataset.observation[:, :3]), -1, 1), atol=1e-5
         )
     # values: the same draw from the policy behind each step
-    for number in range(7):
-        rows = slice(number * HORIZON, (number + 1) * HORIZON)
-        noise = np.asarray(noise_of(collection._STREAM + number), np.float64)
+    for episode in range(7):
+        rows = slice(episode * HORIZON, (episode + 1) * HORIZON)
+        noise = np.asarray(noise_of(collection._STREAM + episode), np.float64)
         mean, log_std = gaussian(expert_weights["actor"], dataset.next_observation[rows])
         action = np.tanh(mean + np.exp(log_std) * noise)
         density = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2 + 1e-6), axis=-1)
         inputs = np.concatenate([dataset.next_observation[rows], action], axis=-1)
         critics = [jax.tree.map(lambda x, c=c: np.asarray(x)[c], expert_weights["critic"]) for c in range(2)]
-        least = np.min([dense(critic, inputs)[:, 0] for critic in critics], axis=0)
-        alpha = np.exp([-1.0, 0.5][number // 3 % 2])
-        value = dataset.reward[rows] + 0.99 * (least - alpha * density)
+        smallest = np.min([dense(critic, inputs)[:, 0] for critic in critics], axis=0)
+        alpha = np.exp([-1.0, 0.5][episode // 3 % 2])
+        value = dataset.reward[rows] + 0.99 * (smallest - alpha * density)
         np.testing.assert_allclose(dataset.value[rows], value, rtol=1e-3, atol=2e-3)
     expert_dataset.write(tmp_path / "set.npz", dataset)
     assert expert_dataset.read(tmp_path / "set.npz", least_episodes=3).episodes.tolist() == [4, 3]
@@ -263,7 +263,7 @@ def test_evaluate_refuses(argv: str, expected: str, capsys: Any, monkeypatch: py
 def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "Arm", lambda task: Puppet(task, numbers=41))
     with pytest.raises(UsageError, match="reach-v3 have 41 numbers, the policy's 39: choose another task"):
-        simulator.world_of("metaworld", subject(), None, 1)
+        simulator.world_of("metaworld", make_eval_policy(), None, 1)
 
 
 def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -339,7 +339,7 @@ installed = pytest.mark.filterwarnings("ignore")  # of the packages
 @installed
 def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
     pytest.importorskip("metaworld")
-    one = subject(horizon=90)
+    one = make_eval_policy(horizon=90)
     ours, theirs = simulator.world_of("metaworld", one, None, 2), simulator.world_of("metaworld", one, "reach-v3", 2)
     by_rule, by_simulator = (simulator.play(one, where, "scripted", range(2), 0) for where in (ours, theirs))
     np.testing.assert_allclose(by_rule.action, by_simulator.action, atol=1e-5)
@@ -352,7 +352,7 @@ def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
 @installed
 def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
     pytest.importorskip("metaworld")
-    one = subject(horizon=90)
+    one = make_eval_policy(horizon=90)
     for name in ("scripted", "random"):  # without contacts
         worlds = (simulator.world_of(name, one, None, 3) for name in ("metaworld", "jax"))
         metaworld_record, jax_record = (simulator.play(one, where, name, range(3), 0) for where in worlds)
@@ -366,7 +366,7 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
 @installed
 def test_another_task_is_solved_by_its_script() -> None:
     pytest.importorskip("metaworld")
-    one = subject(horizon=120)
+    one = make_eval_policy(horizon=120)
     there = simulator.world_of("metaworld", one, "drawer-close-v3", 1)
     played = simulator.play(one, there, "scripted", [0], 0)
     assert played.curves["success"][-1, 0] == 1 and played.reward.max() == 10
@@ -376,6 +376,8 @@ def test_another_task_is_solved_by_its_script() -> None:
 def test_an_unknown_task_names_the_closest() -> None:
     pytest.importorskip("metaworld")
     with pytest.raises(UsageError, match="no task 'drawer-clse-v3': did you mean 'drawer-close-v3'"):
-        simulator.world_of("metaworld", subject(), "drawer-clse-v3", 1)
+        simulator.world_of("metaworld", make_eval_policy(), "drawer-clse-v3", 1)
     with pytest.raises(UsageError, match="no task 'mirored': did you mean 'mirrored'"):
-        simulator.world_of("metaworld", subject(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1)
+        simulator.world_of(
+            "metaworld", make_eval_policy(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1
+        )

@@ -51,7 +51,7 @@ few = functools.partial(
 # ---------------------------------------------------------------- positions and actions
 
 
-def crowded(rule: Settings, rng: np.random.Generator, share: float) -> State:
+def crowd(rule: Settings, rng: np.random.Generator, share: float) -> State:
     """Winding snakes that take about a share of the board, with any directions, and some beans."""
     most = max(3, int(share * rule.height * rule.width / rule.num_snakes))
     for _ in range(1000):
@@ -61,10 +61,10 @@ def crowded(rule: Settings, rng: np.random.Generator, share: float) -> State:
             body = [(int(rng.integers(rule.height)), int(rng.integers(rule.width)))]
             length = int(rng.integers(3, most + 1))
             while len(body) < length and body[0] not in occupied:
-                ways = {rule.neighbour(body[-1], d) for d in oracle.DIRECTIONS} - occupied - set(body)
-                if not ways:
+                neighbours = {rule.neighbour(body[-1], d) for d in oracle.DIRECTIONS} - occupied - set(body)
+                if not neighbours:
                     break
-                body.append(sorted(ways)[rng.integers(len(ways))])
+                body.append(sorted(neighbours)[rng.integers(len(neighbours))])
             if len(body) >= 3:
                 bodies.append(body)
                 occupied.update(body)
@@ -88,25 +88,25 @@ def wishes(rule: Settings, state: State, rng: np.random.Generator, greed: float)
 
 def events(rule: Settings, before: State, resolved: list[int], after: State, outcome: oracle.Outcome) -> Counter[str]:
     """What a step has shown, so that a comparison can tell what it has met."""
-    seen: Counter[str] = Counter()
+    event_counts: Counter[str] = Counter()
     heads = [rule.neighbour(body[0], d) for body, d in zip(before.bodies, resolved, strict=True)]
-    seen["contested bean"] = sum(heads.count(bean) > 1 for bean in before.beans)
-    seen["meal"] = outcome.rewards.count(1)
-    seen["death"] = sum(outcome.hit)
-    seen["dear death"] = sum(paid < 0 for paid in outcome.rewards)
-    seen["several deaths"] = sum(outcome.hit) > 1
+    event_counts["contested bean"] = sum(heads.count(bean) > 1 for bean in before.beans)
+    event_counts["meal"] = outcome.rewards.count(1)
+    event_counts["death"] = sum(outcome.hit)
+    event_counts["dear death"] = sum(paid < 0 for paid in outcome.rewards)
+    event_counts["several deaths"] = sum(outcome.hit) > 1
     tails = {body[-1] for body in before.bodies}
-    seen["safe tail"] = sum(head in tails and not died for head, died in zip(heads, outcome.hit, strict=True))
+    event_counts["safe tail"] = sum(head in tails and not died for head, died in zip(heads, outcome.hit, strict=True))
     for i, j in itertools.combinations(range(len(heads)), 2):
-        seen["swapped heads"] += heads[i] == before.bodies[j][0] and heads[j] == before.bodies[i][0]
+        event_counts["swapped heads"] += heads[i] == before.bodies[j][0] and heads[j] == before.bodies[i][0]
     for i in np.flatnonzero(outcome.hit):
         if after.bodies[i]:
             around = [rule.neighbour(after.bodies[i][0], d) for d in oracle.DIRECTIONS]
-            seen["head in the middle"] += set(after.bodies[i][1:]) < set(around)
-            seen["into the neck"] += after.bodies[i][1] == around[after.directions[i]]
+            event_counts["head in the middle"] += set(after.bodies[i][1:]) < set(around)
+            event_counts["into the neck"] += after.bodies[i][1] == around[after.directions[i]]
         else:
-            seen["no room"] += 1
-    return seen
+            event_counts["no room"] += 1
+    return event_counts
 
 
 # ---------------------------------------------------------------- the rules part by part, all in one program
@@ -131,9 +131,9 @@ def program(case: tuple[int, ...]) -> Any:
         turn = functools.partial(teams.half_turn, half=agents)
         sides = [game] if count == 1 else [game, turn(game)]
         direction = rules.resolved(game.direction, action, turns)
-        moved, engine, hit, _ = rules.move(board, game, direction)
-        ways = (respawn.respawn(board, moved, way) for way in (True, False))
-        respawned = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
+        moved, points, hit, _ = rules.move(board, game, direction)
+        candidates = (respawn.respawn(board, moved, way) for way in (True, False))
+        respawned = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *candidates)
         after = draws.refill(board, respawned, words)
         afters = [after] if count == 1 else [after, turn(after)]
         return {
@@ -148,12 +148,12 @@ def program(case: tuple[int, ...]) -> Any:
             "direction": direction,
             "after": after,
             "kept": (respawned.beans >= 0).sum(0),
-            "reward": engine,
+            "reward": points,
             "hit": hit,
             "ended": rules.ended(board, after, 7),
             "paid": {
                 name: [
-                    reward.shaped(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (engine, hit)), code)
+                    reward.shaped(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (points, hit)), code)
                     for s, g in enumerate(afters)
                 ]
                 for name in SHAPED
@@ -176,9 +176,9 @@ def drop_dead_directions(state: State) -> tuple[Any, ...]:
 
 def check_view(rule: Settings, state: State, out: Any, level: int) -> None:
     for side in range(rule.teams):
-        for layout, seen in out["seen"].items():
+        for layout, observations in out["seen"].items():
             expected = oracle.observe(state, rule, layout, side)
-            np.testing.assert_allclose(seen[side], expected, rtol=1e-6 if layout != "26" else 0)
+            np.testing.assert_allclose(observations[side], expected, rtol=1e-6 if layout != "26" else 0)
         for exclusive, chosen in enumerate(out["chosen"][side]):
             if not all(state.bodies):  # the game is over: nobody moves (here, the dead still claim beans in turn)
                 continue
@@ -221,7 +221,7 @@ def test_every_part_equals_the_oracle(case: tuple[int, ...]) -> None:
     def compare(seed: int, share: float, greed: float, steps: int, fixed: bool) -> None:
         rng = np.random.default_rng(seed)
         rule = Settings(height, width, snakes, beans, 7, teams, fixed)
-        states = [crowded(rule, rng, share) if share else oracle.reset(rule, rng) for _ in range(LANES)]
+        states = [crowd(rule, rng, share) if share else oracle.reset(rule, rng) for _ in range(LANES)]
         game = stack([from_segments(board, s.bodies, s.directions, s.beans, beans) for s in states])
         alive = [True] * LANES
         for _ in range(steps + 1):
@@ -260,8 +260,8 @@ def test_level_3_weighs_ties_as_square_roots_do() -> None:
     blocked = (np.arange(16) >> np.arange(4)[:, None] & 1).astype(bool)[..., None]
     squares, blocked = np.broadcast_arrays(squares, blocked)
     distance = np.sqrt(squares) + 5 * blocked
-    least = distance == distance.min(0)
-    assert ((least & blocked).any(0) & (least & ~blocked).any(0)).sum() > 100
+    nearest = distance == distance.min(0)
+    assert ((nearest & blocked).any(0) & (nearest & ~blocked).any(0)).sum() > 100
     chosen = jit(opponents._weigh)(list(jnp.asarray(blocked)), list(jnp.asarray(squares, jnp.int32)))
     np.testing.assert_array_equal(chosen, distance.argmin(0))
 

@@ -91,11 +91,11 @@ def test_snakes_start_uniformly_over_what_earlier_ones_leave():
     first, second = np.asarray(cell * 4 + game.direction)
     assert_uniform(np.bincount(first, minlength=80), 80)
 
-    def covered(place):
+    def cover(place):
         (r, c), d = divmod(place // 4, 5), place % 4
         return {((r + k * ROW_STEP[d]) % 4, (c + k * COLUMN_STEP[d]) % 5) for k in range(3)}
 
-    room = np.array([[not covered(one) & covered(two) for two in range(80)] for one in range(80)])
+    room = np.array([[not cover(one) & cover(two) for two in range(80)] for one in range(80)])
     counts = np.zeros((80, 80))
     np.add.at(counts, (first, second), 1)
     assert not counts[~room].any()

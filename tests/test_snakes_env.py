@@ -102,11 +102,11 @@ def test_the_seat_only_renames_snakes():
     first, second = (envs_jax.make("snakes", side=side, observation="obs_full") for side in ("first", "second"))
     state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
     turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), second=jnp.bool_(True))
-    seen = (
+    observations = (
         jax.jit(lambda state: teams.learner_view(first, state))(state),
         jax.jit(lambda state: teams.learner_view(second, state))(turned),
     )
-    for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
+    for a, b in zip(*map(jax.tree.leaves, observations), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -187,14 +187,14 @@ def test_the_full_observation_does_not_depend_on_where_the_board_begins():
         [(4, 4), (4, 3), (4, 2)],
     ]
     beans, directions = [(1, 0), (3, 4)], [2, 3, 3, 3]
-    seen = np.concatenate([x.reshape(-1, 2) for x in _see(bodies, directions, beans, 2)])
+    pieces = np.concatenate([x.reshape(-1, 2) for x in _see(bodies, directions, beans, 2)])
     for _ in range(5):
         r, c = rng.integers(6), rng.integers(8)
         moved = [[((a + r) % 6, (b + c) % 8) for a, b in cells] for cells in (*bodies, beans)]
         again = np.concatenate([x.reshape(-1, 2) for x in _see(moved[:-1], directions, moved[-1], 2)])
-        np.testing.assert_array_equal(seen[: 4 * 49], again[: 4 * 49])
+        np.testing.assert_array_equal(pieces[: 4 * 49], again[: 4 * 49])
         half = np.isin(np.abs(again), 100)  # at half the board both signs stand for the same way
-        np.testing.assert_array_equal(np.where(half, 0, seen), np.where(half, 0, again))
+        np.testing.assert_array_equal(np.where(half, 0, pieces), np.where(half, 0, again))
 
 
 def _cells_behind(bodies, start, hungry):
@@ -220,9 +220,9 @@ def test_room_is_what_moves_come_to(bean, hungry):
         beside = [((r + dr) % 6, (c + dc) % 8) for dr, dc in ((-1, 0), (1, 0), (0, -1), (0, 1))]
         assert rooms[:, agent].tolist() == [_cells_behind(bodies, cell, hungry) for cell in beside]
     assert rooms[2, 0] == 0 < rooms[0, 0]
-    seen = see(game, 2, 2)[-8:]
-    np.testing.assert_array_equal(seen[:4], np.minimum(rooms * 5, 100))
-    np.testing.assert_array_equal(seen[4:], np.minimum(rooms, 100))
+    room_values = see(game, 2, 2)[-8:]
+    np.testing.assert_array_equal(room_values[:4], np.minimum(rooms * 5, 100))
+    np.testing.assert_array_equal(room_values[4:], np.minimum(rooms, 100))
 
 
 OPEN_DIRECTIONS = {  # of the first snake: bodies, directions, bean, open: up, down, left, right
@@ -267,8 +267,8 @@ def test_lives_are_paid_by_points_and_deaths():
 def test_fixed_reward_counts_deaths():
     game = jax.tree.map(jnp.asarray, from_segments(BOARD, [[(0, 0), (0, 1), (0, 2)]], [2], [(3, 4)], 1))
     paid = [
-        float(reward.shaped("v1.1_fixed", game, jnp.int32([engine]), jnp.array([hit]), jnp.int32(0))[0])
-        for engine, hit in ((0, False), (1, False), (0, True), (-2, True))
+        float(reward.shaped("v1.1_fixed", game, jnp.int32([points]), jnp.array([hit]), jnp.int32(0))[0])
+        for points, hit in ((0, False), (1, False), (0, True), (-2, True))
     ]
     np.testing.assert_allclose(paid, [0.1, 30.1, -50, -50], rtol=1e-6)
 

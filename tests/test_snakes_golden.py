@@ -13,7 +13,7 @@ from helpers.snakes import OPTIONS
 
 from bench.parity import snakes
 from bench.parity.comparison import Comparison
-from bench.parity.snakes import CONFIGURATIONS, OWN, SIX, recorded
+from bench.parity.snakes import CONFIGURATIONS, OWN, SIX, read_records
 
 
 def tables(configurations: list[Any]) -> Any:
@@ -23,7 +23,7 @@ def tables(configurations: list[Any]) -> Any:
     return pytest.mark.parametrize(("configuration", "source"), all_of_them, ids=lambda x: str(x))
 
 
-def compared(compare: Callable[..., None], configuration: Any, source: str) -> Comparison:
+def compare_records(compare: Callable[..., None], configuration: Any, source: str) -> Comparison:
     """All figures, which agree."""
     comparison = Comparison()
     with golden.skipping():
@@ -34,7 +34,7 @@ def compared(compare: Callable[..., None], configuration: Any, source: str) -> C
 
 @tables([c for c in CONFIGURATIONS if c[2] in (2, 6)])
 def test_recorded_choices_of_the_scripted_players(configuration, source):
-    figures = compared(snakes.compare_choices, configuration, source).figures
+    figures = compare_records(snakes.compare_choices, configuration, source).figures
     assert sum(figure.values for what, figure in figures.items() if what.startswith("choices, ")) > 100
 
 
@@ -43,8 +43,8 @@ def test_recorded_choices_of_the_scripted_players(configuration, source):
 )
 def test_no_recorded_row_is_left_out(configurations, source, number):
     record = golden.load("snakes_transitions", source)
-    assert sum(len(recorded(c, source)[1]) for c in configurations) == len(record["board_h"]) == number
-    rows = np.sort(np.concatenate([recorded(c, source)[1] for c in configurations if c in SIX]))
+    assert sum(len(read_records(c, source)[1]) for c in configurations) == len(record["board_h"]) == number
+    rows = np.sort(np.concatenate([read_records(c, source)[1] for c in configurations if c in SIX]))
     five = (record["beans_before"][rows] >= 0).all(1)
     np.testing.assert_array_equal(rows[five], record["obs_row"])
     assert np.isin(np.flatnonzero(record["shaped_valid"]), rows).all()
@@ -52,17 +52,17 @@ def test_no_recorded_row_is_left_out(configurations, source, number):
 
 @tables(SIX)
 def test_recorded_observations(configuration, source):
-    figures = compared(snakes.compare_observations, configuration, source).figures
+    figures = compare_records(snakes.compare_observations, configuration, source).figures
     assert set(figures) == {"obs26", "obs30", "obs35"} and figures["obs26"].values > 26 * 3 * 20
 
 
 @tables(SIX)
 def test_recorded_shaped_rewards(configuration, source):
-    assert len(compared(snakes.compare_rewards, configuration, source).figures) == 3
+    assert len(compare_records(snakes.compare_rewards, configuration, source).figures) == 3
 
 
 @tables(CONFIGURATIONS)
 def test_the_environment_repeats_recorded_steps_with_their_draws(configuration, source):
-    figures = compared(snakes.compare_steps, configuration, source).figures
+    figures = compare_records(snakes.compare_steps, configuration, source).figures
     if configuration in SIX:
         assert figures["observations after steps"].values > 26 * 3 * (100 if source == "recorded" else 20)

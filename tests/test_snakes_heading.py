@@ -118,7 +118,7 @@ def test_the_opponent_territory_takes_beans_that_it_reaches_first():
     assert len(np.unique(expected)) == 4
 
 
-def moved(cell, kind):
+def move_cell(cell, kind):
     return (-cell[0] % 6, cell[1]) if kind == "rows" else (cell[0], -cell[1] % 8)
 
 
@@ -126,10 +126,10 @@ def moved(cell, kind):
 def test_mirrored_games_look_the_same(kind):
     """With the nearest bean to the side, a game and its mirror image differ in the order of the actions alone."""
     flip = {"rows": [1, 0, 2, 3], "columns": [0, 1, 3, 2]}[kind]
-    bodies = [[moved(cell, kind) for cell in body] for body in BODIES]
+    bodies = [[move_cell(cell, kind) for cell in body] for body in BODIES]
     beans = [(2, 0), (5, 6), (1, 3)]  # (row, column) differences from both heads without ties and halves of the board
     one = np.asarray(columns(game_of(beans=beans), 2)[0])
-    other = game_of(bodies, [flip[d] for d in DIRECTIONS], [moved(bean, kind) for bean in beans])
+    other = game_of(bodies, [flip[d] for d in DIRECTIONS], [move_cell(bean, kind) for bean in beans])
     two = np.asarray(columns(other, 2)[0])
     np.testing.assert_array_equal(two[:4], np.array(flip)[one[:4]])
     half = np.isin(np.abs(one), 100) & np.isin(np.abs(two), 100)  # at half the board both signs stand for the same way
@@ -221,9 +221,9 @@ def test_a_duel_pays_what_opponents_lose():
 
 def test_lost_points_count_by_the_weight():
     """A meal, a death at length 7 in which an opponent lost 2 points, one at length 3, one of an opponent alone."""
-    engine, hit, caused = jnp.array([1, -4, 0, 0]), jnp.array([False, True, True, False]), jnp.array([0, 2, 0, 5])
-    assert reward.lives(engine, hit, caused, 1.0).tolist() == [1, -3, -1, 5]
-    assert reward.lives(engine, hit, caused, 2.5).tolist() == [1, -9, -1, 5]
+    points, hit, caused = jnp.array([1, -4, 0, 0]), jnp.array([False, True, True, False]), jnp.array([0, 2, 0, 5])
+    assert reward.lives(points, hit, caused, 1.0).tolist() == [1, -3, -1, 5]
+    assert reward.lives(points, hit, caused, 2.5).tolist() == [1, -9, -1, 5]
 
 
 def test_collisions_are_the_cells_that_kill():

@@ -6,7 +6,7 @@ import pytest
 from helpers import golden
 from helpers.snakes import jit
 
-from bench.parity.snakes import CONFIGURATIONS, OWN, flat, lane, recorded
+from bench.parity.snakes import CONFIGURATIONS, OWN, flat, lane, read_records
 from envs_jax.snakes import draws, respawn, rules, segments
 
 
@@ -16,7 +16,7 @@ from envs_jax.snakes import draws, respawn, rules, segments
 )
 def test_recorded_steps_are_reproduced(configuration):
     with golden.skipping():
-        board, rows, games, record = recorded(configuration)
+        board, rows, games, record = read_records(configuration)
     snakes, beans, limit = configuration[2:]
 
     @jit
@@ -42,8 +42,8 @@ def test_recorded_steps_are_reproduced(configuration):
             assert flat(board, body) == expected[expected >= 0].tolist(), (t, i)
             assert not body or directions[i] == record["dir_after"][t, i], (t, i)
         after = record["beans_after"][t]
-        number = record["n_beans_kept"][t]
-        assert flat(board, left) == after[:number].tolist(), t
+        bean_count = record["n_beans_kept"][t]
+        assert flat(board, left) == after[:bean_count].tolist(), t
         _, _, full = segments.to_segments(board, lane(filled, t))
         assert len(full) == (after >= 0).sum(), t
         assert full[: len(left)] == left
@@ -54,14 +54,14 @@ def test_recorded_steps_are_reproduced(configuration):
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_recorded_directions_are_resolved(configuration):
     with golden.skipping():
-        _, _, games, record = recorded(configuration)
+        _, _, games, record = read_records(configuration)
     snakes = configuration[2]
     action, direction = record["action"][:, :snakes].T.astype(np.int32), np.asarray(games.direction)
     expected = record["resolved"][:, :snakes].T
     resolve = jax.jit(rules.resolved)
-    ways = np.stack([resolve(direction, action, np.full_like(action, k)) for k in range(3)])
+    resolved = np.stack([resolve(direction, action, np.full_like(action, k)) for k in range(3)])
     reversal = action == direction ^ 1
-    assert (ways == expected).any(0).all()
-    assert (ways == expected).all(0)[~reversal].all()
-    assert (np.diff(np.sort(ways, 0)[:, reversal], axis=0) > 0).all()  # three different directions
-    assert (ways != action)[:, reversal].all()
+    assert (resolved == expected).any(0).all()
+    assert (resolved == expected).all(0)[~reversal].all()
+    assert (np.diff(np.sort(resolved, 0)[:, reversal], axis=0) > 0).all()  # three different directions
+    assert (resolved != action)[:, reversal].all()

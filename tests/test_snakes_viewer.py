@@ -75,8 +75,8 @@ def test_deaths_and_meals_are_possible_in_the_oracle_and_counted_by_the_environm
     for k in np.flatnonzero(missed[1:] == 0):
         died, after = scene.died[k + 1], scene.bodies[k + 1]
         state = oracle.State(scene.bodies[k], scene.directions[k].tolist(), scene.beans[k], int(k) + 1)
-        ways = [oracle.DIRECTIONS if died[i] else (scene.directions[k + 1, i],) for i in range(env.snakes)]
-        outcomes = (oracle.advance(state, way, rules) for way in itertools.product(*ways))
+        choices = [oracle.DIRECTIONS if died[i] else (scene.directions[k + 1, i],) for i in range(env.snakes)]
+        outcomes = (oracle.advance(state, way, rules) for way in itertools.product(*choices))
         matching = [outcome for outcome in outcomes if outcome.hit == died.tolist() and outcome.state.bodies == after]
         assert matching, f"no step leads from time step {k} to the next"
         assert scene.ate[k + 1].tolist() == [reward == 1 for reward in matching[0].rewards]
@@ -141,7 +141,7 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
 
 def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
     env = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
-    subject = load(None, "snakes_1v1", dict(env.__dict__))
-    assert records.with_opponents(subject).settings["opponent"] == "4"
-    asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
-    assert records.with_opponents(asked) is asked  # which is refused in words
+    evaluated = load(None, "snakes_1v1", dict(env.__dict__))
+    assert records.with_opponents(evaluated).settings["opponent"] == "4"
+    with_opponent = dataclasses.replace(evaluated, given=frozenset({"opponent"}))
+    assert records.with_opponents(with_opponent) is with_opponent  # which is refused in words

@@ -58,7 +58,7 @@ def test_rewards_hold_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
         "rho": np.float32([[[[0.25]], [[1.0]]]]),
         "action": {"action": np.zeros((1, 2, 1, 3), np.float32)},
     }
-    monkeypatch.setattr(Sac, "update", lambda self, params, batch, number, progress: (params, batch))
+    monkeypatch.setattr(Sac, "update", lambda self, params, batch, count, progress: (params, batch))
     prepare = jax.jit(lambda batch, progress: algo.update((), batch, jnp.uint32(0), progress)[1])  # what SAC is given
     for step, weight in ((0, 2.0), (110, 2.0), (210, 1.0), (310, 0.0)):
         prepared = prepare(batch, at_step(step))
@@ -69,13 +69,13 @@ def test_rewards_hold_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_reward_of_a_window_holds_its_own_help() -> None:
     """Agreements 0.1, 0.2, ... of two environments, windows of three steps, one of which goes round the ring."""
     algo = Student(ARM, DataParallel(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
-    ring = jax.jit(algo.init_replay)()
-    rows = np.arange(ring.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
-    ring = dataclasses.replace(ring, action=ring.action | {"rho": rows})
-    index = np.array([[1, ring.end.shape[1] * 2 - 2]], np.int32)
+    buffer = jax.jit(algo.init_replay)()
+    rows = np.arange(buffer.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
+    buffer = dataclasses.replace(buffer, action=buffer.action | {"rho": rows})
+    index = np.array([[1, buffer.end.shape[1] * 2 - 2]], np.int32)
     last = float(rows[0, -1, 0, 0])
     expected = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
-    actual = np.asarray(jax.jit(algo.gather)(ring, index)["rho"])
+    actual = np.asarray(jax.jit(algo.gather)(buffer, index)["rho"])
     np.testing.assert_allclose(actual[0, :, :, 0], expected, rtol=1e-6)
 
 
@@ -102,9 +102,9 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
     policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"teacher": (teacher,)}))())
     assert digest(policy["teacher"]) == digest(teacher)
     _, timestep = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 4))
-    memory = jax.jit(algo.init_carry)(policy, timestep, np.arange(4))
+    carry = jax.jit(algo.init_carry)(policy, timestep, np.arange(4))
     act = jax.jit(
-        lambda progress: algo.act(policy, memory, timestep, jax.random.split(jax.random.key(2), 4), progress, "explore")
+        lambda progress: algo.act(policy, carry, timestep, jax.random.split(jax.random.key(2), 4), progress, "explore")
     )
     actions = []
     for step in (0, 49):
@@ -154,15 +154,15 @@ def test_the_teachers_window_is_that_of_the_collective() -> None:
     trainer, state = taught_to_push()
     for phase in trainer.algo.phases:  # twelve steps in all
         state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations or 2))
-    ring, window = jax.tree.map(np.asarray, state.algo.sharded), state.carry.window  # as it was for the newest action
-    assert ring.head[0] == 12
+    buffer, window = jax.tree.map(np.asarray, state.algo.sharded), state.carry.window  # as it was for the newest action
+    assert buffer.head[0] == 12
     for env in range(8):
-        shard, lane = divmod(env, ring.end.shape[2])
-        seen = ring.observation["observation"][shard, :12, lane, 0]
-        np.testing.assert_array_equal(window.state[env], seen[[9, 9, 10, 11]])  # row 9 begins an episode
+        shard, lane = divmod(env, buffer.end.shape[2])
+        observations = buffer.observation["observation"][shard, :12, lane, 0]
+        np.testing.assert_array_equal(window.state[env], observations[[9, 9, 10, 11]])  # row 9 begins an episode
         np.testing.assert_array_equal(window.action[env, 0], 0.0)
-        np.testing.assert_array_equal(window.action[env, 1:3], ring.action["action"][shard, 9:11, lane, 0])
-        np.testing.assert_array_equal(window.reward[env, :, 0], [0, *ring.reward[shard, 10:12, lane, 0]])
+        np.testing.assert_array_equal(window.action[env, 1:3], buffer.action["action"][shard, 9:11, lane, 0])
+        np.testing.assert_array_equal(window.reward[env, :, 0], [0, *buffer.reward[shard, 10:12, lane, 0]])
 
 
 def test_a_student_that_is_paid_enough_imitates() -> None:

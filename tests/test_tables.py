@@ -18,7 +18,7 @@ POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "law
 PLAYERS = ("random", "level1", "level2", "level3", "level4", "evasion", "territory")
 
 
-def on_screen(capsys: pytest.CaptureFixture[str], *parts: Any) -> list[str]:
+def print_plain(capsys: pytest.CaptureFixture[str], *parts: Any) -> list[str]:
     """What is printed where the output is no terminal."""
     tables.print_parts(parts)
     return capsys.readouterr().out.splitlines()
@@ -51,7 +51,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
 @pytest.mark.parametrize("env", registered())
 def test_evaluations(env: str, scale: float, capsys: pytest.CaptureFixture[str]) -> None:
     report = curves(env, scale)
-    screen = on_screen(capsys, evaluation_tables.table(report))
+    screen = print_plain(capsys, evaluation_tables.table(report))
     for policy in POLICIES:
         assert any(line.startswith(f"{display_name(policy)}  ") for line in screen)
     for metric in report["policies"]["learned"]:
@@ -64,8 +64,8 @@ def test_evaluations(env: str, scale: float, capsys: pytest.CaptureFixture[str])
             assert any(line.startswith(display_name(name)) and line.endswith(cell) for line in screen), cell
 
 
-def match(first: str, second: str, number: float, names: tuple[str, ...]) -> dict[str, Any]:
-    values = {"mean": number / 977, "std": 1.0, "error": number / 9_770, "ci95": number / 4_000}
+def match(first: str, second: str, mean: float, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {"mean": mean / 977, "std": 1.0, "error": mean / 9_770, "ci95": mean / 4_000}
     return {"first": first, "second": second} | {
         name: {key: value + place for key, value in values.items()} for place, name in enumerate(names)
     }
@@ -77,7 +77,7 @@ def test_matches(capsys: pytest.CaptureFixture[str]) -> None:
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
     table = evaluation_tables.match_table({"matches": matches, "labels": Scoring.of(spec).labels})
-    screen = on_screen(capsys, table)
+    screen = print_plain(capsys, table)
     whole = "\n".join(screen)
     for one in matches:
         assert display_name(one["first"]) in screen and one["second"] in whole.split()
@@ -100,7 +100,7 @@ def test_leagues(capsys: pytest.CaptureFixture[str]) -> None:
         for k, name in enumerate(players)
     }
     report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.of(spec).labels}
-    screen = on_screen(capsys, *evaluation_tables.league_tables(report))
+    screen = print_plain(capsys, *evaluation_tables.league_tables(report))
     for name, row in ratings.items():
         assert f"{name} {row['elo']:.0f} {row['low']:.0f} to {row['high']:.0f}" in [
             " ".join(x.split()[:5]) for x in screen

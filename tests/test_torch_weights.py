@@ -66,11 +66,11 @@ def archive(path: Path, tensors: dict[str, np.ndarray], pickled: bytes | None = 
     return path
 
 
-def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+def compute_expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     """Section 10.1 of the specification for teams [N, A, inputs], in float64."""
     w = {name: x.astype(np.float64) for name, x in tensors.items()}
     x = x @ w["prev_dense.0.weight"].T + w["prev_dense.0.bias"]
-    ways = []
+    directions = []
     for suffix in ("", "_reverse") if len(w) > 6 else ():
         order = range(x.shape[1])[:: -1 if suffix else 1]
         state = cell = np.zeros((len(x), x.shape[2]))
@@ -85,8 +85,8 @@ def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
             cell = forget * cell + enter * np.tanh(new)
             state = show * np.tanh(cell)
             states[agent] = state
-        ways.append(np.stack([states[agent] for agent in sorted(states)], 1))
-    x = np.concatenate(ways, 2) if ways else x
+        directions.append(np.stack([states[agent] for agent in sorted(states)], 1))
+    x = np.concatenate(directions, 2) if directions else x
     x = np.maximum(x @ w["post_dense.0.weight"].T + w["post_dense.0.bias"], 0)
     return x @ w["post_dense.2.weight"].T + w["post_dense.2.bias"]
 
@@ -112,12 +112,12 @@ def test_weights_compute_what_they_did(lstm: bool, tmp_path: Path) -> None:
     files = [archive(tmp_path / f"{name}.pth", x) for name, x in (("actor", actor), ("critic", critic))]
     algo = algorithm(f"--config {'bicnet' if lstm else 'ddpg_competition'}")
     params = torch_weights.load(f"{files[0]},{files[1]}", algo, jax.random.key(0))
-    seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
+    observation = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
     vector = RANDOM.dirichlet(np.ones(4), (9, 3)).astype(np.float32)
-    logits = outputs_of(algo, "actor")(params["actor"], seen)
-    values = np.asarray(outputs_of(algo, "critic")(params["critic"], seen, vector))
-    np.testing.assert_allclose(logits, expected(actor, seen), rtol=1e-4, atol=1e-4)
-    expected_values = expected(critic, np.concatenate([seen, vector], -1))
+    logits = outputs_of(algo, "actor")(params["actor"], observation)
+    values = np.asarray(outputs_of(algo, "critic")(params["critic"], observation, vector))
+    np.testing.assert_allclose(logits, compute_expected(actor, observation), rtol=1e-4, atol=1e-4)
+    expected_values = compute_expected(critic, np.concatenate([observation, vector], -1))
     np.testing.assert_allclose(values[0], expected_values[..., 0], rtol=1e-4, atol=1e-4)
 
 
@@ -144,9 +144,9 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
     net = Net()
     torch.save(net.state_dict(), tmp_path / "actor.pth")
     algo = algorithm(f"--config ddpg_competition --network {'bicnet' if lstm else 'mlp'}")
-    seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
-    logits = algo.outputs("actor", team_net(read(tmp_path / "actor.pth")), seen)
-    expected = net(torch.tensor(seen)).detach().numpy()
+    observation = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
+    logits = algo.outputs("actor", team_net(read(tmp_path / "actor.pth")), observation)
+    expected = net(torch.tensor(observation)).detach().numpy()
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -191,8 +191,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--init_from` finds files as it finds runs, and refuses those that do not fit before a run is made."""
     file = archive(tmp_path / "actor.pth", tensors(26, 4, hidden_size=8))
     argv = f"--config ddpg_competition --hidden_size 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
-    setup = build_run(parse([*argv.split(), str(file)]).config)
-    weights = loading.load_weights(str(file), setup)["actor"]["params"]
+    run = build_run(parse([*argv.split(), str(file)]).config)
+    weights = loading.load_weights(str(file), run)["actor"]["params"]
     np.testing.assert_array_equal(weights["out_kernel"], read(file)["post_dense.2.weight"].T)
     assert train.main([*argv.replace("--hidden_size 8", "--hidden_size 9").split(), str(file)]) == 2
     error = capsys.readouterr().err

@@ -216,13 +216,13 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
                     row = {name: np.asarray(block.learning[name])[k, t, mine] for name in block.learning
                            if name not in ("loss", "first", "last_observation")}  # fmt: skip
                     rows.append(row)
-        ring = {name: np.asarray(values)[shard] for name, values in state.algo.sharded.items()}
-        head = int(ring.pop("head"))
+        buffer = {name: np.asarray(values)[shard] for name, values in state.algo.sharded.items()}
+        head = int(buffer.pop("head"))
         assert head == 4 * 82 and len(rows) == algo.capacity == 64
         for age, row in enumerate(reversed(rows)):
             slot = (head - 1 - age) % algo.capacity
             for name, values in row.items():
-                stored = ring[name][slot]
+                stored = buffer[name][slot]
                 np.testing.assert_array_equal(stored, values.reshape(stored.shape), err_msg=name)
 
 
@@ -263,9 +263,9 @@ def test_each_phase_is_traced_once(three_phases: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Trainer, "_block", chex.assert_max_traces(Trainer._block, n=len(blocks)))
     state = trainer.init(jax.random.key(0))
     for block in blocks:
-        for number in (1, 2, 3, 1):
-            state, metrics = block(state, jnp.int32(number))
-            assert int(metrics.done) == number
+        for iterations in (1, 2, 3, 1):
+            state, metrics = block(state, jnp.int32(iterations))
+            assert int(metrics.done) == iterations
         assert block._cache_size() == 1
 
 
@@ -427,13 +427,13 @@ class LossExplodes(Explodes):
     pass
 
 
-@pytest.mark.parametrize(("algo", "name", "asked"), [(LossExplodes, "loss", 6), (Explodes, "weights", 3)])
-def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, asked: int) -> None:
+@pytest.mark.parametrize(("algo", "name", "iterations"), [(LossExplodes, "loss", 6), (Explodes, "weights", 3)])
+def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iterations: int) -> None:
     """It stops behind a metric of `learn`; parameters are looked at behind the block."""
     trainer = make_trainer(Corridor(), algo, block=8)
     phase = trainer.algo.phases[0]
     block = trainer.make_block(phase)
-    state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(asked))
+    state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(iterations))
     assert int(metrics.done) == 3 and int(state.iterations) == 3
     assert name in trainer.tensor_names(phase)[int(metrics.not_finite)]
     assert np.isfinite(metrics.learning["loss"][:2]).all()

@@ -28,13 +28,13 @@ pytestmark = pytest.mark.long
 Q, AGENTS = 4, 3
 
 
-def flown(env: str, policy: str, episode: int, **settings) -> viewing.Record:
+def play(env: str, policy: str, episode: int, **settings) -> viewing.Record:
     return records.record(load(None, env, dict(make(env, **settings).__dict__)), policy, episode, 0)
 
 
 @functools.cache
 def mission() -> viewing.Record:
-    return flown("coverage", "random", 2, q=Q, budget=4, num_agents=AGENTS, communication_range=15.0)
+    return play("coverage", "random", 2, q=Q, budget=4, num_agents=AGENTS, communication_range=15.0)
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +92,14 @@ def test_belief_and_what_was_never_seen(record, scene):
     cell = scene.side / n
     centre = (np.arange(n) + 0.5) * cell
     for k in range(record.steps + 1):
-        seen = np.zeros((n, n), bool)
+        measured = np.zeros((n, n), bool)
         for x0, y0, x1, y1 in scene.boxes[: k + 1].reshape(-1, 4):
-            seen |= ((centre > x0) & (centre < x1))[:, None] & ((centre > y0) & (centre < y1))[None]
-        np.testing.assert_array_equal(scene.belief[k] > 0, seen)
+            measured |= ((centre > x0) & (centre < x1))[:, None] & ((centre > y0) & (centre < y1))[None]
+        np.testing.assert_array_equal(scene.belief[k] > 0, measured)
         stored = np.asarray(record.states.maps.beliefs[k, -1], np.float64)
         p = 1 / (1 + np.exp(-stored / 1350.7805))
         drawn = (scene.belief[k].astype(float) - 1) / 254
-        np.testing.assert_allclose(drawn[seen], p[seen], atol=0.5 / 254 + 1e-5)
+        np.testing.assert_allclose(drawn[measured], p[measured], atol=0.5 / 254 + 1e-5)
 
 
 def test_lost_messages_are_those_of_the_environment():
@@ -129,8 +129,8 @@ def test_lost_messages_are_those_of_the_environment():
 
 PLAYED = {
     "coverage": mission,
-    "snakes_3v3": lambda: flown("snakes_3v3", "random", 0, max_steps=5, opponent="2"),
-    "reach": lambda: flown("reach", "scripted", 0, horizon=8),
+    "snakes_3v3": lambda: play("snakes_3v3", "random", 0, max_steps=5, opponent="2"),
+    "reach": lambda: play("reach", "scripted", 0, horizon=8),
 }
 
 
@@ -172,7 +172,7 @@ def test_charts_of_pages_hold_all_curves(any_record):
 
 def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
     """Every text of every figure lies within it; the legend says what colours and signs mean."""
-    seen = []
+    drawn_labels = []
 
     def look(figure):
         texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_visible() and text.get_text()]
@@ -181,7 +181,7 @@ def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
         for words, box in boxes:
             assert box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1, (words, box)
             assert box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1, (words, box)
-        seen.append([words for words, _ in boxes])
+        drawn_labels.append([words for words, _ in boxes])
         return image(figure)
 
     image = pictures.image
@@ -194,6 +194,6 @@ def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
         "snakes": ["chosen by a learner", "bean", "died here, paler with time", "random (mean)"],
         "reach": ["path of the tool centre", "success sphere", "success below 5 cm", "random (mean)"],
     }[any_record.env.spec.name]
-    for words in seen:
+    for words in drawn_labels:
         assert all(any(sign in text for text in words) for sign in legend)
-    assert len(frames) == any_record.steps + 1 == len(seen) - 1 and len({frame.size for frame in frames}) == 1
+    assert len(frames) == any_record.steps + 1 == len(drawn_labels) - 1 and len({frame.size for frame in frames}) == 1

@@ -90,9 +90,9 @@ def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> 
 def cases() -> Iterator[Any]:
     """The first settings of registered environments; others, and those of a class that another one has, at night."""
     for name in envs_jax.registered():
-        for number, settings in enumerate(SETTINGS.get(name, [{}])):
+        for index, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number or name in AT_NIGHT else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if index or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(cases()))

@@ -23,8 +23,8 @@ class OracleArm:
     name = "NumPy"
 
     def __init__(self, env: dict[str, Any]) -> None:
-        known = {"task": "reach", "partially_observable": False}
-        require(env, known, "the NumPy baseline is the plain task", "leave that setting out")
+        published = {"task": "reach", "partially_observable": False}
+        require(env, published, "the NumPy baseline is the plain task", "leave that setting out")
         self._rules = {"weld": env["weld"], "reward": env["reward"]}
         self._arms: oracle.Arms
 
@@ -48,8 +48,8 @@ class RealArm:
     name = "Meta-World"
 
     def __init__(self, env: dict[str, Any]) -> None:
-        known = {"task": "reach", "weld": "v3", "reward": "v2", "partially_observable": False}
-        require(env, known, "Meta-World, the baseline, has the plain task", "leave that setting out")
+        published = {"task": "reach", "weld": "v3", "reward": "v2", "partially_observable": False}
+        require(env, published, "Meta-World, the baseline, has the plain task", "leave that setting out")
         self._arm = metaworld.Arm(metaworld.REACH)
 
     def reset(self, puck: np.ndarray, goal: np.ndarray) -> None:

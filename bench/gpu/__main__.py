@@ -34,34 +34,34 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--parts", metavar="A,B,...", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--again", metavar="A,B,...", help="units to repeat, by their names in results.json")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with tiny sizes: the figures mean nothing")
-    asked = parser.parse_args(list(argv))
-    until = time.monotonic() + 60 * measure.positive(asked.minutes, "--minutes")
-    parts = _named(asked.parts, "--parts", "part", PARTS) or PARTS
-    again = _named(asked.again, "--again", "unit", [unit.name for unit in UNITS])
-    folder = Path(asked.out).absolute()
+    parsed = parser.parse_args(list(argv))
+    until = time.monotonic() + 60 * measure.positive(parsed.minutes, "--minutes")
+    parts = _parse_names(parsed.parts, "--parts", "part", PARTS) or PARTS
+    again = _parse_names(parsed.again, "--again", "unit", [unit.name for unit in UNITS])
+    folder = Path(parsed.out).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {folder} ({error.strerror}): choose another folder with --out") from None
-    results.check(folder, asked.quick)
+    results.check(folder, parsed.quick)
     results.forget(folder, again)  # also checks that results can be written
     while missing := results.waiting(folder, parts):
         if until - time.monotonic() < MIN_SECONDS:
             measure.say(f"out of time, {len(missing)} units are missing: call it again with the same --out")
             break
-        _work(missing, folder, asked.quick, until)
+        _work(missing, folder, parsed.quick, until)
     print(results.table(folder), end="")
-    return 0 if not missing and not results.failed(folder) else 1
+    return 0 if not missing and not results.find_failed(folder) else 1
 
 
-def _named(text: str | None, flag: str, what: str, known: Sequence[str]) -> Sequence[str]:
+def _parse_names(text: str | None, flag: str, what: str, choices: Sequence[str]) -> Sequence[str]:
     """Parse the names of a flag, () without it. Raises UsageError."""
     if text is None:
         return ()
     names = text.replace(",", " ").split()
     for name in names or ("",):
-        if name not in known:
-            raise UsageError(f"{flag}: there is no {what} {short_repr(name)}: {closest(name, known)}")
+        if name not in choices:
+            raise UsageError(f"{flag}: there is no {what} {short_repr(name)}: {closest(name, choices)}")
     return names
 
 

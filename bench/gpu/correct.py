@@ -106,7 +106,7 @@ def graphs(quick: bool, folder: Path) -> dict[str, Any]:
             idle += still
         rows.append([f"{algo}: the same bits with and without CUDA graphs", digests[0] == digests[1], ""])
         rows.append([f"{algo}: the same bits twice without CUDA graphs", digests[1] == digests[2], ""])
-        rows.append(_learned(algo, still))
+        rows.append(_learning_row(algo, still))
     return {"rows": rows, "wrong": bool(idle)}
 
 
@@ -117,17 +117,17 @@ def resume(quick: bool, folder: Path) -> dict[str, Any]:
     """
     rows, wrong = [], False
     for algo in SMALL if not quick else ["coma"]:
-        setup, block = _program(algo, quick)
-        half, still = _train(setup, block, SAVED)
+        run, block = _program(algo, quick)
+        half, still = _train(run, block, SAVED)
         with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
             checkpoints.save(SAVED, half, {})
             checkpoints.wait()
-            _, resumed, _ = checkpoints.restore(setup.trainer.shapes())
+            _, resumed, _ = checkpoints.restore(run.trainer.shapes())
         rest = jnp.int32(ITERATIONS - SAVED)
         resumed, _ = block(resumed, rest)
-        whole, _ = block(_train(setup, block, SAVED)[0], rest)
+        whole, _ = block(_train(run, block, SAVED)[0], rest)
         rows.append([f"{algo}: a resumed run has the same bits", digest(resumed) == digest(whole), ""])
-        rows.append(_learned(algo, still))
+        rows.append(_learning_row(algo, still))
         wrong |= bool(still)
     return {"rows": rows, "wrong": wrong}
 
@@ -136,8 +136,8 @@ def donation(quick: bool, folder: Path) -> dict[str, Any]:
     """Return the share of the state that is donated to a block."""
     shares = {}
     for algo in SMALL if not quick else ["coma"]:
-        memory = _program(algo, quick)[1].memory_analysis()
-        shares[algo] = float(memory.alias_size_in_bytes / memory.argument_size_in_bytes)
+        usage = _program(algo, quick)[1].memory_analysis()
+        shares[algo] = float(usage.alias_size_in_bytes / usage.argument_size_in_bytes)
     rows = [[f"{algo}: share of the state that is donated", share, ""] for algo, share in shares.items()]
     return {"rows": rows, "wrong": min(shares.values()) < 0.99}
 
@@ -147,20 +147,20 @@ def _program(algo: str, quick: bool, with_graphs: bool = True) -> tuple[Run, Any
     """Build the run of a configuration and compile its last phase, with or without CUDA graphs, cached."""
     request = command_line.parse((job.QUICK if quick else SMALL)[algo].split(), "python -m bench.gpu")
     with mock.patch.dict(os.environ, {} if with_graphs else {"JAXRL_GRAPHS": "off"}):
-        setup = build_run(request.config.with_run(eval_every=0))
-        return setup, train_throughput.compile_block(setup)
+        run = build_run(request.config.with_run(eval_every=0))
+        return run, train_throughput.compile_block(run)
 
 
-def _init_last_phase(setup: Run) -> Any:
+def _init_last_phase(run: Run) -> Any:
     """Return a training state at the beginning of the last phase."""
-    phase = len(setup.algo.phases) - 1
-    assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
-    return dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
+    phase = len(run.algo.phases) - 1
+    assert run.algo.phases[phase] == train_throughput.measured_phase(run.algo)
+    return dataclasses.replace(run.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
 
 
-def _train(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
+def _train(run: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
     """Return a training state after `iterations` of the last phase, and the learner's leaves that did not change."""
-    initial = _init_last_phase(setup)
+    initial = _init_last_phase(run)
     before = jax.device_get(initial.algo.replicated)  # a copy: the block's argument is donated
     state, _ = block(initial, jnp.int32(iterations))
     pairs = zip(
@@ -169,6 +169,6 @@ def _train(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
     return state, [jax.tree_util.keystr(path) for (path, old), new in pairs if np.array_equal(old, new)]
 
 
-def _learned(algo: str, still: list[str]) -> list[Any]:
+def _learning_row(algo: str, still: list[str]) -> list[Any]:
     """Return a row of the table: without learning equal bits would prove little."""
     return [f"{algo}: all of the learner has moved", not still, f"(not {', '.join(still[:3])}, ...)" if still else ""]

@@ -35,10 +35,10 @@ def rates(quick: bool, folder: Path) -> dict[str, Any]:
 
 def launches(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure seconds of one tiny kernel in a chain of them, with and without command buffers (CUDA graphs)."""
-    number, on_gpu = (8 if quick else OPERATIONS), jax.default_backend() == "gpu"
+    count, on_gpu = (8 if quick else OPERATIONS), jax.default_backend() == "gpu"
 
     def chain(x: Any) -> Any:
-        for _ in range(number):  # a barrier prevents fusion of neighbours
+        for _ in range(count):  # a barrier prevents fusion of neighbours
             x = jax.lax.optimization_barrier(x + 1.0)
         return x
 
@@ -48,5 +48,5 @@ def launches(quick: bool, folder: Path) -> dict[str, Any]:
         program = jax.jit(chain, compiler_options=options).lower(tiny).compile()
         samplers.append(stopwatch(name, functools.partial(program, tiny), 0.0 if quick else 0.1))
     timings = measure_interleaved(samplers, 1 if quick else 5)
-    rows = [[f"a kernel of 32 numbers, {name}", 1e6 * t.median / number, "us"] for name, t in timings.items()]
-    return {"rows": rows, "operations": number, "seconds": {name: t.plain() for name, t in timings.items()}}
+    rows = [[f"a kernel of 32 numbers, {name}", 1e6 * t.median / count, "us"] for name, t in timings.items()]
+    return {"rows": rows, "operations": count, "seconds": {name: t.plain() for name, t in timings.items()}}

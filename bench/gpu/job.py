@@ -33,8 +33,8 @@ def _coma(missions: int, quick: bool) -> dict[str, Any]:
     config = command_line.parse(flags.split(), "python -m bench.gpu").config
     width = train_throughput.network_width(config)
     machine_rates = rates.measure(width, quick=quick, rounds=1 if quick else 3)
-    asked = train_throughput.Request(config, [missions], seconds=60.0, rounds=1 if quick else 5)
-    measured = train_throughput.run(asked, machine_rates, measure.say)
+    request = train_throughput.Request(config, [missions], seconds=60.0, rounds=1 if quick else 5)
+    measured = train_throughput.run(request, machine_rates, measure.say)
     (row,) = measured["rows"]
     learn = row["learn"]
     rows = [

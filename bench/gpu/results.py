@@ -137,7 +137,7 @@ def check(folder: Path, quick: bool) -> None:
         raise UserError(f"{folder} holds {which}: choose another folder with --out")
 
 
-def failed(folder: Path) -> list[str]:
+def find_failed(folder: Path) -> list[str]:
     """Return the units that ended with an error or found something wrong."""
     return [name for name, entry in read(folder).items() if entry["error"] or entry.get("wrong")]
 

@@ -71,18 +71,18 @@ def _convolution(equation: Any) -> float:
             stride=params["window_strides"][axis],
             low=padding[0],
             spread=params["lhs_dilation"][axis],
-            reach=params["rhs_dilation"][axis],
+            dilation=params["rhs_dilation"][axis],
         )
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
     channels = kernel[numbers.rhs_spec[1]]  # of one group
     return 2.0 * batch * features * channels * pairs / params["batch_group_count"]
 
 
-def _pairs(*, inputs: int, taps: int, outputs: int, stride: int, low: int, spread: int, reach: int) -> int:
+def _pairs(*, inputs: int, taps: int, outputs: int, stride: int, low: int, spread: int, dilation: int) -> int:
     """Count the pairs (output, tap) along one axis that meet an input: not padding, not a hole of dilation."""
     pairs = 0
     for output in range(outputs):
         for tap in range(taps):
-            place = output * stride + tap * reach - low
+            place = output * stride + tap * dilation - low
             pairs += place >= 0 and place % spread == 0 and place // spread < inputs
     return pairs

@@ -74,23 +74,23 @@ def rounds(text: str) -> int:
 def gibibytes_of(text: str) -> int:
     """Parse --memory_gb to bytes, 0 for all free memory. Raises UsageError."""
     try:
-        number = float(text)
+        value = float(text)
     except ValueError:
-        number = -1.0
-    if not 0 <= number < 2**30:
+        value = -1.0
+    if not 0 <= value < 2**30:
         raise UsageError(f"--memory_gb must be a number of GiB, 0 or above, not {short_repr(text)}")
-    return int(number * memory_plan.GIB)
+    return int(value * memory_plan.GIB)
 
 
 def positive(text: str, flag: str) -> float:
     """Parse a number above 0. Raises UsageError."""
     try:
-        number = float(text)
+        value = float(text)
     except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+        value = 0.0
+    if not 0 < value < float("inf"):
         raise UsageError(f"{flag} must be a number above 0, not {short_repr(text)}")
-    return number
+    return value
 
 
 def output(text: str | None, kind: str) -> Path:
@@ -171,9 +171,9 @@ def header(kind: str, argv: Sequence[str], quick: bool, module: str = "") -> dic
     return {"format": FORMAT, "kind": kind, "command": command, "quick": quick, "machine": record, "notes": notes}
 
 
-def rate(timing: Timing, number: float) -> dict[str, Any]:
-    """Return the rate of `number` things per call: {"rate", "median" seconds, "spread", "samples" seconds}."""
-    return {"rate": number / timing.median, **timing.plain()}
+def rate(timing: Timing, count: float) -> dict[str, Any]:
+    """Return the rate of `count` things per call: {"rate", "median" seconds, "spread", "samples" seconds}."""
+    return {"rate": count / timing.median, **timing.plain()}
 
 
 def fraction(rate_: float, bytes_or_flop: float, best: float) -> float:

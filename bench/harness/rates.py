@@ -101,7 +101,7 @@ def copies(cells: int, min_seconds: float) -> list[Sampler]:
     return [stopwatch("copy", step, min_seconds), stopwatch("fresh", lambda: new(held[0]), min_seconds)]
 
 
-def repeated(name: str, body: Any, carry: Any, min_seconds: float) -> Sampler:
+def repeat(name: str, body: Any, carry: Any, min_seconds: float) -> Sampler:
     """Return a sampler of `body` (carry -> carry) run repeatedly inside one compiled loop; seconds per run."""
     loop = jax.jit(lambda carry, times: jax.lax.fori_loop(0, times, lambda _, c: body(c), carry))
     times: list[int] = []
@@ -121,7 +121,7 @@ def matmul(dtype: str, side: int, min_seconds: float) -> Sampler:
     """Return a sampler named after `dtype` (or "tf32") of one product of square matrices."""
     precision = "highest" if dtype == "float32" else None
     ones = jnp.ones((side, side), "float32" if dtype == "tf32" else dtype)
-    return repeated(
+    return repeat(
         dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), min_seconds
     )
 
@@ -140,4 +140,4 @@ def convolution(width: int, samples: int, method: networks.Convolution, dtype: A
         along_x, along_kernel = jax.grad(loss, argnums=(0, 1))(*pair)
         return pair[0] - rate * along_x, pair[1] - rate * along_kernel
 
-    return repeated(method, body, (x, kernel.astype(dtype)), min_seconds)
+    return repeat(method, body, (x, kernel.astype(dtype)), min_seconds)

@@ -46,7 +46,7 @@ class Bytes:
     timestep: int
     view: int
 
-    def needed(self, stage: str) -> int:
+    def bytes_needed(self, stage: str) -> int:
         """Return the bytes that a step must move if it reads and writes the whole state once."""
         return 2 * self.state + (0 if stage == "rules" else self.timestep + self.view)
 
@@ -126,8 +126,8 @@ class EnvTimer:
             function = on_mesh(self._stage(stage), mesh, (SPLIT, SPLIT, taped, SPLIT), SPLIT)
             program = jax.jit(function, donate_argnums=0, compiler_options=graphs())
             self._programs[stage] = self._compile(stage, program, state, timestep, self._tape, self._keys)
-            memory = self._programs[stage].memory_analysis()
-            self.temporary[stage] = memory.temp_size_in_bytes * devices / num_envs if memory else 0.0
+            usage = self._programs[stage].memory_analysis()
+            self.temporary[stage] = usage.temp_size_in_bytes * devices / num_envs if usage else 0.0
 
     def samplers(self, prefix: str = "", min_seconds: float = 0.1) -> list[Sampler]:
         """Return samplers: seconds of ONE step of all environments, "<prefix><stage>", and "<prefix>reset"."""
@@ -179,22 +179,22 @@ class EnvTimer:
         def view(timestep: TimeStep, action: Array) -> Any:
             return () if spec.critic_input is None else jax.vmap(spec.critic_input)(timestep, action)
 
-        def fly(state: Any, timestep: TimeStep, tape: Array, keys: Array) -> Any:
+        def rollout(state: Any, timestep: TimeStep, tape: Array, keys: Array) -> Any:
             def one_step(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
                 state, timestep, _ = carry
                 action = self._choose(state, timestep, keys, row[0]) if stage == "policy" else row[1]
-                seen = view(timestep, action) if stage != "rules" else ()
+                view_output = view(timestep, action) if stage != "rules" else ()
                 state, timestep = self._step(state, timestep, action)
-                return (state, _unseen(timestep) if stage == "rules" else timestep, seen), None
+                return (state, _drop_views(timestep) if stage == "rules" else timestep, view_output), None
 
             first = view(timestep, tape[0]) if stage != "rules" else ()
-            carry = (state, _unseen(timestep) if stage == "rules" else timestep, first)
+            carry = (state, _drop_views(timestep) if stage == "rules" else timestep, first)
             times = jnp.arange(self.steps, dtype=jnp.uint32)
             return jax.lax.scan(one_step, carry, (times, tape))[0]
 
-        return fly
+        return rollout
 
 
-def _unseen(timestep: TimeStep) -> TimeStep:
+def _drop_views(timestep: TimeStep) -> TimeStep:
     """Drop the observations of agents and critics."""
     return dataclasses.replace(timestep, observation=(), action_mask=None, mask_state=(), global_state=())

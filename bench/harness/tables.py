@@ -101,9 +101,9 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
 
 
-def gibibytes_small(number: float) -> str:
+def gibibytes_small(bytes_used: float) -> str:
     """Format bytes, also few of them."""
-    return f"{number / 1024:.1f} KiB" if number < 2**20 else f"{number / 2**20:.1f} MiB"
+    return f"{bytes_used / 1024:.1f} KiB" if bytes_used < 2**20 else f"{bytes_used / 2**20:.1f} MiB"
 
 
 def duration_small(seconds: float) -> str:

@@ -53,20 +53,20 @@ def choose_threads(
     """
     quickest = dict.fromkeys(choices, math.inf)
     for index in range(rounds + 1):
-        for number in quickest:
-            set_threads(number)
+        for count in quickest:
+            set_threads(count)
             seconds = sample()
             if index:
-                quickest[number] = min(quickest[number], seconds)
-    best = min(quickest, key=lambda number: quickest[number])
+                quickest[count] = min(quickest[count], seconds)
+    best = min(quickest, key=lambda count: quickest[count])
     set_threads(best)
     return best
 
 
-def note(number: int, choices: Sequence[int], library: str) -> str:
+def note(count: int, choices: Sequence[int], library: str) -> str:
     """Return a sentence for the result."""
     if len(set(choices)) == 1:
-        return f"the baseline runs with {number} {library} thread, the only core"
+        return f"the baseline runs with {count} {library} thread, the only core"
     return (
-        f"the baseline runs with {number} of {max(choices)} {library} threads, the faster of 1 and {max(choices)} here"
+        f"the baseline runs with {count} of {max(choices)} {library} threads, the faster of 1 and {max(choices)} here"
     )

@@ -45,7 +45,7 @@ def observation(
     }
 
 
-def controlled(controller: Controller, seconds: list[float] | None = None) -> Policy:
+def wrap_controller(controller: Controller, seconds: list[float] | None = None) -> Policy:
     """Wrap a platform's controller as a policy of the oracle; `seconds` receives the duration of each call."""
     before: list[int] = []
 
@@ -54,9 +54,9 @@ def controlled(controller: Controller, seconds: list[float] | None = None) -> Po
         before[:] = game.state.directions
         actions = []
         for snake in game.settings.team(side):
-            seen = observation(game.state, game.settings, snake, last)
+            view = observation(game.state, game.settings, snake, last)
             began = time.perf_counter()
-            answer = controller(seen, None, False)
+            answer = controller(view, None, False)
             if seconds is not None:
                 seconds.append(time.perf_counter() - began)
             actions.append(answer[0].index(1))
@@ -66,11 +66,11 @@ def controlled(controller: Controller, seconds: list[float] | None = None) -> Po
 
 
 def games(
-    agent: Policy, opponent: Policy, settings: oracle.Settings, number: int, side: int, seed: int
+    agent: Policy, opponent: Policy, settings: oracle.Settings, num_games: int, side: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Team scores of the agent and of its opponent, int[number] each; game i has the same start on both sides."""
     scores = []
-    for i in range(number):
+    for i in range(num_games):
         policies = (agent, opponent) if side == 0 else (opponent, agent)
         scores.append(play(oracle.Game(settings, np.random.default_rng((seed, i))), policies))
     ours, theirs = np.array(scores).T if side == 0 else np.array(scores)[:, ::-1].T

@@ -30,10 +30,10 @@ NETWORKS = ("critic", "actor")
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.15}
 
 
-def missions(number: int, steps: int) -> tuple[Trajectory, TimeStep]:
+def missions(num_missions: int, steps: int) -> tuple[Trajectory, TimeStep]:
     """Random observations in [0, 1], open actions and rewards, [steps, number, ...]; the missions end after them."""
     rng = np.random.default_rng(0)
-    lead = (steps, number)
+    lead = (steps, num_missions)
     mask = rng.random((*lead, AGENTS, ACTIONS)) < 0.8
     action = rng.integers(0, ACTIONS, (*lead, AGENTS)).astype(np.int32)
     np.put_along_axis(mask, action[..., None], True, -1)
@@ -55,7 +55,7 @@ def missions(number: int, steps: int) -> tuple[Trajectory, TimeStep]:
     return Trajectory(timestep, jnp.asarray(action), extras), last
 
 
-def gradients(device: Any, dtype: str, width: int, number: int, steps: int, convolution: str = "auto") -> Any:
+def gradients(device: Any, dtype: str, width: int, num_missions: int, steps: int, convolution: str = "auto") -> Any:
     """Return gradients of both networks in one training step with one minibatch, as flat float64 vectors by name.
 
     Args:
@@ -77,8 +77,8 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     )
     algo = Coma(
         spec,
-        DataParallel(number, compute_dtype=jnp.dtype(dtype)),
-        minibatch_size=number * steps * AGENTS,
+        DataParallel(num_missions, compute_dtype=jnp.dtype(dtype)),
+        minibatch_size=num_missions * steps * AGENTS,
         num_epochs=1,
         critic_lr=1e-12,  # so that the actor's gradient does not depend on the sign of the critic's
         hidden_size=width,
@@ -87,7 +87,7 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     (phase,) = algo.phases
     with jax.default_device(jax.devices("cpu")[0]):
         state = jax.jit(lambda key: algo.init(key, None))(jax.random.key(0))
-        batch = jax.device_get((*missions(number, steps), start()))
+        batch = jax.device_get((*missions(num_missions, steps), start()))
 
     def learn(state: Any, trajectory: Any, last: Any, progress: Any, key: Any) -> Any:
         return algo.learn(state, trajectory, last, key, progress, phase)[0].replicated
@@ -103,7 +103,9 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     return gradients_by_network
 
 
-def compare(width: int = 256, number: int = 16, steps: int = 15, dtypes: Sequence[str] = tuple(BOUNDS)) -> Comparison:
+def compare(
+    width: int = 256, num_missions: int = 16, steps: int = 15, dtypes: Sequence[str] = tuple(BOUNDS)
+) -> Comparison:
     """Compare gradients on the first device of this process, in each of `dtypes`; other arguments as in `gradients`.
 
     Raises:
@@ -113,10 +115,10 @@ def compare(width: int = 256, number: int = 16, steps: int = 15, dtypes: Sequenc
         host = jax.devices("cpu")[0]
     except RuntimeError:
         raise UserError("the learner is compared with this machine's processor: unset JAX_PLATFORMS") from None
-    expected = gradients(host, "float32", width, number, steps, "conv")
+    expected = gradients(host, "float32", width, num_missions, steps, "conv")
     comparison = Comparison()
     for dtype in dtypes:
-        ours = gradients(jax.local_devices()[0], dtype, width, number, steps)
+        ours = gradients(jax.local_devices()[0], dtype, width, num_missions, steps)
         for name in NETWORKS:
             comparison.direction(f"gradient of the {name}, {dtype}", ours[name], expected[name], BOUNDS[dtype])
     return comparison

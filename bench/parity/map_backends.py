@@ -61,7 +61,7 @@ def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:
 def _differences(envs: tuple[Coverage, Coverage], *results: Any) -> tuple[Array, Array]:
     """Return the number of integers that differ, and the largest difference of real numbers (relative above 1)."""
     exact, real = jnp.int32(0), jnp.float32(0)
-    pair = [(_stored(env, state), timestep) for env, (state, timestep) in zip(envs, results, strict=True)]
+    pair = [(_stored_values(env, state), timestep) for env, (state, timestep) in zip(envs, results, strict=True)]
     for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
         if jnp.issubdtype(a.dtype, jnp.floating):
             size = jnp.maximum(jnp.maximum(jnp.abs(a), jnp.abs(b)), jnp.ones((), a.dtype))
@@ -72,7 +72,7 @@ def _differences(envs: tuple[Coverage, Coverage], *results: Any) -> tuple[Array,
     return exact, real
 
 
-def _stored(env: Coverage, state: State) -> tuple[Array, Array]:
+def _stored_values(env: Coverage, state: State) -> tuple[Array, Array]:
     """Return what all backends store alike: beliefs as integers, without padding, and counts of cells."""
     beliefs = state.maps.beliefs[..., : env.n, : env.n]
     if beliefs.dtype == jnp.float32:  # stored beliefs are exact in either form

@@ -104,22 +104,22 @@ def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) 
         real, tasks = metaworld.Arm(metaworld.REACH, watch=True), metaworld.pool(metaworld.REACH, seed)
     rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
-    for number in range(episodes):
+    for episode in range(episodes):
         task = tasks[int(rng.integers(len(tasks)))]
         puck, goal = task[:3], task[3:]
-        observation, policy = real.reset(task), policies[number % len(policies)]
+        observation, policy = real.reset(task), policies[episode % len(policies)]
         act = actor(policy, goal, rng)
-        seen, tool, steps_taken = [observation], [real.tool], []
+        observations, tool, steps_taken = [observation], [real.tool], []
         for _ in range(steps):
             action = act(observation[:3])
             observation, reward, success = real.step(action)
-            seen.append(observation)
+            observations.append(observation)
             tool.append(real.tool)
             steps_taken.append((action, reward, success, real.touched))
         names = ("action", "reward", "success", "contact")
         parts = dict(zip(names, (np.array(part) for part in zip(*steps_taken, strict=True)), strict=True))
         start = {"policy": policy, "puck": puck, "goal": goal}
-        rows.append({**start, "observation": np.array(seen), "tool": np.array(tool), **parts})
+        rows.append({**start, "observation": np.array(observations), "tool": np.array(tool), **parts})
     return Recording(**{name: np.array([row[name] for row in rows]) for name in rows[0]})
 
 
@@ -146,9 +146,11 @@ def replay(recording: Recording) -> dict[str, np.ndarray]:
     state, _ = begin(lanes(recording.puck), lanes(recording.goal), jnp.zeros(len(recording.goal), jnp.int32))
     rows = []
     for action in recording.action.swapaxes(0, 1):
-        state, seen = advance(state, lanes(action)[None])
+        state, timestep = advance(state, lanes(action)[None])
         rows.append(
-            jax.device_get((seen.observation[0].T, seen.reward[0], seen.metrics["success"] > 0, state.target.T))
+            jax.device_get(
+                (timestep.observation[0].T, timestep.reward[0], timestep.metrics["success"] > 0, state.target.T)
+            )
         )
     names = ("observation", "reward", "success", "target")
     replayed = {name: np.stack(part, axis=1) for name, part in zip(names, zip(*rows, strict=True), strict=True)}
@@ -180,9 +182,9 @@ def steepest(goal: np.ndarray) -> np.ndarray:
 def compare(recording: Recording, replayed: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Return one row per entry of BOUNDS: figure, unit, mean, most, their bounds, and whether they hold."""
     free = recording.free
-    seen = recording.observation[:, 1:]
-    hand = 1e3 * np.linalg.norm(replayed["observation"][..., :3] - seen[..., :3], axis=-1)
-    opening = np.abs(replayed["observation"][..., 3] - seen[..., 3])
+    expected = recording.observation[:, 1:]
+    hand = 1e3 * np.linalg.norm(replayed["observation"][..., :3] - expected[..., :3], axis=-1)
+    opening = np.abs(replayed["observation"][..., 3] - expected[..., 3])
     reward = np.abs(replayed["reward"] - recording.reward)
     differ = np.sum(replayed["success"] != recording.success, keepdims=True)
     values = (hand[free], opening[free], reward[free], reward, differ)

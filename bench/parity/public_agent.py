@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.harness import measure
-from bench.parity.agent_games import Controller, controlled, load_agent
+from bench.parity.agent_games import Controller, load_agent, wrap_controller
 from bench.reference.snakes import oracle
 from envs_jax.base import make
 from envs_jax.batch import start_statistics, update_statistics, where
@@ -44,12 +44,12 @@ METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points
 
 
 def play(
-    subject: EvalPolicy, name: str, controller: Controller, games: int, seed: int, say: Callable[[str], None] = print
+    evaluated: EvalPolicy, name: str, controller: Controller, games: int, seed: int, say: Callable[[str], None] = print
 ) -> tuple[dict[str, np.ndarray], int]:
     """Play held-out games of the first team's policy against a controller, all at once.
 
     Args:
-        subject: the environment and its policies.
+        evaluated: the environment and its policies.
         name: one of its policies.
         controller: plays the other team; where it raises an error, its snake moves up.
         games: their number.
@@ -60,11 +60,11 @@ def play(
         {metric: float32[games]} at the end of each game, with "points": 1 for a win, 0.5 for a draw.
         number of calls of the controller that raised an error.
     """
-    subject = subject.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
-    env, half, context = subject.env, subject.settings["snakes"] // 2, rules_of(subject).outside
-    board = Board(subject.settings["height"], subject.settings["width"])
-    policy = learned(subject.algo, "sample") if name == "sampled" and subject.algo else scripted(env, name)
-    rule = oracle.Settings(*(subject.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
+    evaluated = evaluated.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
+    env, half, context = evaluated.env, evaluated.settings["snakes"] // 2, rules_of(evaluated).outside
+    board = Board(evaluated.settings["height"], evaluated.settings["width"])
+    policy = learned(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted(env, name)
+    rule = oracle.Settings(*(evaluated.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
     keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
     state, timestep = jax.jit(env.reset)(keys, context)
 
@@ -77,24 +77,24 @@ def play(
 
     errors = 0
 
-    def call(seen: dict[Any, Any], space: Any, continuous: bool) -> list[list[int]]:
+    def call(observation: dict[Any, Any], space: Any, continuous: bool) -> list[list[int]]:
         nonlocal errors
         try:
-            return controller(seen, space, continuous)
+            return controller(observation, space, continuous)
         except Exception:  # of a program that is not ours
             errors += 1
             return [[1, 0, 0, 0]]
 
-    agents = [controlled(call) for _ in range(games)]
+    agents = [wrap_controller(call) for _ in range(games)]
     statistics = start_statistics(timestep)
-    for t in range(subject.settings["max_steps"]):
+    for t in range(evaluated.settings["max_steps"]):
         now, second = jax.tree.map(np.asarray, (state.env.game, state.env.second))
         theirs = np.zeros((games, half), np.int32)
         for i in np.flatnonzero(~np.asarray(timestep.done)):
             bodies, directions, beans = to_segments(board, jax.tree.map(lambda x, i=i: x[i], now))
             game: Any = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
             theirs[i] = agents[i](game, 0 if second[i] else 1)
-        state, timestep, statistics = step(subject.params, state, timestep, statistics, theirs, np.uint32(t))
+        state, timestep, statistics = step(evaluated.params, state, timestep, statistics, theirs, np.uint32(t))
         if (t + 1) % 20 == 0:
             say(f"{name}, step {t + 1}: score difference {np.mean(statistics.metrics['score_difference']):.2f}")
     ended = {metric: np.asarray(value) for metric, value in statistics.metrics.items()}
@@ -139,15 +139,17 @@ def main(argv: Sequence[str]) -> int:
         "seed": seed,
         "players": rows,
     }
-    for title, (subject, name) in zip(flags.players, players, strict=True):
+    for title, (evaluated, name) in zip(flags.players, players, strict=True):
         random.seed(seed)  # the agent draws from the global generator
-        ended, errors = play(subject, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr))
+        ended, errors = play(
+            evaluated, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr)
+        )
         rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
         means = [
             f"{metric} {format_estimate({**estimate, 'std': None}, 3)}" for metric, estimate in rows[title].items()
         ]
         print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
-        rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
+        rows[title] |= {"checkpoint": evaluated.step, "agent_errors": errors}
         if path:
             measure.write(result, path)
     return 0

@@ -58,8 +58,8 @@ def _lawnmower(policy: str, start: str, entropy: Any, f1: Any) -> Case:
     return Case(policy, {"num_agents": 8, "start": start}, _FIFTEEN, entropy, f1)
 
 
-def _greedy(start: str, reach: float, entropy: Any, f1: Any) -> Case:
-    return Case("ig", {"start": start, "communication_range": reach}, _SIXTEEN, entropy, f1)
+def _greedy(start: str, comm_range: float, entropy: Any, f1: Any) -> Case:
+    return Case("ig", {"start": start, "communication_range": comm_range}, _SIXTEEN, entropy, f1)
 
 
 CASES = (
@@ -136,8 +136,8 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(parsed.out, "published_coverage") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        subject = policies.load(None, "coverage", case.settings)
-        for _, curves in rollout(subject, [case.policy], episodes, seed):
+        evaluated = policies.load(None, "coverage", case.settings)
+        for _, curves in rollout(evaluated, [case.policy], episodes, seed):
             rows += compare(case, curves)
         print(table(rows[-6:]), flush=True)
     result = measure.header("coverage.published", argv, quick=False, module="parity.published_coverage") | {

@@ -44,24 +44,24 @@ def recording(source: str = "recorded") -> reach_parity.Recording:
 
 
 @functools.cache
-def replayed(source: str) -> dict[str, np.ndarray]:
+def replay(source: str) -> dict[str, np.ndarray]:
     """Replay a recording in the environment. Raises NoRecordError."""
     return reach_parity.replay(recording(source))
 
 
 def compare(source: str) -> Comparison:
     """Compare all episodes, whole or up to the first contact, which the environment lacks. Raises NoRecordError."""
-    record, ours, comparison = recording(source), replayed(source), Comparison()
-    free, seen = record.free, record.observation[:, 1:]
-    differ = np.linalg.norm(ours["observation"][..., :3] - seen[..., :3], axis=-1)
+    record, ours, comparison = recording(source), replay(source), Comparison()
+    free, expected = record.free, record.observation[:, 1:]
+    differ = np.linalg.norm(ours["observation"][..., :3] - expected[..., :3], axis=-1)
     hand = _most("hand, before the first contact", "mm")
     comparison.close("hand before the first contact, mm", 1e3 * differ[free], 0.0, hand)
     used = OBSERVATION > 0
     comparison.close(
         "observation before the first contact, of its bounds",
-        ours["observation"][free][:, used], seen[free][:, used], 1.0, OBSERVATION[used],
+        ours["observation"][free][:, used], expected[free][:, used], 1.0, OBSERVATION[used],
     )  # fmt: skip
-    comparison.exact("unused places of the observation", ours["observation"][free][:, ~used], seen[free][:, ~used])
+    comparison.exact("unused places of the observation", ours["observation"][free][:, ~used], expected[free][:, ~used])
     allowed = np.broadcast_to(1e-3 * hand * reach_parity.steepest(record.goal)[:, None], free.shape)
     comparison.close(
         "reward before the first contact, of its bounds",

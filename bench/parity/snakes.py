@@ -62,7 +62,7 @@ def by_lanes(program: Any, *arguments: Any) -> Any:
 
 
 @functools.lru_cache
-def recorded(
+def read_records(
     configuration: Configuration, source: str = "recorded"
 ) -> tuple[Board, np.ndarray, Any, dict[str, np.ndarray]]:
     """(board, rows, games before, arrays of these rows) of a configuration. Raises NoRecordError."""
@@ -102,8 +102,8 @@ def recorded_words(board: Board, record: dict[str, np.ndarray], snakes: int, bea
     """uint32[K + turns + 1, T]: the random words of a step that lead to the recorded directions and new beans."""
     opposite = record["dir_before"] ^ 1
     digits = np.where(record["action"] == opposite, record["resolved"] - (record["resolved"] >= opposite), 0)
-    number = (digits[:, :snakes] * 3 ** np.arange(5, 5 - snakes, -1)).sum(1)
-    turns = words_for(number, 3**6)
+    code = (digits[:, :snakes] * 3 ** np.arange(5, 5 - snakes, -1)).sum(1)
+    turns = words_for(code, 3**6)
     words = np.zeros((beans + 2, len(turns)), np.uint32)
     words[beans] = turns
     for t, cells in enumerate(record["beans_after"]):
@@ -159,21 +159,21 @@ def teams(configuration: Configuration) -> int:
 
 def compare_choices(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare actions of the scripted players of the second team."""
-    _, rows, games, record = recorded(configuration, source)
+    _, rows, games, record = read_records(configuration, source)
     half = configuration[2] // 2
     checked = np.zeros_like(record["opp_action"], bool)
     for place, level in enumerate(USED):
         expected = record["opp_action"][:, place, :half].T
-        known = expected >= 0
+        recorded_here = expected >= 0
         chosen = by_lanes(programs.choose, games, np.full(len(rows), level, np.int32))
-        comparison.exact(f"choices, {opponents.NAMES[level]}", chosen[known], expected[known])
-        checked[:, place, :half] = known.T
+        comparison.exact(f"choices, {opponents.NAMES[level]}", chosen[recorded_here], expected[recorded_here])
+        checked[:, place, :half] = recorded_here.T
     comparison.exact("choices that are recorded", checked, record["opp_action"] >= 0)  # none is left out
 
 
 def compare_observations(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare observations of the first team before each step with all beans on the board."""
-    _, rows, games, _ = recorded(configuration, source)
+    _, rows, games, _ = read_records(configuration, source)
     record = load("snakes_transitions", source)
     lanes = np.flatnonzero(np.isin(rows, record["obs_row"]))
     places = np.searchsorted(record["obs_row"], rows[lanes])
@@ -188,7 +188,7 @@ def compare_observations(comparison: Comparison, configuration: Configuration, s
 
 def compare_rewards(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare shaped rewards of the first team."""
-    board, _, _, record = recorded(configuration, source)
+    board, _, _, record = read_records(configuration, source)
     after = stack(
         [
             from_segments(
@@ -211,7 +211,7 @@ def compare_rewards(comparison: Comparison, configuration: Configuration, source
 
 def compare_steps(comparison: Comparison, configuration: Configuration, source: str, programs: Programs) -> None:
     """Compare whole steps of the environment with the recorded draws."""
-    board, rows, games, record = recorded(configuration, source)
+    board, rows, games, record = read_records(configuration, source)
     _, _, snakes, beans, _ = configuration
     words = recorded_words(board, record, snakes, beans)
     action = record["action"][:, :snakes].T.astype(np.int32)

@@ -84,8 +84,8 @@ class Worker:
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
         except OSError:
-            return self._died()
-        return self._read() or self._died()
+            return self._report_death()
+        return self._read() or self._report_death()
 
     def close(self) -> None:
         """End the process."""
@@ -97,7 +97,7 @@ class Worker:
         line = self._process.stdout.readline()
         return json.loads(line) if line else {}
 
-    def _died(self) -> dict[str, Any]:
+    def _report_death(self) -> dict[str, Any]:
         self._errors.seek(0)
         lines = self._errors.read().strip().splitlines()
         return {"skipped": f"the process ended with {self._process.wait()}: {lines[-1] if lines else ''}"[:200]}

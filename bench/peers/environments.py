@@ -61,7 +61,7 @@ def open_environment(peer: str, name: str, copies: int, limit: float) -> Measure
     if peer == "pufferlib":
         return _puffer(name, copies)
     reset, step, agents = GAMES[peer](name, copies)
-    return compiled(reset, step, copies, agents, limit)
+    return compile_game(reset, step, copies, agents, limit)
 
 
 # JAX
@@ -69,7 +69,7 @@ def open_environment(peer: str, name: str, copies: int, limit: float) -> Measure
 Game = tuple[Callable[[Any], Any], Callable[[Any, Any], Any], int]  # key -> carry; carry, key -> carry; agents
 
 
-def compiled(reset: Any, step: Any, copies: int, agents: int, limit: float) -> Measured:
+def compile_game(reset: Any, step: Any, copies: int, agents: int, limit: float) -> Measured:
     """Return a game, compiled. Raises Skipped: it does not fit into `limit` bytes."""
     import jax
 
@@ -86,17 +86,17 @@ def compiled(reset: Any, step: Any, copies: int, agents: int, limit: float) -> M
     start = jax.jit(reset).lower(key).compile()
     program: Any = jax.jit(run, donate_argnums=0).lower(shapes, key, np.int32(1)).compile()
     took = time.process_time() - began
-    held, number = [start(key)], [0]
+    held, counter = [start(key)], [0]
 
     def advance(steps: int) -> Any:
-        number[0] += 1
-        held[0] = jax.block_until_ready(program(held[0], jax.random.PRNGKey(number[0]), np.int32(steps)))
+        counter[0] += 1
+        held[0] = jax.block_until_ready(program(held[0], jax.random.PRNGKey(counter[0]), np.int32(steps)))
         return held[0]
 
-    memory = program.memory_analysis()
+    usage = program.memory_analysis()
     facts = {"compile_seconds": took, "bytes_per_copy": size / copies}
-    if memory is not None:
-        facts["temporary_bytes_per_copy"] = memory.temp_size_in_bytes / copies
+    if usage is not None:
+        facts["temporary_bytes_per_copy"] = usage.temp_size_in_bytes / copies
     return Measured(advance, copies, agents, facts)
 
 

@@ -50,7 +50,7 @@ class Clock:
         """Score; return whether to stop: the score has been reached, and the speed is known."""
         self._spent += float((_now() - self._since)[0])
         self._running = False
-        score = scored(self.task.gymnasium, act)
+        score = score_policy(self.task.gymnasium, act)
         row = {"env_steps": env_steps, "updates": updates, "cpu": self._spent, "compile": self._compiling}
         self.rows.append(row | {"return": score})
         self._since = self._mark = _now()
@@ -68,18 +68,18 @@ def _now() -> Any:
     return np.array([time.process_time(), time.perf_counter()])
 
 
-def scored(name: str, act: Act) -> float:
+def score_policy(name: str, act: Act) -> float:
     """Return the mean return of held-out episodes in Gymnasium, all at once."""
     import gymnasium
 
     envs = [gymnasium.make(name) for _ in range(EPISODES)]
-    seen = np.stack([env.reset(seed=HELD_OUT + n)[0] for n, env in enumerate(envs)]).astype(np.float32)
+    observation = np.stack([env.reset(seed=HELD_OUT + n)[0] for n, env in enumerate(envs)]).astype(np.float32)
     total, running = np.zeros(EPISODES), np.ones(EPISODES, bool)
     while running.any():
-        timestep: Any = types.SimpleNamespace(observation=jnp.asarray(seen)[:, None])
+        timestep: Any = types.SimpleNamespace(observation=jnp.asarray(observation)[:, None])
         action = np.asarray(act(None, timestep, None)[0])[:, 0]
         for n in np.flatnonzero(running):
-            seen[n], reward, terminated, truncated, _ = envs[n].step(action[n])
+            observation[n], reward, terminated, truncated, _ = envs[n].step(action[n])
             total[n] += float(reward)
             running[n] = not (terminated or truncated)
     return float(total.mean())
@@ -153,19 +153,19 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
     assert compiled.start is not None
     state, position = compiled.start(run.trainer.keys(seed), None), Position()
     while any(left := position.remaining(phases, envs, task.steps)):
-        index = next(n for n, number in enumerate(left) if number)
+        index = next(n for n, iterations in enumerate(left) if iterations)
         if index != position.phase:
             position = dataclasses.replace(position, phase=index, iteration=0)
             state = dataclasses.replace(state, phase=np.int32(index), iteration=np.uint32(0))
         block, phase = compiled.blocks[index], phases[index]
         assert isinstance(block, Program)
-        number = min(left[index], run.config.run.block_iterations)
+        iterations = min(left[index], run.config.run.block_iterations)
         if phase.steps:
             missing = watch.every - position.env_steps % watch.every
-            number = min(number, -(-missing // (phase.steps * envs)))
-        state, metrics = block(state, np.int32(number))
+            iterations = min(iterations, -(-missing // (phase.steps * envs)))
+        state, metrics = block(state, np.int32(iterations))
         jax.block_until_ready(metrics)
-        position = position.after(phase, envs, number)
+        position = position.after(phase, envs, iterations)
         if phase.steps and position.env_steps % watch.every < phase.steps * envs:
             policy = Policy(run.env.env, run.algo, run.algo.policy(state.algo), config=run.config)
 

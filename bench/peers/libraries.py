@@ -61,7 +61,7 @@ def train_brax(algo: str, task: Task, seed: int, watch: Watch) -> None:
             raise Stop
 
     # Brax 0.14.2 calls a function that jax has dropped.
-    replicated = mock.patch.object(jax, "device_put_replicated", _replicated, create=True)
+    replicated = mock.patch.object(jax, "device_put_replicated", _replicate, create=True)
     with replicated, mock.patch.object(trainer.acting, "Evaluator", Evaluations), contextlib.suppress(Stop):
         trainer.train(
             environment=_brax_env(env),
@@ -83,7 +83,7 @@ def train_brax(algo: str, task: Task, seed: int, watch: Watch) -> None:
         )
 
 
-def _replicated(x: Any, devices: Sequence[Any]) -> Any:
+def _replicate(x: Any, devices: Sequence[Any]) -> Any:
     """Return a copy of every array for each device, on a new first axis, as pmap takes them."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(devices), *jnp.shape(leaf))), x)
 
@@ -199,13 +199,13 @@ def _greedy(learner: Any, state: Any, algo: str) -> Act:
     actor, params = learner.actor, state.actor_ts.params
 
     @jax.jit
-    def chosen(observation: Any) -> Any:
+    def choose(observation: Any) -> Any:
         if algo == "td3":
             return actor.apply(params, observation)
         drawn = actor.apply(params, observation, method="_action_dist")
         return drawn.mode() if algo == "ppo" else actor.action_loc + jnp.tanh(drawn.loc) * actor.action_scale
 
-    return lambda carry, timestep, key: (chosen(timestep.observation[:, 0])[:, None], carry)
+    return lambda carry, timestep, key: (choose(timestep.observation[:, 0])[:, None], carry)
 
 
 SCRIPTS = {"sac": "sac_continuous_action", "td3": "td3_continuous_action", "ppo": "ppo"}
@@ -226,7 +226,7 @@ def train_cleanrl(algo: str, task: Task, seed: int, watch: Watch) -> None:
         flags |= {"learning-starts": task.random_steps, "batch-size": task.batch_size, "buffer-size": task.steps}
         rates = ("policy-lr", "q-lr") if algo == "sac" else ("learning-rate",)
         flags |= dict.fromkeys(rates, task.learning_rate)
-    seen = [0]
+    counter = [0]
 
     class Writer:
         """Stands in the place of TensorBoard's."""
@@ -238,9 +238,9 @@ def train_cleanrl(algo: str, task: Task, seed: int, watch: Watch) -> None:
         def close(self) -> None: ...
 
         def add_scalar(self, name: str, value: Any, step: int) -> None:
-            if not name.startswith("losses/") or step // watch.every == seen[0]:
+            if not name.startswith("losses/") or step // watch.every == counter[0]:
                 return
-            seen[0] = step // watch.every
+            counter[0] = step // watch.every
             script = sys._getframe(1).f_globals
 
             def act(carry: Any, timestep: Any, key: Any) -> tuple[Any, Any]:

@@ -66,14 +66,14 @@ class ReplayLearner:
 
     def remember(self, **step: Any) -> None:
         """Store a step, one array for each name; overwrites the oldest."""
-        for name, ring in self.replay.items():
-            ring[self.stored % len(ring)] = step[name]
+        for name, buffer in self.replay.items():
+            buffer[self.stored % len(buffer)] = step[name]
         self.stored += 1
 
-    def draw(self, number: int, replace: bool) -> Batch:
+    def draw(self, count: int, replace: bool) -> Batch:
         """Draw a batch [M, ...] of stored steps uniformly."""
-        rows = self.rng.choice(self.filled, number, replace=replace)
-        return {name: ring[rows] for name, ring in self.replay.items()}
+        rows = self.rng.choice(self.filled, count, replace=replace)
+        return {name: buffer[rows] for name, buffer in self.replay.items()}
 
     def set_parameters(self, network: str, arrays: Sequence[np.ndarray]) -> None:
         """Load the attribute of that name, such as "actor": its parameters in PyTorch's order and layout.

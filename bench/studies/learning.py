@@ -186,28 +186,28 @@ def main(argv: Sequence[str]) -> int:
     )
     flags.add_argument("--reach_name", default="", metavar="TEXT", help="what has that score, drawn as a line")
     flags.add_argument("--training", metavar="METRIC", help="draw this metric of training episodes, means of a hundred")
-    asked = flags.parse_args(list(argv))
-    if asked.reach is not None and not math.isfinite(asked.reach):
-        raise UsageError(f"--reach must be a finite score, not {asked.reach}")
-    if Path(asked.name).name != asked.name or asked.name in ("", ".", ".."):
+    parsed = flags.parse_args(list(argv))
+    if parsed.reach is not None and not math.isfinite(parsed.reach):
+        raise UsageError(f"--reach must be a finite score, not {parsed.reach}")
+    if Path(parsed.name).name != parsed.name or parsed.name in ("", ".", ".."):
         raise UsageError(
-            f"--name {short_repr(asked.name)} must be a name without folders: the files go to {measure.RESULTS}"
+            f"--name {short_repr(parsed.name)} must be a name without folders: the files go to {measure.RESULTS}"
         )
-    result = summary([read(run, asked.training) for run in asked.runs], asked.name)
-    result |= {"training": asked.training, "note": asked.note}
-    if asked.reach is not None:
+    result = summary([read(run, parsed.training) for run in parsed.runs], parsed.name)
+    result |= {"training": parsed.training, "note": parsed.note}
+    if parsed.reach is not None:
         # The curve may be any metric of training episodes; only the score says whether small is good.
-        mode = "max" if asked.training not in (None, result["metric"]) else result["score_mode"]
-        points = [first_at(curve, asked.reach, mode) or {} for curve in result["curves"]]
+        mode = "max" if parsed.training not in (None, result["metric"]) else result["score_mode"]
+        points = [first_at(curve, parsed.reach, mode) or {} for curve in result["curves"]]
         steps, seconds = ([point.get(unit) for point in points] for unit in ("env_steps", "seconds"))
         median = statistics.median(math.inf if step is None else step for step in steps)
-        result["reached"] = {"score": asked.reach, "env_steps": steps, "median": median if median < math.inf else None}
-        if asked.reach_name:
-            result["reached"]["name"] = asked.reach_name
+        result["reached"] = {"score": parsed.reach, "env_steps": steps, "median": median if median < math.inf else None}
+        if parsed.reach_name:
+            result["reached"]["name"] = parsed.reach_name
         result["reached"] |= {"seconds": seconds}
-        metric = asked.training or result["metric"]
-        print(f"{metric} {asked.reach:g} first after {steps} environment steps, median {median:g}; {seconds} seconds")
-    stem: Path = measure.RESULTS / f"learning_{asked.name}"
+        metric = parsed.training or result["metric"]
+        print(f"{metric} {parsed.reach:g} first after {steps} environment steps, median {median:g}; {seconds} seconds")
+    stem: Path = measure.RESULTS / f"learning_{parsed.name}"
     measure.RESULTS.mkdir(exist_ok=True)
     write_atomically(stem.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
     plot(result).savefig(stem.with_suffix(".png"), dpi=110)

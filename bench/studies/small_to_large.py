@@ -62,12 +62,12 @@ def run_seed(
     run: Path | None = None
     stages: dict[str, Any] = {}
     settings: dict[str, Any]
-    for preset, number in zip(STAGES, missions, strict=True):
-        settings = changes | {"seed": seed, "total_episodes": number, "entropy_anneal": 3 * number // 4}
+    for preset, num_missions in zip(STAGES, missions, strict=True):
+        settings = changes | {"seed": seed, "total_episodes": num_missions, "entropy_anneal": 3 * num_missions // 4}
         settings |= {} if run is None else {"init_from": run}
         run, spent = train(preset, folder / f"{seed}" / preset, settings)
         curve = selection_curve(read_metrics(run), "eval/entropy")
-        stages[preset] = {"missions": number, "selection": curve} | spent
+        stages[preset] = {"missions": num_missions, "selection": curve} | spent
     assert run is not None
     scores = {
         name: {metric: interval(curves[metric][-1]) for metric in METRICS}

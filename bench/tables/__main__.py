@@ -39,7 +39,7 @@ def tables(folder: Path) -> dict[str, Callable[[], str]]:
     return macros_by_name
 
 
-def filled(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[str], list[str]]:
+def fill_page(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[str], list[str]]:
     """Fill in the tables of one page.
 
     Returns:
@@ -77,13 +77,13 @@ def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
     """Write all pages of a repository, or nothing with `check`; return the names of tables that were not up to date.
 
     Raises:
-        UserError: see `filled`; or a table stands on no page, or twice.
+        UserError: see `fill_page`; or a table stands on no page, or twice.
     """
     pages: dict[Path, str] = {}
     placed: list[str] = []
     stale: list[str] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
-        pages[path], names, old = filled(str(path.relative_to(root)), path.read_text(), tables_by_name)
+        pages[path], names, old = fill_page(str(path.relative_to(root)), path.read_text(), tables_by_name)
         placed, stale = placed + names, stale + old
     for name in tables_by_name:
         if placed.count(name) != 1:

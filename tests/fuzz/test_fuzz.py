@@ -52,7 +52,7 @@ def read_or_refuse(function: Any, *arguments: Any) -> None:
     assert sentence.strip()
 
 
-def damaged(content: bytes, seed: int) -> bytes:
+def damage(content: bytes, seed: int) -> bytes:
     """Some bytes flipped, removed, repeated or put in."""
     drawn = random.Random(seed)
     for _ in range(drawn.randint(1, 3)):
@@ -93,7 +93,7 @@ def test_configurations(tmp_path_factory: Any, lines: list[tuple[str, str]], see
     file = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
     text = "algo: helpers.tiny:TinyQ\nenv: helpers.tiny:Corridor\nnum_envs: 8\ntotal_env_steps: 64\n"
     content = (text + "".join(f"{key}: {value}\n" for key, value in lines)).encode(errors="replace")
-    file.write_bytes(content if seed is None else damaged(content, seed))
+    file.write_bytes(content if seed is None else damage(content, seed))
     read_or_refuse(parse, ["--config", str(file)])
 
 
@@ -120,7 +120,7 @@ def test_expert_datasets(tmp_path_factory: Any, name: str, shape: Any, kind: str
     file = tmp_path_factory.getbasetemp() / "fuzzed.npz"
     saved(file, **({name: np.zeros(shape, kind)} if seed is None else {}))
     if seed is not None:
-        file.write_bytes(damaged(file.read_bytes(), seed))
+        file.write_bytes(damage(file.read_bytes(), seed))
     read_or_refuse(expert_dataset.read, file)
 
 
@@ -131,12 +131,12 @@ def test_weights(tmp_path_factory: Any, content: Any, seed: int, how: int) -> No
     file: Path = tmp_path_factory.getbasetemp() / "fuzzed.pth"
     archive(file, tensors(26, 4, hidden_size=8), pickle.dumps(content) if how == 0 else None)
     if how == 1:
-        file.write_bytes(damaged(file.read_bytes(), seed))
+        file.write_bytes(damage(file.read_bytes(), seed))
     elif how > 1:  # whole as an archive, damaged inside
         members = {name: zipfile.ZipFile(file).read(name) for name in zipfile.ZipFile(file).namelist()}
         with zipfile.ZipFile(file, "w") as rewritten:
             for name, member in members.items():
-                rewritten.writestr(name, damaged(member, seed) if name.endswith("data.pkl") == (how == 2) else member)
+                rewritten.writestr(name, damage(member, seed) if name.endswith("data.pkl") == (how == 2) else member)
     read_or_refuse(torch_weights.read, file)
 
 
@@ -161,5 +161,5 @@ def test_evaluations(tmp_path_factory: Any, value: Any, seed: int, whole: bool) 
             break
         node = node[name]
     text = json.dumps(report).encode()
-    file.write_bytes(text if whole else damaged(text, seed))
+    file.write_bytes(text if whole else damage(text, seed))
     read_or_refuse(records.read_evaluation, file, load(None, "coverage", COVERAGE), "random")

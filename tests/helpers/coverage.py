@@ -9,7 +9,7 @@ import numpy as np
 import envs_jax
 from envs_jax.batch import batched
 from envs_jax.coverage import actions
-from helpers.programs import compiled
+from helpers.programs import get_programs
 
 
 def make(**settings):
@@ -18,14 +18,14 @@ def make(**settings):
 
 def fly(env, key, steps=None):
     """States and time steps of a mission with random open actions."""
-    programs = compiled(env)
+    programs = get_programs(env)
     state, timestep = programs.reset(key, ())
-    seen = [(state, timestep)]
+    steps_seen = [(state, timestep)]
     for t in range(env.steps if steps is None else steps):
         action = programs.policy("random")(state, timestep, jax.random.fold_in(key, 99 + t))
         state, timestep = programs.step(state, action, ())
-        seen.append((state, timestep))
-    return seen
+        steps_seen.append((state, timestep))
+    return steps_seen
 
 
 move = jax.jit(actions.move, static_argnums=2)
@@ -69,12 +69,12 @@ def proceed(env, state, action):
 def wander(env, key):
     """As `fly`, in fewer programs, with moves that do not depend on the key."""
     rng = np.random.default_rng(0)
-    seen = [begin(env, key)]
+    steps_seen = [begin(env, key)]
     for _ in range(env.steps):
-        mask = np.asarray(seen[-1][1].action_mask)
+        mask = np.asarray(steps_seen[-1][1].action_mask)
         action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
-        seen.append(proceed(env, seen[-1][0], action))
-    return seen
+        steps_seen.append(proceed(env, steps_seen[-1][0], action))
+    return steps_seen
 
 
 @functools.cache

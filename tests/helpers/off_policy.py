@@ -68,16 +68,16 @@ STUDENT = {
 }
 
 
-def walked(seen: np.ndarray, answer: np.ndarray) -> np.ndarray:
+def follow_walk(observation: np.ndarray, answer: np.ndarray) -> np.ndarray:
     """Observations of a corridor [..., A, length + 1] that follow observations and actions [..., A]."""
-    place = np.clip(seen.argmax(-1) + 2 * answer.astype(int) - 1, 0, seen.shape[-1] - 1)
-    return np.eye(seen.shape[-1])[place]
+    place = np.clip(observation.argmax(-1) + 2 * answer.astype(int) - 1, 0, observation.shape[-1] - 1)
+    return np.eye(observation.shape[-1])[place]
 
 
-def pushed(seen: np.ndarray, answer: np.ndarray) -> np.ndarray:
+def follow_push(observation: np.ndarray, answer: np.ndarray) -> np.ndarray:
     """The same of point masses [..., A, D + 1] and actions [..., A, D]."""
-    place = np.clip(seen[..., :-1] + 0.5 * np.clip(answer, -1, 1), -1, 1)
-    return np.concatenate([place, seen[..., -1:]], axis=-1)
+    place = np.clip(observation[..., :-1] + 0.5 * np.clip(answer, -1, 1), -1, 1)
+    return np.concatenate([place, observation[..., -1:]], axis=-1)
 
 
 class Case(NamedTuple):
@@ -89,11 +89,11 @@ class Case(NamedTuple):
     follows: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
-CASES["ddpg continuous"] = Case(Ddpg, PointMass(num_agents=2, tasks=2), CONTINUOUS | {"random_steps": 128}, pushed)
-CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC | {"random_steps": 128}, pushed)
-CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
-CASES["student"] = Case(Student, PointMass(tasks=2), SAC | STUDENT, pushed)
+CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, follow_walk) for name, chosen in VARIANTS.items()}
+CASES["ddpg continuous"] = Case(Ddpg, PointMass(num_agents=2, tasks=2), CONTINUOUS | {"random_steps": 128}, follow_push)
+CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC | {"random_steps": 128}, follow_push)
+CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, follow_push)
+CASES["student"] = Case(Student, PointMass(tasks=2), SAC | STUDENT, follow_push)
 
 
 class Compiled(Trainer):

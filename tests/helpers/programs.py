@@ -36,6 +36,6 @@ class Programs:
 
 
 @functools.cache
-def compiled(env: Environment) -> Programs:
+def get_programs(env: Environment) -> Programs:
     """The programs of an environment; equal environments share them."""
     return Programs(env)

@@ -70,14 +70,14 @@ def shared_programs() -> Iterator[None]:
     """
     compiled_runs: dict[Any, CompiledRun] = {}
 
-    def once(setup: Run, inputs: Any, say: Any, position: Position | None = None, *_: int) -> CompiledRun:
-        run, phases = setup.config.run, setup.algo.phases
+    def once(run: Run, inputs: Any, say: Any, position: Position | None = None, *_: int) -> CompiledRun:
+        settings, phases = run.config.run, run.algo.phases
         places = (Position(), position or Position())
-        whole, left = (place.remaining(phases, run.num_envs, run.total_env_steps) for place in places)
-        init_from = "weights" if run.init_from else ""
-        key = setup.config.with_run(**BESIDE, init_from=init_from).to_yaml(), tuple(map(bool, whole))
+        whole, left = (place.remaining(phases, settings.num_envs, settings.total_env_steps) for place in places)
+        init_from = "weights" if settings.init_from else ""
+        key = run.config.with_run(**BESIDE, init_from=init_from).to_yaml(), tuple(map(bool, whole))
         if key not in compiled_runs:
-            compiled_runs[key] = compile_run(setup, inputs, say)
+            compiled_runs[key] = compile_run(run, inputs, say)
         blocks = [
             block if iterations else None for block, iterations in zip(compiled_runs[key].blocks, left, strict=True)
         ]

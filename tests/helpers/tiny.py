@@ -155,10 +155,10 @@ class TinyQ(Algorithm):
         head = state.sharded["head"]
         slots = (head[0] + jnp.arange(rows)) % self.capacity
 
-        def write(ring: Array, rows: Array) -> Array:  # rows [T, B local, ...] -> ring [S, capacity, B / S, ...]
+        def write(buffer: Array, rows: Array) -> Array:  # rows [T, B local, ...] -> ring [S, capacity, B / S, ...]
             rows = jnp.swapaxes(rows, 0, 1)
             rows = jnp.swapaxes(rows.reshape(shards, -1, *rows.shape[1:]), 1, 2)
-            return ring.at[:, slots].set(rows.astype(ring.dtype))
+            return buffer.at[:, slots].set(rows.astype(buffer.dtype))
 
         replay = {name: write(state.sharded[name], rows) for name, rows in new.items()} | {"head": head + rows}
         if phase.updates == 0:
@@ -166,22 +166,22 @@ class TinyQ(Algorithm):
         newest = (replay["head"][0] - 1) % self.capacity
         size = jnp.minimum(replay["head"][0], self.capacity)
 
-        def sample(ring: dict[str, Array], key: Array) -> dict[str, Array]:
+        def sample(buffer: dict[str, Array], key: Array) -> dict[str, Array]:
             per_shard = self.batch_size // self.layout.shards
             key_age, key_env = jax.random.split(key)
             age = jax.random.randint(key_age, (per_shard,), 1, size)  # the newest row has no successor yet
             row, env = (
                 (newest - age) % self.capacity,
-                jax.random.randint(key_env, (per_shard,), 0, ring["action"].shape[1]),
+                jax.random.randint(key_env, (per_shard,), 0, buffer["action"].shape[1]),
             )
             after = (row + 1) % self.capacity
             return {
-                "observation": ring["observation"][row, env],
-                "action": ring["action"][row, env],
-                "valid": ~ring["done"][row, env],
-                "reward": ring["reward"][after, env],
-                "terminated": ring["terminated"][after, env],
-                "next": ring["observation"][after, env],
+                "observation": buffer["observation"][row, env],
+                "action": buffer["action"][row, env],
+                "valid": ~buffer["done"][row, env],
+                "reward": buffer["reward"][after, env],
+                "terminated": buffer["terminated"][after, env],
+                "next": buffer["observation"][after, env],
             }
 
         def loss(weights: Array, batch: dict[str, Array]) -> tuple[Array, Any]:

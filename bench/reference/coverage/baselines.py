@@ -76,13 +76,13 @@ def raw_gains(mission: Mission, masks: np.ndarray) -> np.ndarray:
     return gains
 
 
-def normalised(gains: np.ndarray) -> np.ndarray:
+def normalise(gains: np.ndarray) -> np.ndarray:
     """[N, A]: each agent's gains divided by their sum (left alone if that is 0)."""
     total = gains.sum(axis=1, keepdims=True)
     return gains / np.where(total == 0.0, 1.0, total)
 
 
-def discounted(scores: np.ndarray, masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def discount(scores: np.ndarray, masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """[N, A]: scores lowered where another agent may go to the same place.
 
     Agents and actions in order; where allowed action b of another agent j leads to the place of (i, a), the score of
@@ -104,11 +104,11 @@ def discounted(scores: np.ndarray, masks: np.ndarray, targets: np.ndarray) -> np
 
 
 def ig_policy(mission: Mission, communication: bool = True) -> np.ndarray:
-    """[N] int: the action of greatest information gain, the first one if several; see `discounted`."""
+    """[N] int: the action of greatest information gain, the first one if several; see `discount`."""
     masks = greedy_masks(mission)
-    scores = normalised(raw_gains(mission, masks))
+    scores = normalise(raw_gains(mission, masks))
     if communication:
-        scores = discounted(scores, masks, mission.positions[:, None, :] + MOVES[masks.shape[1]])
+        scores = discount(scores, masks, mission.positions[:, None, :] + MOVES[masks.shape[1]])
     return np.where(masks, scores, -np.inf).argmax(axis=1)
 
 

@@ -140,7 +140,7 @@ def _last(n: int, percent: int) -> slice:
     return slice(n - n * (percent - 1) // 100, n)
 
 
-def _filled(n: int, *blocks: tuple[slice, slice]) -> np.ndarray:
+def _fill(n: int, *blocks: tuple[slice, slice]) -> np.ndarray:
     truth = np.zeros((n, n), dtype=bool)
     for block in blocks:
         truth[block] = True
@@ -153,20 +153,20 @@ def split_terrain(n: int, side: int, percent: int) -> np.ndarray:
     A "first" strip holds percent, a "last" one percent - 1 hundredths of the map, rounded down to cells.
     """
     part = _last(n, percent) if side % 2 else _first(n, percent)
-    return _filled(n, (part, slice(None)) if side < 2 else (slice(None), part))
+    return _fill(n, (part, slice(None)) if side < 2 else (slice(None), part))
 
 
 def corner_terrain(n: int, side: int, row_percent: int, col_percent: int) -> np.ndarray:
     """One rectangle in a corner: (first rows, first columns), (last, first), (last, last), (first, last)."""
     rows = _last(n, row_percent) if side in (1, 2) else _first(n, row_percent)
     cols = _last(n, col_percent) if side in (2, 3) else _first(n, col_percent)
-    return _filled(n, (rows, cols))
+    return _fill(n, (rows, cols))
 
 
 def band_terrain(n: int, side: int, low: int, high: int) -> np.ndarray:
     """A band of rows (side 0) or columns (2) between two percentages, or its complement (1 and 3)."""
     part = slice(n * low // 100, n * high // 100)
-    band = _filled(n, (part, slice(None)) if side < 2 else (slice(None), part))
+    band = _fill(n, (part, slice(None)) if side < 2 else (slice(None), part))
     return ~band if side % 2 else band
 
 
@@ -174,14 +174,14 @@ def diagonal_terrain(n: int, side: int, percent: int) -> np.ndarray:
     """Squares in two opposite corners: the first and the last corner for an even side, the other two for an odd one."""
     first, last = _first(n, percent), _last(n, percent)
     if side % 2:
-        return _filled(n, (first, last), (last, first))
-    return _filled(n, (first, first), (last, last))
+        return _fill(n, (first, last), (last, first))
+    return _fill(n, (first, first), (last, last))
 
 
 def four_terrain(n: int, side: int, percent: int) -> np.ndarray:
     """Squares in all four corners: class 1 for an even side; class 0, on class 1, for an odd one."""
     parts = (_first(n, percent), _last(n, percent))
-    squares = _filled(n, *((rows, cols) for rows in parts for cols in parts))
+    squares = _fill(n, *((rows, cols) for rows in parts for cols in parts))
     return ~squares if side % 2 else squares
 
 
@@ -356,8 +356,8 @@ class Measurement:
 def update_own(belief: np.ndarray, measurement: Measurement, prior: float = 0.5) -> None:
     """Enter the agent's own measurement in place. Only the cells of its clipped footprint are clipped and updated."""
     r0, r1, c0, c1 = measurement.box
-    seen = belief[r0:r1, c0:c1]
-    seen[:] = bayes(seen, measurement.reading, measurement.altitude, prior)
+    footprint = belief[r0:r1, c0:c1]
+    footprint[:] = bayes(footprint, measurement.reading, measurement.altitude, prior)
 
 
 def fuse(belief: np.ndarray, measurement: Measurement, prior: float = 0.5) -> None:

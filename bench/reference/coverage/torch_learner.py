@@ -137,9 +137,9 @@ class TorchComa:
 
     def policy(self, images: "torch.Tensor", eps: float) -> "torch.Tensor":
         """[B, C, 11, 11] to probabilities [B, A]: softmax mixed with the uniform distribution, no mask."""
-        return self.mixed(self.actor(images), eps)
+        return self.mix(self.actor(images), eps)
 
-    def mixed(self, logits: "torch.Tensor", eps: float) -> "torch.Tensor":
+    def mix(self, logits: "torch.Tensor", eps: float) -> "torch.Tensor":
         """Return `policy` for logits [B, A]."""
         return (1.0 - eps) * self.torch.softmax(logits, dim=-1) + eps / self.num_actions
 
@@ -191,13 +191,13 @@ class TorchComa:
         if self.td_target == "td_lambda" and self.tau is None and self.training_steps % self.target_update_period == 0:
             self.target_critic.load_state_dict(self.critic.state_dict())
         records: list[dict[str, float]] = []
-        for number in range(self.num_epochs):
+        for epoch in range(self.num_epochs):
             self._follow()
             order = self.rng.permutation(len(data["action"]))
             size = len(order) // self.num_minibatches
             index = order[: size * self.num_minibatches].reshape(self.num_minibatches, size)
             self.entropy_weight = float(batch.get("entropy_weight", 0.0))
-            train_actor = number >= self.num_epochs - self.actor_epochs
+            train_actor = epoch >= self.num_epochs - self.actor_epochs
             records += self.data_pass(data, index, float(batch["eps"]), train_actor)
         self.training_steps += 1
         return {name: float(np.mean([row[name] for row in records if name in row])) for name in records[-1]}
@@ -271,7 +271,7 @@ class TorchComa:
         """Make one Adam step on the policy gradient with the counterfactual advantage from values q [size, A]."""
         action, mask = minibatch["action"][:, None], minibatch["mask"]
         logits = self.actor(minibatch["obs"])
-        pi = self.mixed(logits, eps)
+        pi = self.mix(logits, eps)
         masked = self.masked(pi, mask)
         advantage = self.advantage(masked.detach(), q, minibatch)
         scaled = advantage / advantage.std(unbiased=False) if self.scale_advantage else advantage

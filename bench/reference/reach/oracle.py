@@ -41,17 +41,17 @@ class Frames:
 
 def frames(q: np.ndarray) -> Frames:
     """Compute the frames of joint values float64[E, 9]."""
-    number = len(q)
-    rotation, origin = np.zeros((number, 9, 3, 3)), np.zeros((number, 9, 3))
+    count = len(q)
+    rotation, origin = np.zeros((count, 9, 3, 3)), np.zeros((count, 9, 3))
     for i, link in enumerate(constants()["links"]):
         if link["parent"] < 0:
-            above, base = np.broadcast_to(np.eye(3), (number, 3, 3)), np.zeros((number, 3))
+            above, base = np.broadcast_to(np.eye(3), (count, 3, 3)), np.zeros((count, 3))
         else:
             above, base = rotation[:, link["parent"]], origin[:, link["parent"]]
         fixed = above @ np.array(link["parent_to_link_rotation"])
         place = base + above @ np.array(link["parent_to_link_translation"])
         if link["type"] == "hinge":
-            c, s, turn = np.cos(q[:, i]), np.sin(q[:, i]), np.zeros((number, 3, 3))
+            c, s, turn = np.cos(q[:, i]), np.sin(q[:, i]), np.zeros((count, 3, 3))
             turn[:, 0, 0] = turn[:, 1, 1] = c
             turn[:, 1, 0], turn[:, 0, 1], turn[:, 2, 2] = s, -s, 1.0
             rotation[:, i], origin[:, i] = fixed @ turn, place
@@ -91,19 +91,19 @@ def _moves(i: int) -> list[int]:
 
 def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mass matrix float64[E, 9, 9] with armature, and bias float64[E, 9]."""
-    frame, links, number = frames(q), constants()["links"], len(q)
-    matrix = np.zeros((number, 9, 9))
-    forces = np.zeros((number, 9))
+    frame, links, count = frames(q), constants()["links"], len(q)
+    matrix = np.zeros((count, 9, 9))
+    forces = np.zeros((count, 9))
     down = np.array(constants()["gravity"])
     # angular velocity and acceleration, and acceleration of the origin, of every link with all joints coasting
-    spin, turning, rising = (np.zeros((number, 9, 3)) for _ in range(3))
+    spin, turning, rising = (np.zeros((count, 9, 3)) for _ in range(3))
     for i, link in enumerate(links):
         parent = link["parent"]
         if parent >= 0:
             w, a, base = spin[:, parent], turning[:, parent], rising[:, parent]
             arm = frame.origin[:, i] - frame.origin[:, parent]
         else:
-            w = a = base = np.zeros((number, 3))
+            w = a = base = np.zeros((count, 3))
             arm = frame.origin[:, i]
         rising[:, i] = base + np.cross(a, arm) + np.cross(w, np.cross(w, arm))
         if link["type"] == "hinge":
@@ -117,7 +117,7 @@ def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         arm = turned @ np.array(link["com"])
         centre = frame.origin[:, i] + arm
         inertia = turned @ np.array(link["inertia_about_com"]) @ turned.swapaxes(1, 2)
-        linear, angular = np.zeros((number, 3, 9)), np.zeros((number, 3, 9))
+        linear, angular = np.zeros((count, 3, 9)), np.zeros((count, 3, 9))
         for j in _moves(i):
             if links[j]["type"] == "hinge":
                 axis = frame.rotation[:, j, :, 2]
@@ -136,10 +136,10 @@ def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _softness(violation: np.ndarray, entry: dict[str, Any]) -> tuple[np.ndarray, float, float]:
     """Impedance, stiffness and damping."""
     time, ratio = entry["solref"]
-    least, most, width = entry["solimp"][:3]
+    lowest, highest, width = entry["solimp"][:3]
     x = np.minimum(violation / width, 1.0)
     y = np.where(x <= 0.5, 2 * x**2, 1 - 2 * (1 - x) ** 2)
-    return least + y * (most - least), 1 / (most**2 * time**2 * ratio**2), 2 / (most * time)
+    return lowest + y * (highest - lowest), 1 / (highest**2 * time**2 * ratio**2), 2 / (highest * time)
 
 
 def _quaternion(rotation: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ def physics_step(
     q: np.ndarray, v: np.ndarray, target: np.ndarray, grip: np.ndarray, torque_scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """q, v float64[E, 9], target [E, 3], grip [E] -> q, v one physics step later."""
-    frame, number, h = frames(q), len(q), constants()["timestep"]
+    frame, count, h = frames(q), len(q), constants()["timestep"]
     matrix, drag = mass_and_bias(q, v)
     damping = _column("damping")
     smooth = -damping * v - drag
@@ -172,7 +172,7 @@ def physics_step(
 
     away = _quaternion(frame.hand_rotation.swapaxes(1, 2) @ TARGET_ROTATION)
     error = np.concatenate([target - frame.hand, torque_scale * away[:, 1:]], axis=1)
-    jacobian = np.zeros((number, 6, 9))
+    jacobian = np.zeros((count, 6, 9))
     for j in range(7):
         axis = frame.rotation[:, j, :, 2]
         jacobian[:, :3, j] = -np.cross(axis, frame.hand - frame.origin[:, j])
@@ -212,25 +212,25 @@ def physics_step(
 
 def move_target(target: np.ndarray, action: np.ndarray) -> np.ndarray:
     """float64[E, 3]; the increment has the type of the action."""
-    known = constants()
-    step = np.clip(action, -1, 1)[:, :3] * action.dtype.type(known["action_scale"])
-    return np.clip(target + step, known["mocap_low"], known["mocap_high"])
+    table = constants()
+    step = np.clip(action, -1, 1)[:, :3] * action.dtype.type(table["action_scale"])
+    return np.clip(target + step, table["mocap_low"], table["mocap_high"])
 
 
 def reward_v2(tool: np.ndarray, point: np.ndarray, radius: float = RADIUS) -> np.ndarray:
     """float64[...] of places [..., 3]."""
     distance = np.linalg.norm(tool - point, axis=-1)
     margin = np.linalg.norm(np.array([0, 0.6, 0.2]) - point, axis=-1)
-    beyond = (distance - radius) / margin
-    return np.where(distance <= radius, 10.0, 10 / ((beyond * np.sqrt(1 / 0.1 - 1)) ** 2 + 1))
+    excess = (distance - radius) / margin
+    return np.where(distance <= radius, 10.0, 10 / ((excess * np.sqrt(1 / 0.1 - 1)) ** 2 + 1))
 
 
 def reward_v1(tool: np.ndarray, point: np.ndarray, tool_before: np.ndarray) -> np.ndarray:
     """float64[...] of places [..., 3]; `tool_before` is the tool centre one physics step before the reset's end."""
     distance = np.linalg.norm(tool - point, axis=-1)
     most = np.linalg.norm(tool_before - point, axis=-1)
-    near = 1000 * (np.exp(-(distance**2) / 0.01) + np.exp(-(distance**2) / 0.001))
-    return np.maximum(0.0, 1000 * (most - distance) + near)
+    close_bonus = 1000 * (np.exp(-(distance**2) / 0.01) + np.exp(-(distance**2) / 0.001))
+    return np.maximum(0.0, 1000 * (most - distance) + close_bonus)
 
 
 @dataclasses.dataclass
@@ -252,10 +252,10 @@ class Arms:
 
     def __post_init__(self) -> None:
         entry = constants()["reset" if self.weld == "v3" else "reset_v2"]
-        number = len(self.goal)
+        count = len(self.goal)
         self.torque_scale = constants()["weld"][f"torquescale_{self.weld}"]
         self.q, self.v, self.target = (
-            np.tile(np.array(entry[name], np.float64), (number, 1))
+            np.tile(np.array(entry[name], np.float64), (count, 1))
             for name in ("qpos_arm_and_fingers", "qvel_arm_and_fingers", "mocap")
         )
         self.tool_before = np.array(entry["tcp_before_last_physics_step"])
@@ -272,11 +272,11 @@ class Arms:
 
     def observe(self) -> np.ndarray:
         """[E, 39]"""
-        seen = np.concatenate([self._frame(), self._last, self.goal], axis=1)
+        observation = np.concatenate([self._frame(), self._last, self.goal], axis=1)
         low, high = np.array(constants()["hand_obs_low"]), np.array(constants()["hand_obs_high"])
         for start in (0, 18):
-            seen[:, start : start + 3] = np.clip(seen[:, start : start + 3], low, high)
-        return seen
+            observation[:, start : start + 3] = np.clip(observation[:, start : start + 3], low, high)
+        return observation
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Reward [E] and success bool[E] of actions [E, 4]."""
@@ -286,9 +286,9 @@ class Arms:
             self.q, self.v = physics_step(self.q, self.v, self.target, action[:, 3], self.torque_scale)
         self.t += 1
         tool = tool_centre(self.q)
-        near = np.linalg.norm(tool - self.goal, axis=-1) <= self.radius
+        success = np.linalg.norm(tool - self.goal, axis=-1) <= self.radius
         if self.reward == "sparse":
-            return near.astype(np.float64), near
+            return success.astype(np.float64), success
         if self.reward == "v1":
-            return reward_v1(tool, self.goal, self.tool_before), near
-        return reward_v2(tool, self.goal, self.radius), near
+            return reward_v1(tool, self.goal, self.tool_before), success
+        return reward_v2(tool, self.goal, self.radius), success

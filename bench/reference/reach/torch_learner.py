@@ -183,8 +183,8 @@ class TorchSac(ReplayLearner):
         inputs = self.torch.cat([observation, action], -1)
         return self.torch.stack([critic(inputs)[:, 0] for critic in critics])
 
-    def _noise(self, number: int) -> "torch.Tensor":
-        return self.tensor(self.rng.standard_normal((number, 2, self.actions), dtype=np.float32))
+    def _noise(self, count: int) -> "torch.Tensor":
+        return self.tensor(self.rng.standard_normal((count, 2, self.actions), dtype=np.float32))
 
     def _descend(self, adam: Any, loss: "torch.Tensor") -> None:
         adam.zero_grad()

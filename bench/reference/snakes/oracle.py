@@ -380,7 +380,7 @@ def code_map(state: State, settings: Settings) -> np.ndarray:
     return codes
 
 
-def relabelled(state: State, settings: Settings, side: int) -> State:
+def relabel(state: State, settings: Settings, side: int) -> State:
     """Return the state from a team's side: its snakes first, the others after them."""
     first = settings.team(side).start
     return replace(
@@ -390,7 +390,7 @@ def relabelled(state: State, settings: Settings, side: int) -> State:
     )
 
 
-def wrapped(difference: int, size: int) -> int:
+def wrap(difference: int, size: int) -> int:
     """A difference of coordinates on a torus of that size; at exactly half of it both signs are kept."""
     if abs(difference) <= size // 2:
         return difference
@@ -418,7 +418,7 @@ def observe(state: State, settings: Settings, layout: str = "26", side: int = 0)
         raise ValueError(f"unknown layout {layout!r}; use one of {LAYOUTS}.")
     if layout != "26" and (settings.num_snakes, settings.num_beans, settings.teams) != (6, 5, 2):
         raise ValueError(f"layout {layout!r} needs two teams of three snakes and five beans; use '26'.")
-    state = relabelled(state, settings, side)
+    state = relabel(state, settings, side)
     codes = code_map(state, settings)
     size = 6 + 2 * settings.num_beans + 2 * (settings.num_snakes - 1) if layout == "26" else int(layout)
     rows = np.zeros((settings.team_size, size), dtype=np.float32)
@@ -455,7 +455,7 @@ def _heads(state: State, snakes: Sequence[int]) -> list[int]:
 
 def _offset(settings: Settings, origin: Cell, target: Cell) -> tuple[int, int]:
     """Wrapped (dx, dy): columns, then rows."""
-    return wrapped(target[1] - origin[1], settings.width), wrapped(target[0] - origin[0], settings.height)
+    return wrap(target[1] - origin[1], settings.width), wrap(target[0] - origin[0], settings.height)
 
 
 def _two_nearest_beans(state: State, settings: Settings, head: Cell, missing: float) -> list[float]:
@@ -518,11 +518,11 @@ def shaped_rewards(
     for place, i in enumerate(snakes):
         if state.bodies[i]:
             distance = min((math.dist(state.bodies[i][0], bean) for bean in state.beans), default=0.0)
-            shaped[place] = _shaped(variant, int(rewards[i]), bool(hit[i]), distance, code)
+            shaped[place] = _shape_reward(variant, int(rewards[i]), bool(hit[i]), distance, code)
     return shaped
 
 
-def _shaped(variant: str, reward: int, hit: bool, distance: float, code: int) -> float:
+def _shape_reward(variant: str, reward: int, hit: bool, distance: float, code: int) -> float:
     if variant in ("v1.1", "v1.1_fixed"):
         survived = reward < 0 if variant == "v1.1" else not hit
         return _V11_BASE[code] + 30.0 * (reward > 0) + (0.1 if survived else -50.0)
