@@ -27,9 +27,11 @@ SIZES = "1,64,1024,4096"
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(baselines.ENTRIES)
-    parser.add_argument("--env", default=env_throughput.DEFAULT_ENV, metavar="NAME", help=f"one of: {names}")
-    parser.add_argument("--config", metavar="FILE", help="preset of training (default: the environment's entry has "
-                        "one, or the algorithm's own)")  # fmt: skip
+    parser.add_argument(
+        "--env", default=env_throughput.DEFAULT_ENV, metavar="NAME", help=f"compare this environment, one of: {names}"
+    )
+    parser.add_argument("--config", metavar="FILE", help="train by this preset (default: the one of the "
+                        "environment's entry, else the algorithm's)")  # fmt: skip
     env_throughput.add_devices(parser)
     parser.add_argument("--seconds", default="10", metavar="X", help="see bench.train_throughput (default: 10)")
     measure.add_common(parser, SIZES)

@@ -124,7 +124,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
         thread_count, remark = baseline_threads(sampler, request.rounds)
         notes += [*played.notes, remark]
     elif request.baseline:
-        notes.append(f"'{request.env}' has no baseline (see bench.baselines): JAX alone")
+        notes.append(f"'{request.env}' has no baseline (see bench.baselines): only JAX is measured")
     for note in notes:
         say(note)
     rows: list[dict[str, Any]] = []
@@ -309,20 +309,24 @@ def variants(settings: dict[str, Any], vary: str | None) -> dict[str, dict[str, 
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--env", default=DEFAULT_ENV, metavar="NAME", help=f"environment (default: {DEFAULT_ENV})")
-    parser.add_argument("--policy", metavar="NAME", help="scripted policy of the third stage (default: random)")
+    parser.add_argument(
+        "--env", default=DEFAULT_ENV, metavar="NAME", help=f"measure this environment (default: {DEFAULT_ENV})"
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="act by this scripted policy in the third stage (default: random)"
+    )
     parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
-    parser.add_argument("--at_once", default="0", metavar="N", help="environments per device and step; by default as "
-                        "many as training would (on a CPU parts of 64, where episodes have one length)")  # fmt: skip
-    parser.add_argument("--memory_gb", default="0", metavar="X", help="GiB that may be used (default: what is free)")
-    parser.add_argument("--no_baseline", action="store_true", help="JAX alone")
+    parser.add_argument("--at_once", default="0", metavar="N", help="step N environments per device at a time (default: "
+                        "as many as training would; on a CPU 64, where episodes have one length)")  # fmt: skip
+    parser.add_argument("--memory_gb", default="0", metavar="X", help="use up to X GiB (default: what is free)")
+    parser.add_argument("--no_baseline", action="store_true", help="measure only JAX")
     add_devices(parser)
     measure.add_common(parser, SIZES)
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     """Add the flag --devices."""
-    parser.add_argument("--devices", default="0", metavar="N", help="devices to use (default: all; a CPU counts as "
+    parser.add_argument("--devices", default="0", metavar="N", help="use N devices (default: all; a CPU counts as "
                         "one, or as many as the variable JAX_NUM_CPU_DEVICES says)")  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class Request:
         seconds: an iteration estimated to take longer is projected.
         rounds: samples of everything.
         torch: whether to measure the PyTorch learner too.
-        samples: of the shortened training step, 0 = those of one gradient of the real one.
+        samples: number of samples in the shortened training step; 0 = as many as one gradient of the real step has.
     """
 
     config: Config
@@ -452,9 +452,9 @@ def _row(
 def _flags(parser: argparse.ArgumentParser) -> None:
     measure.add_common(parser, SIZES)
     parser.add_argument("--seconds", default="10", metavar="X", help="project iterations that would take longer "
-                        "than this by their FLOP (default: 10)")  # fmt: skip
+                        "than X seconds by their FLOP (default: 10)")  # fmt: skip
     parser.add_argument(
-        "--torch", action="store_true", help="also time the PyTorch learner, in the baseline's environment"
+        "--torch", action="store_true", help="time the PyTorch learner too, in the baseline's environment"
     )
 
 

@@ -1,6 +1,6 @@
 """Hooks of the documentation site: the README as its first page, figures of the repository, tables of settings.
 
-A page writes `<!-- settings module:Class -->` where the table of a class's settings shall stand.
+A page writes `<!-- settings module:Class -->` where the table of a class's settings belongs.
 """
 
 import dataclasses

@@ -52,7 +52,7 @@ PARTS = ("kills", "stops", "disk", "devices", "damage")
 UNCOMMITTED = ".orbax-checkpoint-tmp"  # end of the name of a folder that orbax has not committed
 AIMS = ("random", "arrays", "manifest", "renaming")
 STARTING = 0.2  # share of the random kills that fall into the time before the first block
-FULL = 2**20  # bytes of the small disk beside what two checkpoints take
+FULL = 2**20  # bytes of the small disk in addition to two checkpoints
 
 
 # The process that is disturbed
@@ -203,7 +203,7 @@ def newest_iteration(runs: Path) -> int:
 
 
 def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Digest of the final state, and the metrics that do not depend on time, those of each trial included."""
+    """Digest of the final state, and the metrics that do not depend on time, of each trial too."""
     folders = sorted(path.parent for path in run.rglob("metrics.jsonl"))
     rows = [row for folder in folders for row in read_metrics(folder)]
     metrics = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
@@ -370,12 +370,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--algo", choices=tuple(SMALL), default="coma", help="which small run")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--only", default=",".join(PARTS), help="disturbances, with commas between")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--out", type=Path, help="where the runs are kept; otherwise they are deleted")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of jaxrl.train")
+    parser.add_argument("--algo", choices=tuple(SMALL), default="coma", help="train this algorithm, in a small run")
+    parser.add_argument("--kills", type=int, default=10, help="kill the run N times (default: 10)", metavar="N")
+    parser.add_argument("--only", default=",".join(PARTS), help="make only these disturbances, separated by commas")
+    parser.add_argument("--seed", type=int, default=0, help="choose the moments by this seed")
+    parser.add_argument("--out", type=Path, help="keep the runs in this folder; without it they are deleted")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="pass these flags to jaxrl.train")
     arguments = parser.parse_args()
     parts_to_run = arguments.only.split(",")
     if unknown := [name for name in parts_to_run if name not in PARTS]:

@@ -84,7 +84,7 @@ def set_rates(learner: Any, settings: dict[str, Any], share: float) -> None:
 
 
 class FixedOrder:
-    """A generator that shuffles as it is told."""
+    """A generator that shuffles in a fixed order."""
 
     def __init__(self, order: np.ndarray):
         self.order = order
@@ -236,7 +236,7 @@ def record() -> Arrays:
 def main() -> None:
     """Write the file that tests read."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=OUT, help="file to write")
+    parser.add_argument("--out", type=Path, default=OUT, help="write the updates to this file")
     out = parser.parse_args().out
     np.savez_compressed(out, **record())  # type: ignore[arg-type]
     print(f"wrote {out}: {out.stat().st_size / 1000:.0f} KB")

@@ -110,9 +110,9 @@ def test_update(tmp_path):
     assert page.read_text() == PAGE.format("| 1 |")
     assert update(tmp_path, make_tables(), check=True) == []
     (tmp_path / "README.md").write_text(PAGE.format("| 1 |"))
-    with pytest.raises(UserError, match=r"part\.one stands in 2 places"):
+    with pytest.raises(UserError, match=r"part\.one is in 2 places"):
         update(tmp_path, make_tables(), check=False)
-    with pytest.raises(UserError, match=r"part\.none stands in 0 places: put its two lines into one page"):
+    with pytest.raises(UserError, match=r"part\.none is in 0 places: put its two lines into one page"):
         update(tmp_path / "docs", {"part.none": str}, check=False)
 
 

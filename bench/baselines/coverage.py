@@ -20,7 +20,7 @@ _PUBLISHED = {  # the only values that the PyTorch learner is timed with
 
 
 def settings(env: dict[str, Any]) -> Settings:
-    """Convert the environment's settings to the oracle's, without those of map storage and backends.
+    """Convert the environment's settings to the oracle's, except the settings of map storage and backends.
 
     Raises:
         ValueError: a setting that it does not know, or a value.

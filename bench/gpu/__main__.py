@@ -29,11 +29,11 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code: 0 if everything was done and correct, 1 if something failed or is missing."""
     assert __doc__ is not None
     parser = measure.parser("python -m bench.gpu", __doc__)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
-    parser.add_argument("--minutes", default="9", metavar="X", help="time limit in minutes (default: 9)")
-    parser.add_argument("--parts", metavar="A,B,...", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--again", metavar="A,B,...", help="units to repeat, by their names in results.json")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal with tiny sizes: the figures mean nothing")
+    parser.add_argument("--out", required=True, metavar="DIR", help="write the results to this folder")
+    parser.add_argument("--minutes", default="9", metavar="X", help="stop after X minutes (default: 9)")
+    parser.add_argument("--parts", metavar="A,B,...", help=f"run these parts of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--again", metavar="A,B,...", help="repeat these units, named as in results.json")
+    parser.add_argument("--quick", action="store_true", help="rehearse with tiny sizes; the figures mean nothing")
     parsed = parser.parse_args(list(argv))
     until = time.monotonic() + 60 * measure.positive(parsed.minutes, "--minutes")
     parts = _parse_names(parsed.parts, "--parts", "part", PARTS) or PARTS

@@ -1,7 +1,7 @@
 """Part "correct": checks of this device's results against the rules.
 
-Reference data of the environments are the recordings of the original systems, where available (see
-`bench.parity.records`), else those of independent NumPy implementations of the rules.
+Reference data of the environments are recordings of the original systems where available (see
+`bench.parity.records`), else recordings of independent NumPy implementations of the rules.
 """
 
 import dataclasses

@@ -49,11 +49,21 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
 def add_common(flags: argparse.ArgumentParser, num_envs: str) -> None:
     """Add the flags that all benchmarks have."""
     flags.add_argument(
-        "--num_envs", default=num_envs, metavar="N,M,...", help=f"numbers of environments (default: {num_envs})"
+        "--num_envs",
+        default=num_envs,
+        metavar="N,M,...",
+        help=f"measure each of these numbers of environments (default: {num_envs})",
     )
-    flags.add_argument("--rounds", default="5", metavar="N", help="samples of everything, in turns (default: 5)")
-    flags.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
-    flags.add_argument("--quick", action="store_true", help="a rehearsal in seconds: the figures mean nothing")
+    flags.add_argument(
+        "--rounds",
+        default="5",
+        metavar="N",
+        help="take N samples of everything, in turns; more take longer (default: 5)",
+    )
+    flags.add_argument(
+        "--out", metavar="FILE", help="write the result to this JSON file (default: a new one under bench/results/)"
+    )
+    flags.add_argument("--quick", action="store_true", help="rehearse in seconds; the figures mean nothing")
 
 
 def parse_list(text: str, flag: str, low: int, high: int) -> list[int]:
@@ -118,7 +128,7 @@ def output(text: str | None, kind: str) -> Path:
 
 @contextlib.contextmanager
 def fresh_compiles() -> Iterator[None]:
-    """Disable JAX's persistent cache, so that compile seconds are those of a first start."""
+    """Disable JAX's persistent cache, so that compile seconds are what a first start takes."""
     previous = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     try:

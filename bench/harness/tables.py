@@ -1,4 +1,4 @@
-"""Tables of a benchmark's result, printed and written beside it as .md."""
+"""Tables of a benchmark's result, printed and written next to it as .md."""
 
 from pathlib import Path
 from typing import Any
@@ -145,11 +145,11 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def show(result: dict[str, Any], path: Path) -> None:
-    """Print the tables, and write them as .md beside the JSON file `path`. Raises UserError."""
+    """Print the tables, and write them as .md next to the JSON file `path`. Raises UserError."""
     page = markdown(result)
     print(page)
     try:
         write_atomically(path.with_suffix(".md"), page)
     except OSError as error:
-        raise UserError(f"cannot write beside {path} ({error.strerror}): choose another file with --out") from None
+        raise UserError(f"cannot write next to {path} ({error.strerror}): choose another file with --out") from None
     print(f"wrote {path} and {path.with_suffix('.md').name}")

@@ -21,7 +21,7 @@ Controller = Callable[[dict[Any, Any], Any, bool], list[list[int]]]
 
 
 def load_agent(directory: Path) -> Any:
-    """Load the module of the agent in a directory, or that of a file, anew at each call. Raises UserError."""
+    """Load the agent's module from a directory or a file, anew at each call. Raises UserError."""
     path = directory / "submission.py" if directory.is_dir() else directory
     spec = importlib.util.spec_from_file_location("submission", path)
     if spec is None or spec.loader is None or not path.is_file():

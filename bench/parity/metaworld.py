@@ -239,10 +239,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Raises UsageError."""
     assert __doc__ is not None
     parser = measure.parser("python -m bench.parity.metaworld", __doc__)
-    parser.add_argument("--episodes", default="50", metavar="N", help="episodes, shared by the policies (default: 50)")
-    parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="policies (default: all five)")
-    parser.add_argument("--seed", default="0", metavar="N", help="seed of pairs of puck and goal, and of policies")
-    parser.add_argument("--out", metavar="FILE", help=f"JSON result (default: bench/results/{KIND}_<time>.json)")
+    parser.add_argument(
+        "--episodes", default="50", metavar="N", help="play N episodes, shared by the policies (default: 50)"
+    )
+    parser.add_argument(
+        "--policies", default=",".join(POLICIES), metavar="A,B", help="act by these policies (default: all five)"
+    )
+    parser.add_argument(
+        "--seed", default="0", metavar="N", help="draw puck, goal and policies by this seed (default: 0)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"write the result to this JSON file (default: bench/results/{KIND}_<time>.json)"
+    )
     parsed = parser.parse_args(list(argv))
     parsed.episodes = parse_int(parsed.episodes, "--episodes", 1, 10_000)
     parsed.seed = parse_int(parsed.seed, "--seed", 0, 2**31 - 1)

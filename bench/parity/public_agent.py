@@ -120,11 +120,13 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     enable_compilation_cache()
     parser = measure.parser("python -m bench.parity.public_agent", __doc__)
-    parser.add_argument("players", nargs="+", metavar="PLAYER", help="directory of a run, or a scripted player")
-    parser.add_argument("--agent", required=True, metavar="FILE", type=Path, help="the public agent's submission.py")
-    parser.add_argument("--games", default="200", metavar="N", help="games of each player (default: 200)")
-    parser.add_argument("--seed", default="0", metavar="N", help="seed of the held-out games (default: 0)")
-    parser.add_argument("--out", metavar="FILE", help="JSON file to write")
+    parser.add_argument("players", nargs="+", metavar="PLAYER", help="let this run directory or scripted player play")
+    parser.add_argument(
+        "--agent", required=True, metavar="FILE", type=Path, help="read the public agent from this submission.py"
+    )
+    parser.add_argument("--games", default="200", metavar="N", help="play N games per player (default: 200)")
+    parser.add_argument("--seed", default="0", metavar="N", help="draw the held-out games by this seed (default: 0)")
+    parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     flags = parser.parse_args(list(argv))
     games, seed = parse_int(flags.games, "--games", 1, 100_000), parse_int(flags.seed, "--seed", 0, 2**32 - 1)
     path = measure.output(flags.out, "public_agent") if flags.out else None

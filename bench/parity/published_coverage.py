@@ -127,9 +127,9 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     parser = Parser(prog="python -m bench.parity.published_coverage", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--episodes", default="200", metavar="N", help="missions per policy (default: 200)")
-    parser.add_argument("--seed", default="0", metavar="N", help="seed of the missions (default: 0)")
-    parser.add_argument("--out", metavar="FILE", help="JSON file to write")
+    parser.add_argument("--episodes", default="200", metavar="N", help="play N missions per policy (default: 200)")
+    parser.add_argument("--seed", default="0", metavar="N", help="draw the missions by this seed (default: 0)")
+    parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     parsed = parser.parse_args(list(argv))
     episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
     seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)

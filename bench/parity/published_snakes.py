@@ -138,9 +138,9 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     enable_compilation_cache()
     parser = measure.parser("python -m bench.parity.published_snakes", __doc__)
-    parser.add_argument("--episodes", default="2000", metavar="N", help="games per pair (default: 2000)")
-    parser.add_argument("--seed", default="0", metavar="N", help="seed of the games (default: 0)")
-    parser.add_argument("--out", metavar="FILE", help="JSON file to write")
+    parser.add_argument("--episodes", default="2000", metavar="N", help="play N games per pair (default: 2000)")
+    parser.add_argument("--seed", default="0", metavar="N", help="draw the games by this seed (default: 0)")
+    parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     parsed = parser.parse_args(list(argv))
     episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
     seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)

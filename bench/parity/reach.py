@@ -1,8 +1,8 @@
 """Recorded episodes of reach, replayed by the environment, open loop from the reset.
 
 Puck, goal and actions are injected; observations, rewards, successes and targets of the hand are compared. The bounds
-are those of `bench.parity.metaworld`: three times the deviations of the first implementation, and for the reward what
-follows from the hand's bound.
+come from `bench.parity.metaworld`: three times the deviations of the first implementation; the reward's bound follows
+from the hand's.
 """
 
 import functools
@@ -13,7 +13,7 @@ from bench.parity import metaworld as reach_parity
 from bench.parity.comparison import Comparison
 from bench.parity.records import load
 
-# Of the 39 numbers of an observation. The puck stands still here and jitters in the simulator: up to 0.09 mm, and
+# Of the 39 numbers of an observation. The puck does not move here and jitters in the simulator: up to 0.09 mm, and
 # 2.2e-3 in its quaternion. Unused entries hold 0.
 _HALF = np.concatenate([[2e-5] * 3, [2e-6], [1e-4] * 3, [2.5e-3] * 4, [0.0] * 7])
 OBSERVATION = np.concatenate([_HALF, _HALF, [1e-7] * 3])

@@ -1,1 +1,1 @@
-"""Environments and learners of other libraries beside ours, each in a virtual environment of its own."""
+"""Environments and learners of other libraries, compared with ours, each in a virtual environment of its own."""

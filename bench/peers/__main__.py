@@ -1,4 +1,4 @@
-"""python -m bench.peers environments|learners: our environments or learners beside those of other libraries.
+"""python -m bench.peers environments|learners: compare our environments or learners with other libraries'.
 
 Each library runs in a virtual environment of its own, which `--make NAME` makes (or `--python NAME=PATH` names), as a
 process on one core that answers one request after another. Environments take turns, round by round, with random actions
@@ -167,16 +167,22 @@ def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(installs.PEERS)
-    parser.add_argument("work", nargs="?", metavar="WORK", help=" or ".join(WORK))
-    parser.add_argument("--make", metavar="A,B", help=f"make virtual environments under .peers/, of {names}")
-    parser.add_argument("--peers", metavar="A,B", help="libraries to measure (default: all that are there)")
+    parser.add_argument("work", nargs="?", metavar="WORK", help=f"measure {' or '.join(WORK)}")
+    parser.add_argument(
+        "--make", metavar="A,B", help=f"install these libraries in virtual environments under .peers/: any of {names}"
+    )
+    parser.add_argument("--peers", metavar="A,B", help="measure these libraries (default: all that are installed)")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="use this interpreter or "
                         "virtual environment for a library, instead of making one")  # fmt: skip
-    parser.add_argument("--core", default="0", metavar="N", help="core of all workers, -1 = any (default: 0)")
-    parser.add_argument("--memory_gb", default="4", metavar="X", help="GiB that one environment may use (default: 4)")
-    parser.add_argument("--only", default="", metavar="A,B", help="environments to measure (default: all)")
-    parser.add_argument("--algos", default=",".join(installs.ALL), metavar="A,B", help="of learners (default: all)")
-    parser.add_argument("--seeds", default="3", metavar="N", help="of learners (default: 3)")
+    parser.add_argument("--core", default="0", metavar="N", help="run all workers on core N, -1 = any (default: 0)")
+    parser.add_argument(
+        "--memory_gb", default="4", metavar="X", help="let one environment use up to X GiB (default: 4)"
+    )
+    parser.add_argument("--only", default="", metavar="A,B", help="measure only these environments (default: all)")
+    parser.add_argument(
+        "--algos", default=",".join(installs.ALL), metavar="A,B", help="train these algorithms (default: all)"
+    )
+    parser.add_argument("--seeds", default="3", metavar="N", help="train every learner N times (default: 3)")
     measure.add_common(parser, SIZES)
 
 

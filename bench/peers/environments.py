@@ -53,7 +53,7 @@ class Measured:
 
 
 def open_environment(peer: str, name: str, copies: int, limit: float) -> Measured:
-    """Return a peer's environment, compiled. Raises Skipped: it does not fit, or it runs one copy alone."""
+    """Return a peer's environment, compiled. Raises Skipped: it does not fit, or it only runs one copy."""
     if peer in HOST:
         if copies > 1:
             raise Skipped(ALONE)
@@ -292,7 +292,7 @@ def _puffer(name: str, copies: int) -> Measured:
     sys.modules[games.__name__] = games
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_DEEPBIND)  # or its step() is a function of that name in the C library
     module = importlib.import_module("pufferlib.ocean.snake.snake")
-    # Walls as wide as the view stand around 20 x 10 cells, the board of our snakes.
+    # Walls as wide as the view surround 20 x 10 cells, the board of our snakes.
     boards = {"widths": [30], "heights": [20], "num_snakes": [6], "num_food": [5]}
     env = module.Snake(**{key: copies * size for key, size in boards.items()}, max_snake_length=200)
     before = env.reset()[0].copy()

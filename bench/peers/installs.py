@@ -66,7 +66,7 @@ PEERS = {
         ("jax==0.10.2", "jaxmarl==0.2.0"), ("overcooked", "MPE_simple_spread_v3"), note="teams of 2 and 3"
     ),
     "gymnax": Peer(GYMNAX, ("CartPole-v1", "Breakout-MinAtar")),
-    "brax": Peer((*GYMNAX, "brax==0.14.2"), learners=("sac",), note="its PPO knows boxes alone"),
+    "brax": Peer((*GYMNAX, "brax==0.14.2"), learners=("sac",), note="its PPO knows only boxes"),
     "rejax": Peer((*JAX, "rejax==0.1.3", "gymnax==0.0.9", "gymnasium==1.3.0"), learners=ALL),
     "sbx": Peer((*JAX, *SB3, "sbx-rl==0.28.0"), learners=ALL),
     "sb3": Peer((*JAX, *SB3), learners=ALL),
@@ -100,7 +100,7 @@ def make(name: str) -> Path:
 
 
 def python_of(name: str, paths: Mapping[str, str]) -> Path:
-    """Return the interpreter of a peer: the one `paths`, that of `make`, for our own code this one.
+    """Return the interpreter of a peer: from `paths`, else as `make` installed it; for our own code this one.
 
     Raises UsageError where there is none.
     """

@@ -25,7 +25,7 @@ EVALUATIONS = 7  # at least: five times between scores
 
 
 class Clock:
-    """Scores a policy now and then while its clock stands still.
+    """Scores a policy now and then while its clock is stopped.
 
     Attributes:
         rows: {"env_steps", "updates", "cpu", "compile", "return"} of each score; CPU seconds since the start.

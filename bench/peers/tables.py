@@ -12,7 +12,7 @@ from jaxrl.report.console import format_si
 def rows(data: dict[str, Any]) -> str:
     """Return the table of a result as Markdown, with the machine and the versions below it.
 
-    A dash stands for an environment that only runs one copy at a time.
+    A dash marks an environment that only runs one copy at a time.
     """
     make = _environments if data["work"] == "environments" else _learners
     head, *lines = make(data["rows"])

@@ -89,7 +89,7 @@ class ReplayLearner:
         return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(self.device)
 
     def soft_update(self, target: Any, network: Any, tau: float) -> None:
-        """Move the parameters of `target` the share tau towards those of `network`."""
+        """Move the parameters of `target` towards `network` by the share tau."""
         with self.torch.no_grad():
             for old, new in zip(target.parameters(), network.parameters(), strict=True):
                 old.lerp_(new, tau)

@@ -65,7 +65,7 @@ def selection_curve(lines: Sequence[dict[str, Any]], score: str) -> list[dict[st
     timed = [line for line in lines if "time/unix" in line]
     began, curve = timed[0]["time/unix"], []
     for line in lines:
-        if score in line:  # evaluations stand between the lines of training: take the last one before
+        if score in line:  # evaluations lie between the lines of training: take the last one before
             before = [row for row in timed if row["iteration"] <= line["iteration"]]
             last = max(before or timed[:1], key=lambda row: row["iteration"])
             seconds = round(last["time/unix"] - began, 1)
@@ -87,7 +87,7 @@ def in_hundreds(timed: Sequence[dict[str, Any]], name: str) -> list[dict[str, An
 
 
 def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Summarise several runs; the final scores of every policy are those of the held-out episodes."""
+    """Summarise several runs; the final scores of every policy come from the held-out episodes."""
     first = runs[0]["evaluation"]
     metric = first["score"]
     others = {}
@@ -179,12 +179,12 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument(
         "runs", nargs="+", metavar="RUN", help="run directories of one configuration, with different seeds"
     )
-    flags.add_argument("--name", required=True, help="name of the figure")
-    flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
+    flags.add_argument("--name", required=True, help="name the figure")
+    flags.add_argument("--note", default="", help="store a sentence with the figures, such as what else was running")
     flags.add_argument(
         "--reach", type=float, metavar="SCORE", help="also report when each curve first reaches this score"
     )
-    flags.add_argument("--reach_name", default="", metavar="TEXT", help="what has that score, drawn as a line")
+    flags.add_argument("--reach_name", default="", metavar="TEXT", help="label the line drawn at that score")
     flags.add_argument("--training", metavar="METRIC", help="draw this metric of training episodes, means of a hundred")
     parsed = flags.parse_args(list(argv))
     if parsed.reach is not None and not math.isfinite(parsed.reach):

@@ -108,14 +108,24 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
     parser = measure.parser(f"python -m bench.studies.{KIND}", __doc__)
-    parser.add_argument("--seeds", default="1,2,3", metavar="A,B", help="seeds (default: 1,2,3)")
+    parser.add_argument(
+        "--seeds", default="1,2,3", metavar="A,B", help="train with each of these seeds (default: 1,2,3)"
+    )
     for name in ("small", "large"):
-        parser.add_argument(f"--{name}", default="15360", metavar="N", help=f"missions on {name} maps (default: 15360)")
-    parser.add_argument("--start", default="corners", choices=("corners", "uniform"), help="(default: corners)")
-    parser.add_argument("--reward", default="relative", choices=REWARDS, help="(default: relative, the paper's)")
-    parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
-    parser.add_argument("--runs", default="runs/small_to_large", metavar="DIR", help="new folder for the runs")
-    parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
+        parser.add_argument(
+            f"--{name}", default="15360", metavar="N", help=f"train for N missions on {name} maps (default: 15360)"
+        )
+    parser.add_argument(
+        "--start", default="corners", choices=("corners", "uniform"), help="start positions (default: corners)"
+    )
+    parser.add_argument("--reward", default="relative", choices=REWARDS, help="reward (default: relative, the paper's)")
+    parser.add_argument("--episodes", default="200", metavar="N", help="evaluate on N held-out missions (default: 200)")
+    parser.add_argument(
+        "--runs", default="runs/small_to_large", metavar="DIR", help="write the runs to this new folder"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the result to this JSON file (default: a new one under bench/results/)"
+    )
     parser.add_argument("--draw", metavar="RESULT.json", help="draw a result as .png next to it, instead of training")
     parsed = parser.parse_args(list(argv))
     if parsed.draw:

@@ -77,7 +77,7 @@ def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
     """Write all pages of a repository, or nothing with `check`; return the names of tables that were not up to date.
 
     Raises:
-        UserError: see `fill_page`; or a table stands on no page, or twice.
+        UserError: see `fill_page`; or a table is on no page, or on two.
     """
     pages: dict[Path, str] = {}
     placed: list[str] = []
@@ -87,7 +87,7 @@ def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
         placed, stale = placed + names, stale + old
     for name in tables_by_name:
         if placed.count(name) != 1:
-            raise UserError(f"{name} stands in {placed.count(name)} places: put its two lines into one page, once")
+            raise UserError(f"{name} is in {placed.count(name)} places: put its two lines into one page, once")
     for path, text in pages.items():
         if not check and text != path.read_text():
             write_atomically(path, text)
@@ -98,7 +98,7 @@ def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     flags = Parser(prog="python -m bench.tables", description=__doc__)
-    flags.add_argument("--check", action="store_true", help="write nothing, name what is not up to date")
+    flags.add_argument("--check", action="store_true", help="write nothing; name the tables that are not up to date")
     check = flags.parse_args(list(argv)).check
     stale = update(ROOT, tables(Path(__file__).parent), check)
     if check and stale:

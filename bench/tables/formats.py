@@ -119,7 +119,7 @@ def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
 
 
 def mean_range(values: Iterable[float], spec: str, scale: float = 1, unit: str = "") -> str:
-    """Return "2 (1 to 3)", mean and range, or the mean alone where both ends look the same."""
+    """Return "2 (1 to 3)", mean and range, or only the mean where both ends look the same."""
     values = list(values)
     mean, ends = form(statistics.fmean(values), spec, scale) + unit, between(values, spec, scale)
     return f"{mean} ({ends})" if " to " in ends else mean

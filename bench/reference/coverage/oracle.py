@@ -40,7 +40,7 @@ Readings = Callable[[int, int, Box], np.ndarray]  # (k, agent, clipped footprint
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a mission; the defaults are those of the published experiments.
+    """Settings of a mission; the defaults come from the published experiments.
 
     Attributes:
         num_agents: team size N.
@@ -321,8 +321,9 @@ def draw_readings(rng: np.random.Generator, truth: np.ndarray, box: Box, altitud
 def bayes(p: np.ndarray, reading: np.ndarray | bool, altitude: int, prior: float = 0.5) -> np.ndarray:
     """Posterior of class 1 given readings at an altitude.
 
-    The belief is clipped to [0.0001, 0.9999] before (never after) the update. In odds: those of the belief, times those
-    of the reading (accuracy : error, inverted for a "free" reading), divided by those of the prior.
+    The belief is clipped to [0.0001, 0.9999] before (never after) the update. The posterior odds are
+    the odds of the belief times the odds of the reading (accuracy : error, inverted for a "free" reading), divided by
+    the prior odds.
     """
     p = np.clip(p, P_MIN, P_MAX)
     error = error_rate(altitude)
@@ -401,7 +402,7 @@ def entropy(p: np.ndarray) -> np.ndarray:
 def class_weight(
     p: np.ndarray, class_weights: tuple[float, float] = (0.0, 1.0), unknown_weight: float = 0.5
 ) -> np.ndarray:
-    """Weight of a cell: that of class 1 above 0.501, that of class 0 below 0.499, the unknown weight between."""
+    """Weight of a cell: the weight of class 1 above 0.501, of class 0 below 0.499, the unknown weight between."""
     weight = np.full_like(p, unknown_weight)
     np.copyto(weight, class_weights[0], where=p < 0.499)
     np.copyto(weight, class_weights[1], where=p > 0.501)
@@ -583,7 +584,7 @@ class Mission:
         local_beliefs: [N, n, n] float64, after fusing the messages of the present step.
         measured_beliefs: [N, n, n] float64 or None: the same before fusing (kept only with `keep_measured`).
         global_belief: [n, n] float64, all measurements of the team.
-        previous_global_belief: [n, n] float64, that of the step before (before the first: the prior).
+        previous_global_belief: [n, n] float64, the global belief of the previous step (before the first: the prior).
         seen: [n, n] bool, cells measured at least once by anyone.
     """
 
@@ -729,7 +730,7 @@ class Mission:
 
         Channels: 0 share of the budget left; 1 agent number; 2 positions around the agent; 3 weighted entropy of the
         local belief; 4 weighted entropy of the agent's own last measurement; 5 local belief; 6 footprints of the agents
-        heard. Probabilities are resized first; weights and entropies are those of the resized ones.
+        heard. Probabilities are resized first; weights and entropies are computed from the result.
         """
         return np.stack([self._observe(i) for i in range(self.settings.num_agents)]).astype(np.float32)
 
@@ -817,7 +818,7 @@ def td_targets_original(
 
     It departs from `td_targets` in three ways: the first step of every mission but the first gets 0; the bootstrap
     value is left out where it would fall on the last step of a mission or of the row, and is read from the next mission
-    where it falls after it; the weights of the full return do not add up to those of TD(lambda).
+    where it falls after it; the weights of the full return differ from TD(lambda)'s.
     """
     length = len(reward)
     target, returns = np.zeros(length), np.zeros(length)

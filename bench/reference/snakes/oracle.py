@@ -34,7 +34,7 @@ Integers = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a game; the defaults are those of the 3v3 competition.
+    """Settings of a game; the defaults come from the 3v3 competition.
 
     Attributes:
         height, width: rows and columns of the board, at least 3 each.
@@ -354,7 +354,7 @@ class Game:
     def shaped(self, variant: str = "original", side: int = 0) -> np.ndarray:
         """Rewards [A] float64 of the last step for the team of a side; see `shaped_rewards`.
 
-        With "score" a team gets the change of its score minus that of the other team.
+        With "score" a team gets the change of its score minus the change of the other team's.
         """
         team = self.settings.team(side)
         if variant == "score" and self.settings.teams == 2:
