@@ -316,7 +316,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--policy", metavar="NAME", help="act by this scripted policy in the third stage (default: random)"
     )
     parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
-    parser.add_argument("--at_once", default="0", metavar="N", help="step N environments per device at a time (default: "
+    parser.add_argument("--at_once", default="0", metavar="N", help="step N environments per device at once (default: "
                         "as many as training would; on a CPU 64, where episodes have one length)")  # fmt: skip
     parser.add_argument("--memory_gb", default="0", metavar="X", help="use up to X GiB (default: what is free)")
     parser.add_argument("--no_baseline", action="store_true", help="measure only JAX")

@@ -69,7 +69,7 @@ def ends(rows):
 
 @pytest.mark.parametrize(("name", "action"), [("Pendulum-v1", [1.3]), ("CartPole-v1", 1)])
 def test_gymnax_steps_as_gymnax_does(name, action):
-    """Also the last observation, which gymnax's own step keeps in its info, is that of the adapter."""
+    """Also the last observation, which gymnax's own step keeps in its info, equals the adapter's."""
     gymnax = needs("gymnax")
     env, steps = make(f"gymnax:{name}", horizon=8), 8
     rows = episode(env, [action] * steps)
@@ -111,7 +111,7 @@ def test_gymnax_draws_from_the_key_of_the_step(name, actions, shape):
 
 
 def test_gymnax_tells_ends_apart():
-    """A pole that falls terminates, also in the very step of the limit; one that stands is truncated."""
+    """A pole that falls terminates, also in the very step of the limit; one that is up is truncated."""
     needs("gymnax")
     rows = episode(make("gymnax:CartPole-v1"), [1] * 20)
     fallen = next(t for t, row in enumerate(rows) if row.done)
@@ -283,7 +283,7 @@ def test_jaxmarl_cuts_episodes_where_the_package_does(name):
 
 
 def test_jaxmarl_masks_and_global_state():
-    """Soldiers against scripted enemies: closed actions and the world state are those of the package."""
+    """Soldiers against scripted enemies: closed actions and the world state equal the package's."""
     env, rows, states = compare_jaxmarl("HeuristicEnemySMAX", np.full((3, 5), 1), seed=1)
     for row, state in zip(rows, states, strict=True):
         with quiet():
@@ -322,7 +322,7 @@ def test_jaxmarl_maps(name, chosen, agents):
 
 
 def test_jaxmarl_tells_ends_apart():
-    """In the switch riddle an announcement ends the game for good, in the last step too; time alone truncates."""
+    """In the switch riddle an announcement ends the game for good, in the last step too; only time truncates."""
     needs("jaxmarl")
     env = make("jaxmarl:switch_riddle", horizon=3)
     with quiet():

@@ -1,4 +1,4 @@
-"""`import jaxrl`: the code of docs/python.md runs as it stands there; policies, seeds, and what is refused."""
+"""`import jaxrl`: the code of docs/python.md runs exactly as written; policies, seeds, and what is refused."""
 
 import dataclasses
 import logging
@@ -124,7 +124,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("algo", SYSTEMS)
 def test_four_seeds_of_every_system_are_four_runs(algo: str) -> None:
-    """Each learns as it does alone, but for the rounding of other fusions, and none as another one."""
+    """Each seed learns as it does in a run of one seed, but for the rounding of other fusions, and no two learn alike."""
     env, settings = SYSTEMS[algo]
     run, keys = jaxrl.make_train(algo, env, **settings), jax.random.split(jax.random.key(3), 4)
     policies, metrics = jax.jit(jax.vmap(run))(keys)

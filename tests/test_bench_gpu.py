@@ -215,7 +215,7 @@ def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ways to convolve stand for two devices; one that rounds as TF32 does not agree."""
+    """Two ways to convolve act as two devices; one that rounds as TF32 does not agree."""
     comparison = learner.compare(4, 2, 2, ["float32"])
     comparison.check()
     assert set(comparison.figures) == {"gradient of the critic, float32", "gradient of the actor, float32"}

@@ -1,4 +1,4 @@
-"""Games against a program of the Jidi platform, beside the same games against the environment's own player."""
+"""Games against a program of the Jidi platform, compared with games against the environment's player."""
 
 import dataclasses
 

@@ -21,7 +21,7 @@ def test_rates_are_work_over_time(monkeypatch):
 
 
 def test_float32_products_are_not_tf32(monkeypatch):
-    """On GPUs, which round to ten bits unless told not to; that rate has a name of its own."""
+    """On GPUs, which round to ten bits by default; that rate has a name of its own."""
     precisions = {}
     monkeypatch.setattr(
         rates, "repeat", lambda name, body, carry, min_seconds: precisions.setdefault(name, (body, carry))

@@ -435,7 +435,7 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
 
 @pytest.mark.long
 def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
-    """Nine steps of the batch with random actions, nine of the learner, then those of each task's worker."""
+    """Nine steps of the batch with random actions, nine of the learner, then nine of each task's worker."""
     algo, (state, first) = studied["trainer"].algo, studied["states"]["random"]
     params = state.replicated
     policy = algo.policy(state)
@@ -472,7 +472,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     )
     np.testing.assert_allclose(state.sharded.action["code"][:, :-1], codes, atol=1e-4)
     before = studied["states"]["transformer"][0].sharded.action["code"]
-    assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
+    assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had codes of the untrained transformer
 
 
 @pytest.mark.long
@@ -579,7 +579,7 @@ def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, 
 
 @pytest.mark.long
 def test_windows_are_compared_across_devices() -> None:
-    """The first update's InfoNCE and its gradient are those of one device, up to rounding."""
+    """The first update's InfoNCE and its gradient equal one device's, up to rounding."""
     results = []
     for devices in (1, 2):
         trainer = make_trainer(Collective, Corners(), 4, devices, **TINY, contrast_weight=1e6)

@@ -197,7 +197,7 @@ def recorded() -> Recorded:
         action_mask=np.ones((STEPS, MISSIONS, AGENTS, ACTIONS), bool),
         mask_state=(),
         global_state=state,
-        reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),  # that of the action before
+        reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),  # of the previous action
         terminated=np.concatenate([np.zeros_like(done[:1]), done[:-1]]),
         truncated=np.zeros_like(done),
         first=np.arange(STEPS)[:, None] * np.ones_like(done) == 0,
@@ -572,7 +572,7 @@ def actor_batch(algo: Coma, generator: np.random.Generator, samples: int) -> dic
 
 
 def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> None:
-    """For every open action weighted by its probability, minus the gradient is that of sum_a pi(a) Q(a)."""
+    """For every open action weighted by its probability, minus the gradient equals the gradient of sum_a pi(a) Q(a)."""
     algo, generator = small(hidden_size=3, depth=1), np.random.default_rng(0)
     actor = jax.jit(lambda: algo.init(jax.random.key(3), None).replicated.actor)()
     observation = generator.normal(size=3)
@@ -682,7 +682,7 @@ def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
 
 def test_epsilon_schedule() -> None:
     algo = small(1, eps_max=0.5, eps_min=0.02, eps_anneal=10_000)
-    missions = (1, 5_000, 10_000, 20_000)  # the mission being flown, counted from 1
+    missions = (1, 5_000, 10_000, 20_000)  # the current mission, counted from 1
     close(
         [epsilon_of(algo, progress(episodes=mission - 1)) for mission in missions],
         [0.5 - 0.48e-4, 0.26, 0.02, 0.02],
@@ -738,7 +738,7 @@ def train_steps(
 
 @pytest.fixture(scope="module")
 def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
-    """A training step that copies every third target and trains the critic alone twice, and what five of them bring."""
+    """A training step that copies every third target and trains only the critic twice, and the results of five such steps."""
     algo = small(target_update_period=3, gamma=0.9, critic_warmup=7)
     learn = compile_learn(algo)
     return learn, *train_steps(algo, 5, learn)
@@ -1032,7 +1032,7 @@ def test_minibatches_of_whole_missions() -> None:
 
 @pytest.mark.parametrize(("preset", "missions", "minibatch"), [("coma_fork", 11, 128), ("coma_light", 3, 48)])
 def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minibatch: int) -> None:
-    """128 x 5 and 48 x 2 transitions, of 660 and 108 that are flown."""
+    """128 x 5 and 48 x 2 transitions, from the 660 and 108 that the missions have."""
     algo = made_of("--config", preset)
     assert (algo.layout.num_envs, algo.layout.shards, algo.batches.size) == (missions, 1, minibatch)
     algo = made_of("--config", preset, "--num_envs", str(8 * missions))

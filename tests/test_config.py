@@ -78,7 +78,7 @@ def test_every_preset_can_be_read(name: str) -> None:
 
 
 def test_presets_of_an_installation_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of another package that installs a folder `configs`, too."""
+    """Not the presets of another package that installs a folder `configs`."""
     for folder in ("configs", "own"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{folder}.yaml").touch()

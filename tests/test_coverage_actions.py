@@ -12,7 +12,7 @@ from envs_jax.coverage import actions
 def test_the_last_open_action_of_six_stays_open(num_actions: int, open_ones: list[int]) -> None:
     """In a corner at the highest altitude two neighbours close the moves along both sides, a third one the way down.
 
-    Of four actions none is left then, and all those of the boundary are open again.
+    Of four actions none is left then, and all that the boundary allows are open again.
     """
     position = jnp.array([0, 0, 2], jnp.int32)
     earlier = jnp.array([[1, 0, 2], [0, 1, 2], [0, 0, 1]], jnp.int32)

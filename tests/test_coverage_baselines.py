@@ -43,7 +43,7 @@ def test_recorded_greedy_missions(name):
         np.testing.assert_allclose(gain, record["raw_gain"][k], rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(score, record["utility"][k], rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(np.asarray(gain) != 0, record["mask"][k].astype(bool))
-        # equal scores (by symmetry) are told apart by rounding: any action of the best score will do
+        # equal scores (by symmetry) differ by rounding: any action of the best score will do
         best = record["utility"][k].max(-1)
         reached = np.take_along_axis(record["utility"][k], np.asarray(action)[:, None], 1)[:, 0]
         np.testing.assert_allclose(reached, best, rtol=1e-5)

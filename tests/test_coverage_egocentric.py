@@ -74,7 +74,7 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
 
 @pytest.mark.parametrize("position", [(1, 3), (3, 1), (9, 3), (1, 7), (7, 9), (10, 0), (5, 8), (4, 4), (6, 4)])
 def test_the_agent_lies_in_one_eighth(position: tuple[int, int]) -> None:
-    """Channel 7 shows it at x <= y <= 5; an observation alone is turned in the same way."""
+    """Channel 7 shows it at x <= y <= 5; a single observation is turned in the same way."""
     view = made_up(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
     view[:, :, 7] = 0
     view[*position, 7] = 2 / 3

@@ -40,7 +40,7 @@ def number(pair):
     ],
 )
 def test_backends_agree(settings):
-    """Stored beliefs and counts bit for bit, what is read from them to 2e-6, in missions that are flown alike."""
+    """In equal missions, stored beliefs and counts agree bit for bit, and what is read from them to 2e-6."""
     envs = [make(map_backend=name, **{"budget": 9, **settings}) for name in ("dense", "windows")]
     env, windows = envs
     storage, n = env.storage, env.n

@@ -46,7 +46,7 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
 
 
 def test_picture_of_the_curves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The curve of the second stage begins where that of the first ends; seconds become minutes."""
+    """The curve of the second stage begins where the first stage's ends; seconds become minutes."""
     curve = [{"seconds": 60.0, "score": 0.5}, {"seconds": 120.0, "score": 0.25}]
     stages = {preset: {"selection": curve} for preset in small_to_large.STAGES}
     scores = {name: {"entropy": {"mean": 0.6}} for name in ("ig", "random")}

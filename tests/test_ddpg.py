@@ -302,7 +302,7 @@ def test_scaled_observations_are_shares_of_the_bound() -> None:
 
 
 def test_outputs_follow_the_order_of_actions_in_the_observation() -> None:
-    """With `action_order` networks do not see the order; their output k is that of action order[k]."""
+    """With `action_order` networks do not see the order; their output k belongs to action order[k]."""
     spec = dataclasses.replace(SNAKES, observation=Box((OBS + ACTIONS,), jnp.int16, 0, 19), action_order=True)
     ordered, plain = (
         Ddpg(s, DataParallel(8), **SMALL, action_gradient="expected", num_critics=2) for s in (spec, SNAKES)

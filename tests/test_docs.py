@@ -1,4 +1,4 @@
-"""The code of the documentation runs as it stands there: written to files, checked, trained by the command shown."""
+"""The code of the documentation runs exactly as written: put into files, checked, trained by the command shown."""
 
 import json
 import re
@@ -90,7 +90,7 @@ def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsy
 
 @pytest.mark.long
 def test_the_algorithm_of_the_page_computes_the_same_on_one_and_eight_devices(folder: Path) -> None:
-    """By `gradient` and `step` alone."""
+    """Only by `gradient` and `step`."""
     page = runpy.run_path(str(folder / "actor_critic.py"))
     env = runpy.run_path(str(folder / "orchard.py"))["Orchard"](size=4)
     states = [run(make_trainer(page["ActorCritic"], env, 16, devices), 3)[0] for devices in (1, 8)]

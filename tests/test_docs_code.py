@@ -1,4 +1,4 @@
-"""Blocks of code of the README and of docs/ run: commands at tiny sizes, Python as it stands there; see EXCEPT."""
+"""Blocks of code of the README and of docs/ run: commands at tiny sizes, Python exactly as written; see EXCEPT."""
 
 import dataclasses
 import importlib.util

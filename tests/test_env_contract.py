@@ -617,7 +617,7 @@ def test_weak_types_are_for_the_author_to_fix_but_no_obstacle() -> None:
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "uint8", "bfloat16"])
 def test_observations_of_any_dtype_keep_the_contract(kind: str) -> None:
-    """JAX makes 32 bits of 64 unless it is told otherwise."""
+    """JAX makes 32 bits of 64 by default."""
 
     class Typed(Corridor):
         @property

@@ -57,7 +57,7 @@ def test_numbers_equal_a_walk_by_hand():
     np.testing.assert_allclose(summary["mean"], values.mean(1), rtol=1e-6)
     np.testing.assert_allclose(summary["std"], values.std(1, ddof=1), rtol=1e-6)
     for low, high, mean in zip(summary["low"], summary["high"], values.mean(1), strict=True):  # the ends of Wilson's
-        for end in {low, high} - {mean}:  # that of a share of 0 or 1 is the share itself
+        for end in {low, high} - {mean}:  # the end of a share of 0 or 1 is the share itself
             assert abs(end - mean) == pytest.approx(1.959964 * np.sqrt(end * (1 - end) / episodes), abs=1e-6)
     length = report["policies"]["right"]["length"]
     half = student.ppf(0.975, episodes - 1) * curves["length"].std(1, ddof=1) / np.sqrt(episodes)
@@ -150,7 +150,7 @@ def _report(mode: str, **scores: np.ndarray) -> dict:
     return head | {"policies": policies, "differences": list(reports.compare(scores))}
 
 
-START = np.linspace(-0.9, 0.9, 50)  # of the episodes: differences of policies are small beside those of starts
+START = np.linspace(-0.9, 0.9, 50)  # of the episodes: policies differ little compared with the starts
 NOISE = 0.1 * np.tile([1, -1], 25)  # 0.1 * 1.010 standard deviations
 
 

@@ -22,7 +22,7 @@ FLAGS += " --eval_episodes 8 --checkpoint_every 10"
 
 
 class Service:
-    """A stand-in for a package: what it was told, and how it fails."""
+    """Replaces a package: notes what it receives, and fails as asked."""
 
     def __init__(self) -> None:
         self.began: list[dict[str, Any]] = []

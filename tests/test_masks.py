@@ -99,7 +99,7 @@ def drawn() -> tuple[np.ndarray, np.ndarray]:
     only = rng.integers(0, ACTIONS, (ROWS, AGENTS))[..., None] == np.arange(ACTIONS)
     kind = rng.integers(0, 3, ROWS)[:, None, None]
     mask = np.where(kind == 0, only, (kind == 1) | some | ~some.any(-1, keepdims=True) & only)
-    plain = rng.normal(size=mask.shape).round(2)  # not to be told apart by rounding alone
+    plain = rng.normal(size=mask.shape).round(2)  # rounding must not decide between them
     huge, reopening = np.where(plain > 0, 1e30, -1e30), np.where(mask, -1e30, 1e30)
     kinds = [plain, 1e4 * plain, huge, reopening, np.where(mask, plain, 100.0)]
     logits = np.choose(rng.integers(0, len(kinds), ROWS)[:, None, None], kinds)
@@ -142,7 +142,7 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     act = load_agent(tmp_path).act
     agent = act(LOGITS, action_mask=MASK.astype(np.int8))
     check(agent, every=False)
-    assert np.mean(agent == expected) > 0.999  # but for rounding, beside logits that are nearly equal
+    assert np.mean(agent == expected) > 0.999  # except where rounding decides between logits that are nearly equal
     greedy = greedy_of(policy)
     assert [argument.name for argument in greedy.inputs] == ["observation", "action_mask"]
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)

@@ -39,7 +39,7 @@ def make_mission(record: golden.CoverageRecord) -> Mission:
 
 
 def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
-    """The mission at t = 0 .. T, flown with the recorded actions."""
+    """The mission at t = 0 .. T, with the recorded actions."""
     mission = make_mission(record)
     yield mission
     for actions in record["action"]:

@@ -108,7 +108,7 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
 @needs_gymnasium
 @pytest.mark.parametrize("name", SINGLE)
 def test_one_copy_equals_gymnasiums_own_vector_environment(name: str) -> None:
-    """Autoreset, final observations and infos are those of Gymnasium's SyncVectorEnv, in its default mode."""
+    """Autoreset, final observations and infos equal Gymnasium's SyncVectorEnv in its default mode."""
     from gymnasium.vector import SyncVectorEnv
 
     env = ENVS[name]()

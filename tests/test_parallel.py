@@ -90,7 +90,7 @@ def test_coverage_computes_the_same_on_one_and_eight_devices() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Scripted(Algorithm):
-    """Acts by the environments' keys alone and keeps the last trajectory."""
+    """Acts only by the environments' keys and keeps the last trajectory."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -102,7 +102,7 @@ def test_a_resumed_run_keeps_its_settings() -> None:
 
 
 def test_every_piece_of_an_iteration_is_counted() -> None:
-    """What was collected lives beside each stage."""
+    """What was collected stays in memory during each stage."""
     argv = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 2048 --total_episodes 2048"
     run = setup_of(f"{argv} --devices 1")
     programs = compile_run(run, None, quiet, Position())

@@ -309,7 +309,7 @@ def test_discrete_actions_are_drawn_in_proportion() -> None:
 
 
 def test_actions_of_a_box_are_clipped_and_their_samples_kept() -> None:
-    """A deviation of 0.6 of half the box, which is [-2, 4]; means near 0 stand for 1."""
+    """A deviation of 0.6 of half the box, which is [-2, 4]; means near 0 become 1."""
     _, _, act = make_acting(4_000, BOX, 0.0)
     action, _, extras = act(jax.random.split(jax.random.key(1), 4_000), "sample")
     sample = np.float64(extras["action"])
@@ -341,7 +341,7 @@ class Clock(Environment):
     horizon: int = setting(4, "steps")
     period: int = setting(2, "hands of the clock")
     ends: bool = setting(False, "terminate instead of truncate")
-    shared: bool = setting(False, "show the time to central critics alone")
+    shared: bool = setting(False, "show the time only to central critics")
 
     @property
     def spec(self) -> EnvSpec:

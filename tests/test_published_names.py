@@ -200,7 +200,7 @@ def test_settings_of_the_table_exist() -> None:
             schema = flags.schema_of(algo, yaml.safe_load(presets()[preset].read_text())["env"])
             for name in system.names:
                 if name.ours not in ("", "env", "algo") and algo in (name.algos or system.presets):
-                    elsewhere = algo == "collective" and name.ours not in schema  # settings of its workers alone
+                    elsewhere = algo == "collective" and name.ours not in schema  # only its workers have it
                     assert name.ours in schema or elsewhere, name
                     assert not name.same or name.ours in schema or elsewhere
 
@@ -386,7 +386,7 @@ def test_one_command_starts_a_run_and_resumes_it(tmp_path: Path, capsys: Any) ->
 
 @pytest.mark.long
 def test_an_exported_egocentric_policy_plays_real_missions_as_the_policy_does(tmp_path: Path) -> None:
-    """In a Python without JAX; observations, places and masks are those of missions as the policy flies them."""
+    """In a Python without JAX; observations, places and masks come from missions of the policy."""
     words = f"{TINY} --runs {tmp_path} --egocentric --stride 2 --num_agents 4 --budget 6 --actor_lr 1e-2".split()
     assert train.main(words) == 0
     assert export.main([str(tmp_path / "latest"), "--format", "numpy", "--out", str(tmp_path / "agent")]) == 0

@@ -86,7 +86,7 @@ def test_the_pool_has_fifty_pairs_and_a_seed():
 
 
 def test_keys_go_through_the_pool():
-    """key(m) stands for member m % 50; hashed keys reach all members, about equally often."""
+    """key(m) selects member m % 50; hashed keys reach all members, about equally often."""
     member = jax.jit(lambda key: goals.from_pool(key, 0))
     in_turn = [member(jax.random.key(m)) for m in (0, 7, 57)]
     np.testing.assert_allclose(in_turn, goals.pool(0)[[0, 7, 7]], atol=1e-6)

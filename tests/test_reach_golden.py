@@ -1,6 +1,6 @@
 """Recorded episodes of the real simulator, contacts included, against the environment and against the oracle.
 
-The bounds are those of `bench.parity.metaworld`: three times what was measured when the arm was first written down.
+The bounds come from `bench.parity.metaworld`: three times what was measured when the arm was first written down.
 The environment is compared with short episodes of our own oracle, too, which has no contacts.
 """
 

@@ -1,4 +1,4 @@
-"""Updates of every learner against those of independent PyTorch ones, recorded by scripts/record_torch_updates.py.
+"""Updates of every learner against independent PyTorch learners, recorded by scripts/record_torch_updates.py.
 
 Compared is by how much weights moved: in units of the learning rates, not of the weights.
 """
@@ -220,7 +220,7 @@ def sample_of(batch: dict[str, np.ndarray], answer: str) -> dict[str, jax.Array]
 
 
 def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None:
-    """Run the recorded updates and compare after each; `networks` beside log_alpha, if there is one."""
+    """Run the recorded updates and compare after each; `networks`, and log_alpha if there is one."""
     initial, updates = load_updates(case)
     nets = {name: algo.networks[name.removeprefix("target_")] for name in networks}
     trees = {

@@ -1,4 +1,4 @@
-"""What is told of a run can be read back, without stale points and without lines lost."""
+"""What a run reports can be read back, without stale points and without lost lines."""
 
 import io
 import itertools

@@ -380,7 +380,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Its three commands of training are parsed; runs made by hand stand for theirs, which take minutes to compile."""
+    """Its three commands of training are parsed; runs made by hand replace theirs, which take minutes to compile."""
     monkeypatch.chdir(tmp_path)
     training, watching = (block.splitlines() for block in blocks("bash"))
     for index, line in enumerate(training, start=1):

@@ -1,4 +1,4 @@
-"""--num_seeds and --sweep: every trial is the run of it alone; devices share trials; resume, tables, refusals."""
+"""--num_seeds and --sweep: every trial equals a run of its own; devices share trials; resume, tables, refusals."""
 
 import csv
 import dataclasses
@@ -48,7 +48,7 @@ def train_run(flags: str, folder: Path) -> Path:
 
 
 def rows(directory: Path) -> list[dict[str, float]]:
-    """Metrics, but for those of time."""
+    """Metrics, except times."""
     return [
         {name: value for name, value in row.items() if not name.startswith("time/")} for row in read_metrics(directory)
     ]

@@ -84,7 +84,7 @@ def test_the_best_is_the_best_by_the_mode_of_the_score(
 
 
 def test_ties_go_to_the_second_score_and_then_to_the_third(run: Run, tmp_path: Path) -> None:
-    """Success stands at 1 all the while; what the run ends with is worse at its end, and is not the best."""
+    """Success is 1 throughout; the last policy has a worse second score, and is not the best."""
     spec = dataclasses.replace(run.env.spec, score="success", score_mode="max", tie_breakers=("at_end", "return"))
     rows = [(0.9, 0.9, 9.0), (1.0, 0.8, 1.0), (1.0, 0.8, 0.5), (1.0, 0.8, 2.0), (1.0, 0.9, 0.1), (1.0, 0.7, 9.0)]
     ends = [{"success": a, "at_end": b, "return": c} for a, b, c in rows]

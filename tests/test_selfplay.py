@@ -84,7 +84,7 @@ def test_the_oldest_snapshot_is_replaced() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("side", "observation"), [("first", "obs_full"), ("second", "obs26")])
 def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: str) -> None:
-    """A game whose other team is "self", beside the same game with both teams outside."""
+    """A game whose other team is "self", compared with the same game with both teams outside."""
     settings = BOARD | {"observation": observation}
     with_self = batched(envs_jax.make("snakes", opponent="self", side=side, **settings))
     outside = batched(envs_jax.make("snakes", opponent="outside", side=side, **settings))

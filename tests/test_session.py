@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or damaged and resumed ends in the same bits and the same metrics as one left alone."""
+"""A run that is stopped, killed or damaged and resumed ends in the same bits and the same metrics as an undisturbed run."""
 
 import dataclasses
 import io
@@ -92,7 +92,7 @@ def steps(directory: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of STUDY that is left alone."""
+    """The undisturbed run of STUDY."""
     return run(STUDY, tmp_path_factory.mktemp("alone"))
 
 
@@ -125,7 +125,7 @@ STEP, OPEN, LEARN = Phase("step", 4, 1, iterations=10), Phase("open", 4, 1), Pha
         ((STEP, OPEN), Position(), 320, [10, 0]),
         ((STEP, OPEN), Position(), 96, [3, 0]),  # the total is reached inside the first phase
         ((STEP, OPEN), Position(1, 4, 14, 448), 640, [0, 6]),
-        ((OPEN, LEARN), Position(), 64, [2, 7]),  # learning alone needs no steps
+        ((OPEN, LEARN), Position(), 64, [2, 7]),  # learning needs no steps
         ((OPEN, LEARN), Position(1, 3, 5, 64), 64, [0, 4]),
         ((STEP, LEARN, STEP), Position(), 10_000, [10, 7, 10]),  # ends before the total
         ((STEP, LEARN, STEP), Position(), 480, [10, 7, 5]),
@@ -170,7 +170,7 @@ def test_a_total_that_cuts_phases_short_is_told(
 
 def test_a_run_of_three_phases(alone: Path) -> None:
     rows = [row for row in read_metrics(alone) if "phase" in row]
-    # Iteration 3 is the first of the phase that learns, and the line of 3 stands for all of 1 to 3.
+    # Iteration 3 is the first of the phase that learns, and its line covers 1 to 3.
     assert [row["iteration"] for row in rows] == [*range(3, 46, 3)]
     assert rows[0]["updates"] == 4
     assert rows[-1]["env_steps"] == 1280
@@ -282,7 +282,7 @@ COMA = (
 def test_a_signal_gives_up_a_long_iteration(
     piece: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint holds the state before it, and the resumed run ends as one that was left alone."""
+    """The checkpoint holds the state before it, and the resumed run ends as an undisturbed one."""
     monkeypatch.setattr(pieces, "MIN_TRANSITIONS", 1)
     monkeypatch.setattr(pieces, "PIECE_SECONDS", 1e-9)
     monkeypatch.setattr(session, "FINISH_SECONDS", -1.0)  # however soon it would end
@@ -393,7 +393,7 @@ def test_a_run_with_only_its_best_checkpoint_left(alone: Path, tmp_path: Path) -
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Its last line stands for 1 iteration instead of 4, at one of its checkpoints.
+    # Its last line covers 1 iteration instead of 4, at one of its checkpoints.
     finished = run(f"{STUDY} --log_every 4 --checkpoint_every 5", tmp_path)
     assert [row["iteration"] for row in read_metrics(finished) if "phase" in row][-2:] == [44, 45]
     shutil.copytree(finished, tmp_path / "run")
@@ -608,7 +608,7 @@ def test_rows_that_were_lost_are_told_in_one_line(
     rows = content.splitlines(keepends=True)
     (tmp_path / "run" / "metrics.jsonl").write_bytes(b"".join(rows[:8]) + rows[8][:9])
     left, whole = (f"{sum(map(len, lines)):,}" for lines in (rows[:8], rows))
-    for _ in range(2):  # nothing was saved in between, so it is told again
+    for _ in range(2):  # nothing was saved in between, so the warning comes again
         resume(tmp_path / "run")
         out = " ".join(capsys.readouterr().out.split())
         assert f"metrics.jsonl holds {left} of the {whole} bytes that were written up to iteration 45: the other" in out

@@ -57,7 +57,7 @@ for package in (envs_jax, jaxrl):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         try:
             load(module.name)
-        except FileNotFoundError:  # agents that are copied beside weights
+        except FileNotFoundError:  # agents that are copied next to weights
             assert module.name.endswith((".submission", ".agent")), module.name
 for name in jaxrl.__all__:
     assert name == "__version__" or callable(getattr(jaxrl, name)), name

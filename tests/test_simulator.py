@@ -33,7 +33,7 @@ TOOL = np.array([0.0, 0.0, -0.045])
 
 
 class Puppet:
-    """An arm whose hand goes where actions lead it; the fingers do at once what they are told."""
+    """An arm whose hand goes where actions lead it; the fingers obey at once."""
 
     scripted = np.array([0.5, 0.0, 0.0, 0.25], np.float32)
 

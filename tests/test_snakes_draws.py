@@ -105,7 +105,7 @@ def test_snakes_start_uniformly_over_what_earlier_ones_leave():
 
 
 def test_resets_draw_every_part_on_its_own():
-    """The place of the snake and that of the bean, of the environment's own random words."""
+    """The places of the snake and of the bean, by the environment's random words."""
     env = envs_jax.make("snakes", height=3, width=3, snakes=1, beans=1, teams=1)
     state, _ = jax.jit(lambda keys: env.batched().reset(keys, env.context(ENDED)))(keys())
     game = jax.tree.map(np.asarray, state.env.game)

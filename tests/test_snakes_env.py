@@ -193,7 +193,7 @@ def test_the_full_observation_does_not_depend_on_where_the_board_begins():
         moved = [[((a + r) % 6, (b + c) % 8) for a, b in cells] for cells in (*bodies, beans)]
         again = np.concatenate([x.reshape(-1, 2) for x in _see(moved[:-1], directions, moved[-1], 2)])
         np.testing.assert_array_equal(pieces[: 4 * 49], again[: 4 * 49])
-        half = np.isin(np.abs(again), 100)  # at half the board both signs stand for the same way
+        half = np.isin(np.abs(again), 100)  # at half the board both signs mean the same way
         np.testing.assert_array_equal(np.where(half, 0, pieces), np.where(half, 0, again))
 
 

@@ -124,7 +124,7 @@ def move_cell(cell, kind):
 
 @pytest.mark.parametrize("kind", ["rows", "columns"])
 def test_mirrored_games_look_the_same(kind):
-    """With the nearest bean to the side, a game and its mirror image differ in the order of the actions alone."""
+    """With the nearest bean to the side, a game and its mirror image differ only in the order of the actions."""
     flip = {"rows": [1, 0, 2, 3], "columns": [0, 1, 3, 2]}[kind]
     bodies = [[move_cell(cell, kind) for cell in body] for body in BODIES]
     beans = [(2, 0), (5, 6), (1, 3)]  # (row, column) differences from both heads without ties and halves of the board
@@ -132,13 +132,13 @@ def test_mirrored_games_look_the_same(kind):
     other = game_of(bodies, [flip[d] for d in DIRECTIONS], [move_cell(bean, kind) for bean in beans])
     two = np.asarray(columns(other, 2)[0])
     np.testing.assert_array_equal(two[:4], np.array(flip)[one[:4]])
-    half = np.isin(np.abs(one), 100) & np.isin(np.abs(two), 100)  # at half the board both signs stand for the same way
+    half = np.isin(np.abs(one), 100) & np.isin(np.abs(two), 100)  # at half the board both signs mean the same way
     np.testing.assert_array_equal(np.where(half, 0, one)[4:], np.where(half, 0, two)[4:])
     assert (np.abs(one[4:]) % 100 > 0).sum() > 50
 
 
 def test_turned_games_look_the_same_but_for_the_sides():
-    """On a square board a game and its transpose differ in the order of the actions and the flag alone."""
+    """On a square board a game and its transpose differ only in the order of the actions and in the flag."""
     board = Board(8, 8)
     beans = [(2, 0), (5, 6), (1, 3)]
 
@@ -220,7 +220,7 @@ def test_a_duel_pays_what_opponents_lose():
 
 
 def test_lost_points_count_by_the_weight():
-    """A meal, a death at length 7 in which an opponent lost 2 points, one at length 3, one of an opponent alone."""
+    """A meal, a death at length 7 in which an opponent lost 2 points, one at length 3, one of only an opponent."""
     points, hit, caused = jnp.array([1, -4, 0, 0]), jnp.array([False, True, True, False]), jnp.array([0, 2, 0, 5])
     assert reward.lives(points, hit, caused, 1.0).tolist() == [1, -3, -1, 5]
     assert reward.lives(points, hit, caused, 2.5).tolist() == [1, -9, -1, 5]
@@ -245,7 +245,7 @@ def test_collisions_are_the_cells_that_kill():
 
 @pytest.mark.long
 def test_a_game_pays_its_duels():
-    """What a team gets beside its score and deaths is points that the other team loses by deaths in the same step."""
+    """Apart from its score and deaths, a team gets the points that the other team loses by deaths in the same step."""
     env = envs_jax.make("snakes", reward="duel", opponent="1", max_steps=100)
 
     def one(key):

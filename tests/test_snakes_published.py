@@ -30,7 +30,7 @@ def test_figures_within_three_errors_agree():
     score = 3 * np.hypot(0.03, 0.0894) + 0.005  # published error and ours
     assert not differing(score=score - 0.002)
     assert differing(score=score + 0.002) == {"score"}
-    deaths = 3 * 4 * np.sqrt(1 / 2000 + 1 / 800) + 0.05  # our spread stands for both
+    deaths = 3 * 4 * np.sqrt(1 / 2000 + 1 / 800) + 0.05  # our spread serves for both
     assert not differing(deaths=deaths - 0.01)
     assert differing(deaths=deaths + 0.01) == {"deaths"}
     wins = 3 * np.sqrt(0.006 * 0.994 * (1 / 2000 + 1 / 800))  # a binomial error, here of the published share

@@ -157,7 +157,7 @@ def test_a_replayed_truncation_is_bootstrapped() -> None:
 
 
 def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
-    """The critic's targets: behind the last row stands a cut, so that they lead to 10 by and by."""
+    """The critic's targets: the last row is followed by a cut, so that they approach 10."""
     trainer = make_trainer(
         Treadmill(length=2, horizon=4),
         Coma,
@@ -177,7 +177,7 @@ def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
 
 @pytest.mark.long
 def test_coma_learns_the_corridor_with_two_agents() -> None:
-    """Both agents must stand at the end at once: the reward of one depends on the other."""
+    """Both agents must be at the end at once: the reward of one depends on the other."""
     trainer = make_trainer(
         Corridor(num_agents=2, length=3, horizon=8),
         Coma,

@@ -88,7 +88,7 @@ def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> 
 
 
 def cases() -> Iterator[Any]:
-    """The first settings of registered environments; others, and those of a class that another one has, at night."""
+    """The first settings of registered environments; other settings, and environments that share a class, at night."""
     for name in envs_jax.registered():
         for index, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])

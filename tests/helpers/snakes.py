@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Compiling takes longer than playing here, so the compiler is told not to optimise.
+# Compiling takes longer than playing here, so the compiler does not optimise.
 OPTIONS = {"xla_backend_optimization_level": 0}
 jit = functools.partial(jax.jit, compiler_options=OPTIONS)
 

@@ -24,7 +24,7 @@ class CorridorState:
 
 @dataclasses.dataclass(frozen=True)
 class Corridor(Environment):
-    """Agents walk a corridor; all must stand at its right end. Ends early with reward 1, or cut at the horizon."""
+    """Agents walk a corridor; all must reach its right end. Ends early with reward 1, or cut at the horizon."""
 
     num_agents: int = setting(1, "agents in the corridor")
     length: int = setting(4, "steps from end to end")
