@@ -130,7 +130,7 @@ class Parts:
         time_first = PartitionSpec(None, AXIS)
         collect = on_mesh(self._collect, run.mesh, (trainer.specs(),), (time_first, SPLIT))
         self._state = trainer.init(jax.random.key(0))
-        self._fly = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
+        self._collect_rollout = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
         self.flop = 0.0
         self._learn: Any = None
 
@@ -140,7 +140,7 @@ class Parts:
 
     def collecting(self, name: str) -> Sampler:
         """Sample seconds of collecting an iteration."""
-        return stopwatch(name, lambda: self._fly(self._state), self._min_seconds)
+        return stopwatch(name, lambda: self._collect_rollout(self._state), self._min_seconds)
 
     def learning(self, name: str) -> Sampler:
         """Sample seconds of learning from an iteration; compiles."""
@@ -152,7 +152,7 @@ class Parts:
 
         in_specs = (specs, PartitionSpec(None, AXIS), SPLIT, REPLICATED, REPLICATED)
         function = on_mesh(train, run.mesh, in_specs, (specs, REPLICATED))
-        data = jax.block_until_ready(self._fly(self._state))
+        data = jax.block_until_ready(self._collect_rollout(self._state))
         rest = (*data, self._state.key, self._state.progress)
         compiled = (
             jax.jit(function, donate_argnums=0, compiler_options=graphs()).lower(self._state.algo, *rest).compile()

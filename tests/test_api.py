@@ -124,7 +124,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("algo", SYSTEMS)
 def test_four_seeds_of_every_system_are_four_runs(algo: str) -> None:
-    """Each seed learns as it does in a run of one seed, but for the rounding of other fusions, and no two learn alike."""
+    """Each learns as in a run of one seed, but for the rounding of other fusions, and no two learn alike."""
     env, settings = SYSTEMS[algo]
     run, keys = jaxrl.make_train(algo, env, **settings), jax.random.split(jax.random.key(3), 4)
     policies, metrics = jax.jit(jax.vmap(run))(keys)

@@ -69,7 +69,7 @@ def assert_equal(a: Any, b: Any) -> None:
 
 
 @dataclasses.dataclass
-class Flight:
+class Rollout:
     """Time steps and actions of a batch: timesteps[t] is answered by actions[t]."""
 
     batch: BatchedEnvironment
@@ -84,60 +84,60 @@ class Flight:
         return np.array([timestep.done for timestep in self.timesteps])
 
 
-def fly(batch: BatchedEnvironment, episode: int = 0) -> Flight:
+def roll_out(batch: BatchedEnvironment, episode: int = 0) -> Rollout:
     keys = jax.random.split(jax.random.key(3), COPIES)
     step = jax.jit(batch.step)
     state, timestep = jax.jit(batch.reset, static_argnums=2)(keys, (), episode)
-    flight = Flight(batch, keys, step, [state], [timestep], [])
+    rollout = Rollout(batch, keys, step, [state], [timestep], [])
     generator = np.random.default_rng(0)
     for _ in range(STEPS):
-        flight.actions.append(generator.integers(0, 2, (COPIES, batch.spec.num_agents)).astype(np.int32))
-        state, timestep = step(state, timestep, flight.actions[-1], ())
-        flight.states.append(state)
-        flight.timesteps.append(timestep)
-    return flight
+        rollout.actions.append(generator.integers(0, 2, (COPIES, batch.spec.num_agents)).astype(np.int32))
+        state, timestep = step(state, timestep, rollout.actions[-1], ())
+        rollout.states.append(state)
+        rollout.timesteps.append(timestep)
+    return rollout
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Flight:
+def mixed() -> Rollout:
     """Copies that end at different times, by reaching the end and by being cut."""
-    return fly(batched(Corridor(num_agents=1, length=3, horizon=5)))
+    return roll_out(batched(Corridor(num_agents=1, length=3, horizon=5)))
 
 
 @pytest.fixture(scope="module")
-def lock_step() -> Flight:
-    return fly(batched(Clock()))
+def lock_step() -> Rollout:
+    return roll_out(batched(Clock()))
 
 
 @pytest.mark.parametrize("name", ["mixed", "lock_step"])
 def test_a_batch_equals_copies_stepped_one_by_one(name: str, request: pytest.FixtureRequest) -> None:
-    flight: Flight = request.getfixturevalue(name)
-    env = flight.batch.env
+    rollout: Rollout = request.getfixturevalue(name)
+    env = rollout.batch.env
     step = jax.jit(env.step)
     reset = jax.jit(lambda keys, copy, episode: env.reset(jax.random.fold_in(keys[copy], episode), ()))
     for copy in range(COPIES):
         episode = 0
-        state, timestep = reset(flight.keys, copy, episode)
+        state, timestep = reset(rollout.keys, copy, episode)
         for t in range(STEPS + 1):
-            assert_equal(row(flight.timesteps[t], copy), timestep)
-            assert flight.states[t].episode[copy] == episode
+            assert_equal(row(rollout.timesteps[t], copy), timestep)
+            assert rollout.states[t].episode[copy] == episode
             if t == STEPS:
                 break
             if timestep.done:
                 episode += 1
-                state, timestep = reset(flight.keys, copy, episode)
+                state, timestep = reset(rollout.keys, copy, episode)
             else:
-                state, timestep = step(state, flight.actions[t][copy], ())
+                state, timestep = step(state, rollout.actions[t][copy], ())
 
 
-def test_ends_are_mixed_in_the_mixed_batch(mixed: Flight) -> None:
+def test_ends_are_mixed_in_the_mixed_batch(mixed: Rollout) -> None:
     terminated = np.array([timestep.terminated for timestep in mixed.timesteps])
     truncated = np.array([timestep.truncated for timestep in mixed.timesteps])
     assert terminated.any() and truncated.any() and not (terminated & truncated).any()
     assert (mixed.done.any(1) & ~mixed.done.all(1)).sum() > 5
 
 
-def test_the_last_time_step_of_an_episode_shows_its_true_end(mixed: Flight) -> None:
+def test_the_last_time_step_of_an_episode_shows_its_true_end(mixed: Rollout) -> None:
     env: Corridor = mixed.batch.env  # type: ignore[assignment]
     for timestep in mixed.timesteps:
         at_end = np.asarray(timestep.observation)[:, 0, env.length] == 1
@@ -147,24 +147,24 @@ def test_the_last_time_step_of_an_episode_shows_its_true_end(mixed: Flight) -> N
 
 @pytest.mark.parametrize("name", ["mixed", "lock_step"])
 def test_the_step_after_an_end_restarts(name: str, request: pytest.FixtureRequest) -> None:
-    flight: Flight = request.getfixturevalue(name)
-    first = np.array([timestep.first for timestep in flight.timesteps])
+    rollout: Rollout = request.getfixturevalue(name)
+    first = np.array([timestep.first for timestep in rollout.timesteps])
     assert first[0].all()
-    np.testing.assert_array_equal(first[1:], flight.done[:-1])
-    for timestep in flight.timesteps:
+    np.testing.assert_array_equal(first[1:], rollout.done[:-1])
+    for timestep in rollout.timesteps:
         assert not np.any(np.asarray(timestep.reward)[np.asarray(timestep.first)])
 
 
 @pytest.mark.parametrize("name", ["mixed", "lock_step"])
 def test_the_action_that_follows_an_end_is_ignored(name: str, request: pytest.FixtureRequest) -> None:
-    flight: Flight = request.getfixturevalue(name)
-    t = int(np.flatnonzero(flight.done.any(1))[0])
-    ended = flight.done[t]
-    other = np.where(ended[:, None], 1 - flight.actions[t], flight.actions[t])
-    assert_equal(flight.step(flight.states[t], flight.timesteps[t], other, ())[1], flight.timesteps[t + 1])
+    rollout: Rollout = request.getfixturevalue(name)
+    t = int(np.flatnonzero(rollout.done.any(1))[0])
+    ended = rollout.done[t]
+    other = np.where(ended[:, None], 1 - rollout.actions[t], rollout.actions[t])
+    assert_equal(rollout.step(rollout.states[t], rollout.timesteps[t], other, ())[1], rollout.timesteps[t + 1])
 
 
-def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Flight) -> None:
+def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Rollout) -> None:
     reset = jax.jit(mixed.batch.reset)
     _, timestep = reset(jnp.broadcast_to(mixed.keys[0], 20), (), jnp.arange(20, dtype=jnp.uint32))
     assert len(np.unique(timestep.observation, axis=0)) > 1  # one copy's episodes 0 to 19
@@ -174,13 +174,13 @@ def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Flight) 
     assert_equal((row(later.env.position, 2), row(restarted, 2)), (alone[0].position, alone[1]))
 
 
-def test_lock_step_ends_every_third_step(lock_step: Flight) -> None:
+def test_lock_step_ends_every_third_step(lock_step: Rollout) -> None:
     ends = np.flatnonzero(lock_step.done.any(1))
     np.testing.assert_array_equal(ends, np.arange(3, STEPS + 1, 4))
     assert lock_step.done[ends].all()
 
 
-def test_play_does_not_restart(mixed: Flight) -> None:
+def test_play_does_not_restart(mixed: Rollout) -> None:
     t = int(np.flatnonzero(mixed.done.any(1))[0])
     state, timestep = mixed.batch.step_without_reset(mixed.states[t], mixed.actions[t], ())
     assert not np.any(timestep.first)

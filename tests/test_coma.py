@@ -738,7 +738,7 @@ def train_steps(
 
 @pytest.fixture(scope="module")
 def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
-    """A training step that copies every third target and trains only the critic twice, and the results of five such steps."""
+    """A training step that copies every third target and first trains only the critic twice; the results of five."""
     algo = small(target_update_period=3, gamma=0.9, critic_warmup=7)
     learn = compile_learn(algo)
     return learn, *train_steps(algo, 5, learn)

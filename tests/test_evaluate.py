@@ -69,16 +69,16 @@ def test_all_policies_start_alike_and_differ_later():
     names = ["random", "ig", "lawnmower"]
     compiled = evaluated.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
 
-    def fly(name: str, seed: int) -> dict:
+    def play(name: str, seed: int) -> dict:
         curves = compiled(evaluated.parameters(names.index(name)), held_out_key(seed, "evaluation"), evaluated.context)
         return {metric: np.asarray(curve) for metric, curve in curves.items()}
 
-    curves = {name: fly(name, 1) for name in names}
+    curves = {name: play(name, 1) for name in names}
     for metric, reference in curves["random"].items():
         for name in ("ig", "lawnmower"):
             np.testing.assert_array_equal(curves[name][metric][0], reference[0], err_msg=f"{name} {metric}")
     assert not np.array_equal(curves["ig"]["entropy"][-1], curves["random"]["entropy"][-1])
-    assert not np.array_equal(fly("random", 2)["entropy"][0], curves["random"]["entropy"][0])
+    assert not np.array_equal(play("random", 2)["entropy"][0], curves["random"]["entropy"][0])
 
 
 def test_chunks_and_devices_change_nothing(monkeypatch):

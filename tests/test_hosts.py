@@ -83,7 +83,7 @@ class Hosts:
             process.wait()
 
     def text(self, host: int) -> str:
-        """Return what a host printed, without the line that it waits and the lines of the library that connects them."""
+        """Return what a host printed, without the line that it waits and the connecting library's lines."""
         lines = self.logs[host].read_text().splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith(("[Gloo]", "waiting for 2 hosts at ")))
 

@@ -329,8 +329,8 @@ def test_the_point_mass_is_learned() -> None:
     policy = trainer.algo.policy(state.algo)
     distances = {}
     for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
-        fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
-        distances[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
+        evaluate = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
+        distances[name] = float(evaluate(policy, jax.random.key(7), ())["distance"].mean())
     assert distances["random"] > 0.4 and distances["greedy"] < 0.1, distances
 
 

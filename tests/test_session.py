@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or damaged and resumed ends in the same bits and the same metrics as an undisturbed run."""
+"""A run that is stopped, killed or damaged and resumed ends in the same bits and metrics as an undisturbed one."""
 
 import dataclasses
 import io

@@ -78,7 +78,7 @@ def test_seeds_have_student_intervals_of_their_means():
 
 
 def test_shares_of_seeds_lie_between_0_and_1():
-    """Student's interval of 60, 90 and 100 % would end at 136 %; the interval of three times 100 % would have no width."""
+    """Student's interval of 60, 90 and 100 % would end at 136 %; of three times 100 % it would have no width."""
     seeds = np.stack([zeros_and_ones(ones, 20) for ones in (12, 18, 20)])
     half = stats.t.ppf(0.975, 2) * np.std([0.6, 0.9, 1.0], ddof=1) / 3**0.5
     assert ends(interval(seeds)) == pytest.approx((0.5 / 0.6 - half, 1.0))
