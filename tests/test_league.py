@@ -115,9 +115,9 @@ def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dic
 
 @pytest.mark.long
 def test_runs_meet_each_with_its_own_eyes(two):
-    players_league = league.league(two, ["random", "level2"])
-    assert players_league.players == ("ddpg/1", "ddpg/2", "random", "level2")
-    played = {(first, second): ended for first, second, ended in players_league.play(40, seed=3, chunk=20)}
+    ranking = league.league(two, ["random", "level2"])
+    assert ranking.players == ("ddpg/1", "ddpg/2", "random", "level2")
+    played = {(first, second): ended for first, second, ended in ranking.play(40, seed=3, chunk=20)}
     pairs = [("ddpg/1", "ddpg/2"), ("ddpg/1", "random"), ("ddpg/1", "level2"), ("random", "level2"),
              ("ddpg/2", "random"), ("ddpg/2", "level2")]  # fmt: skip
     assert list(played) == pairs

@@ -75,9 +75,9 @@ def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
         [[[1.0], [2.0], [0.5], [np.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
     )
     arguments = values, np.zeros((4, 1), np.float32), np.zeros(4, np.float32)
-    values_found = np.asarray(jax.jit(sac.soft_value)(*arguments))
+    soft_values = np.asarray(jax.jit(sac.soft_value)(*arguments))
     gradient = np.asarray(jax.jit(jax.grad(lambda *x: sac.soft_value(*x).sum()))(*arguments))
-    np.testing.assert_allclose(values_found[:, 0], [1.0, 2.0, 0.25, 1e30])
+    np.testing.assert_allclose(soft_values[:, 0], [1.0, 2.0, 0.25, 1e30])
     np.testing.assert_array_equal(gradient[..., 0], [[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
 
 

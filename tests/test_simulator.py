@@ -156,7 +156,7 @@ def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
 
 def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
     one = make_eval_policy(partially_observable=True)
-    here, real = world(one, own=True)
+    here, real = world(one, own_vectors=True)
     played = simulator.play(one, here, "scripted", range(4), seed=0, advised=True)
     assert (played.reward == 7).all() and set(played.curves) == {"return", "length", "success", "success_at_end"}
     np.testing.assert_array_equal(played.action, np.broadcast_to(Puppet.scripted, (4, HORIZON, 4)))
