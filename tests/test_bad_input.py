@@ -48,7 +48,6 @@ USAGE = {
     "no folder for runs": (f"{TINY} --runs=", "--runs is empty: name a folder"),
     "an empty command line": ("", "say what to train"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
-    "a rate that is no number": (f"{COMA} --actor_lr nan", "--actor_lr must be a number, not 'nan'"),
     "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
     "num_envs and rollout_chunk": (f"{COMA} --rollout_chunk 3", "rollout_chunk 3 does not divide 8: use 2"),
     "minibatch and learn_chunk": (f"{COMA} --minibatch_size 64 --learn_chunk 3", "learn_chunk 3 does not divide"),
@@ -60,10 +59,7 @@ USAGE = {
         "differ in length: use --total_env_steps",
     ),
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
-    "total 0 of episodes": (f"{DDPG} --total_episodes 0", "total_episodes must be at least 1, not 0: leave it out"),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
-    "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must lie between 0 and"),
-    "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must lie between 0 and 16,777,216"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "no such file": ("--config {here}/none.yaml", "there is no file '{here}/none.yaml': name a YAML file"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
@@ -96,7 +92,6 @@ USAGE = {
     "too many updates in a row": (
         f"{DDPG} --env_steps_per_update 1e-5", "make more than 100,000 updates in a row: raise env_steps_per_update"
     ),
-    "blocks without end": (f"{TINY} --block_iterations 1000000000", "--block_iterations must lie between 1 and 10,000"),
     "a port that is none": (
         f"{TINY} --coordinator localhost:99999 --num_hosts 2 --host_index 0", "must be HOST:PORT of host 0, such as"
     ),
@@ -116,9 +111,7 @@ RUN_TIME = {
     "far too little memory": (f"{TINY} --memory_gb 1e-6", "choose smaller networks, batches or environments"),
     "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "lower --buffer_size from 900000000 to about "),
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
-    "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
     "a long run": (f"--resume {'x' * 5000}", "cannot be read (File name too long)"),
-    "hardly any memory": (f"{TINY} --memory_gb 1e-12", "but 0 KiB may be used (--memory_gb)"),
     "a folder that takes none": (f"{TINY} --runs /proc/nope", "(/proc is not writable: "),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
@@ -275,7 +268,6 @@ def test_all_checkpoints_damaged(run: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ("capacity: 64", "capacity: 32", 1, "capacity was 64 and is 32 in config.yaml"),
         ("gamma: 0.9", "gamma: 0.8", 1, "gamma was 0.9 and is 0.8 in config.yaml"),
-        ("gamma: 0.9", "gama: 0.9", 2, "unknown setting 'gama': did you mean 'gamma'?"),
         ("algo: ", "algo: [", 2, "cannot read the configuration"),
     ],
 )
