@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bench.tables import formats
-from bench.tables.__main__ import ROOT, filled, main, tables, update
+from bench.tables.__main__ import ROOT, fill_page, main, tables, update
 from jaxrl.common.errors import UserError
 
 TEMPLATES = ROOT / "bench" / "tables"
@@ -37,7 +37,7 @@ def test_a_table_of_small_figures(tmp_path, monkeypatch):
     file = tmp_path / "sweep_sac_actor_lr.json"
     file.write_text(json.dumps({"combinations": {"actor_lr=0.1": low, "actor_lr=0.2": high}}))
     page = "<!-- generated: reach.sac_sweep -->\n<!-- end -->\n"
-    text, names, stale = filled("page.md", page, tables(TEMPLATES))
+    text, names, stale = fill_page("page.md", page, tables(TEMPLATES))
     assert names == stale == ["reach.sac_sweep"]
     assert text.splitlines() == [
         "<!-- generated: reach.sac_sweep -->",
@@ -49,13 +49,13 @@ def test_a_table_of_small_figures(tmp_path, monkeypatch):
         "",
         "<!-- end -->",
     ]
-    assert filled("page.md", text, tables(TEMPLATES)) == (text, names, [])
+    assert fill_page("page.md", text, tables(TEMPLATES)) == (text, names, [])
     file.write_text('{"combination": {}}')
     with pytest.raises(UserError, match=r"reach\.sac_sweep cannot be made .* has no attribute 'combinations'"):
-        filled("page.md", page, tables(TEMPLATES))
+        fill_page("page.md", page, tables(TEMPLATES))
     file.unlink()
     with pytest.raises(UserError, match=r"reach\.sac_sweep cannot be made .*sweep_sac_actor_lr\.json"):
-        filled("page.md", page, tables(TEMPLATES))
+        fill_page("page.md", page, tables(TEMPLATES))
 
 
 def test_formats():
@@ -96,7 +96,7 @@ def test_wrapped_keeps_code_and_links_whole():
 )
 def test_lines_around_tables_that_are_wrong(page, sentence):
     with pytest.raises(UserError, match=sentence):
-        filled("page.md", page, make_tables())
+        fill_page("page.md", page, make_tables())
 
 
 def test_update(tmp_path):
