@@ -77,8 +77,8 @@ class Evaluation:
         """Return a line for each metric: mean of the policy, then of each baseline."""
         lines = []
         for name, values in self.metrics.items():
-            beside = "".join(f", {other} {found[name].mean():.4g}" for other, found in self.baselines.items())
-            lines.append(f"{name} {values.mean():.4g}{beside}")
+            others = "".join(f", {other} {metrics[name].mean():.4g}" for other, metrics in self.baselines.items())
+            lines.append(f"{name} {values.mean():.4g}{others}")
         return "\n".join(lines)
 
 
@@ -120,14 +120,14 @@ def train(
                 f"warning: {cls.__name__} is defined in __main__, so no other script will find it to load this run: "
                 f"put the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
             )
-    ended = runs.start(config, log=log, custom=custom)
-    learning_curves.report(ended.directory, log.say)
-    chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
-    policy = load(ended.directory / chosen, networks=networks)
-    rows = read_metrics(ended.directory)
+    outcome = runs.start(config, log=log, custom=custom)
+    learning_curves.report(outcome.directory, log.say)
+    chosen = learning_curves.best(outcome.directory, config) if config.run.sweep else ""
+    policy = load(outcome.directory / chosen, networks=networks)
+    rows = read_metrics(outcome.directory)
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
-    return Result(ended.directory, metrics, policy, ended.sentence)
+    return Result(outcome.directory, metrics, policy, outcome.sentence)
 
 
 def make_train(
@@ -161,17 +161,17 @@ def make_train(
             f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
             f"'{config.algo}' with jaxrl.train if it begins with other runs"
         )
-    setup = build_run(config, custom=_custom(networks, optimizers))
-    left = Position().remaining(setup.algo.phases, setup.trainer.layout.num_envs, setup.config.run.total_env_steps)
-    whole = setup.trainer.make_train_fn(left)
+    run = build_run(config, custom=_custom(networks, optimizers))
+    remaining = Position().remaining(run.algo.phases, run.trainer.layout.num_envs, run.config.run.total_env_steps)
+    whole = run.trainer.make_train_fn(remaining)
 
-    def trained(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
+    def train_with_key(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
         check_key(key)
         with usage_errors(traced=True):
             params, metrics = whole(key)
-        return Policy(setup.env.env, setup.algo, params, config=setup.config), metrics
+        return Policy(run.env.env, run.algo, params, config=run.config), metrics
 
-    return trained
+    return train_with_key
 
 
 def load(
@@ -227,9 +227,9 @@ def evaluate(
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
-    subject = policies.EvalPolicy(batched(policy.env), policy.config.env, _settings(policy.env))
-    subject = dataclasses.replace(
-        subject, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
+    evaluated_policy = policies.EvalPolicy(batched(policy.env), policy.config.env, _settings(policy.env))
+    evaluated_policy = dataclasses.replace(
+        evaluated_policy, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
     )
     if env is not None:
         if type(env) is not type(policy.env):
@@ -237,14 +237,14 @@ def evaluate(
                 f"the policy was trained in {type(policy.env).__name__}, and env is of the type {type(env).__name__}: "
                 "make that environment with settings that the networks match"
             )
-        subject = subject.with_env_settings(_settings(env))
-    own = "learned" if greedy else "sampled"
-    scripted = policies.scripted_names(subject.env) if baselines is None else baselines
-    found = {
+        evaluated_policy = evaluated_policy.with_env_settings(_settings(env))
+    policy_name = "learned" if greedy else "sampled"
+    scripted = policies.scripted_names(evaluated_policy.env) if baselines is None else baselines
+    metrics_by_policy = {
         name: {metric: curve[-1] for metric, curve in curves.items()}
-        for name, curves in reports.rollout(subject, [own, *scripted], episodes, seed)
+        for name, curves in reports.rollout(evaluated_policy, [policy_name, *scripted], episodes, seed)
     }
-    return Evaluation(found.pop(own), found)
+    return Evaluation(metrics_by_policy.pop(policy_name), metrics_by_policy)
 
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
@@ -263,20 +263,20 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
     if not isinstance(preset, str | os.PathLike | None):
         raise UsageError(f"preset must be a name from configs/ or a YAML file, not {short_repr(preset)}")
     name = _name(algo) if isinstance(algo, type) else algo
-    own = {}
+    env_settings = {}
     if isinstance(env, Environment):
         if not environments.decorated(type(env)):
             raise UsageError(
                 f"{type(env).__name__} must be decorated with @dataclasses.dataclass(frozen=True), so that its fields "
                 "are its settings"
             )
-        own = _settings(env)
+        env_settings = _settings(env)
         registered = environments.registered()
         known = env.spec.name in registered and environments.find(env.spec.name) is type(env)
         env = env.spec.name if known else _name(type(env))
     elif isinstance(env, type):
         env = _name(env)
-    return changed(base(name, None if preset is None else str(preset), env), own | settings, "the arguments")
+    return changed(base(name, None if preset is None else str(preset), env), env_settings | settings, "the arguments")
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:
@@ -299,9 +299,9 @@ def _settings(env: Environment) -> dict[str, Any]:
 
 def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
     """Check the user's own parts. Raises UsageError."""
-    for name, given in (("networks", networks), ("optimizers", optimizers)):
-        if given is not None and not isinstance(given, Mapping):
-            raise UsageError(f"{name} must be a dictionary by part, such as {{'actor': ...}}, not {given!r}")
+    for name, value in (("networks", networks), ("optimizers", optimizers)):
+        if value is not None and not isinstance(value, Mapping):
+            raise UsageError(f"{name} must be a dictionary by part, such as {{'actor': ...}}, not {value!r}")
     for part, network in (networks or {}).items():
         if not callable(network) and not hasattr(network, "apply"):
             raise UsageError(f"networks: '{part}' must be a flax module or a function of the number of outputs")

@@ -29,7 +29,7 @@ from jaxrl.runtime.load import load_all_weights
 
 _POLICIES = "random,sampled,scripted"
 _EPISODES = 150  # 60,000 steps in episodes of 400, the size of the published datasets
-_MOST_EPISODES = 100_000
+_MAX_EPISODES = 100_000
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         help=f"who plays, in turn: greedy, sampled or baselines (default: {_POLICIES})")  # fmt: skip
     add_choice(parser, "--expert", EXPERTS, f"whose mu is written (default: {EXPERTS[0]})", EXPERTS[0])
     add_seed(parser, "of what is random in policies and labels")
-    add_int(parser, "--chunk", 1, _MOST_EPISODES, simulator.ARMS,
+    add_int(parser, "--chunk", 1, _MAX_EPISODES, simulator.ARMS,
             f"episodes played side by side (default: {simulator.ARMS})")  # fmt: skip
     add_simulator(parser)
 
@@ -59,24 +59,24 @@ def main(argv: Sequence[str]) -> int:
     if not flags.out.endswith(".npz"):
         raise UsageError(f"--out {short_repr(flags.out)}: an expert dataset is an .npz file: give it that ending")
     names = parse_policies(flags.policy)
-    episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MOST_EPISODES)
+    episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MAX_EPISODES)
     task = own_task(flags)
-    subject = read() if task is None else read("task")
-    simulator.reach_of(subject)
-    if not isinstance(subject.algo, Sac):
-        found = type(subject.algo).__name__.lower()
-        raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
-    subject.check_policies(names)
+    evaluated_policy = read() if task is None else read("task")
+    simulator.reach_of(evaluated_policy)
+    if not isinstance(evaluated_policy.algo, Sac):
+        algo_name = type(evaluated_policy.algo).__name__.lower()
+        raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {algo_name}: name another")
+    evaluated_policy.check_policies(names)
     path = output(flags.out, "--out")
     weights = load_all_weights(flags.run, not flags.last, flags.checkpoint)
-    world = simulator.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
-    made = collect(subject, weights, world, names, episodes, flags.seed, flags.expert)
-    expert_dataset.write(path, made)
+    world = simulator.world_of(flags.simulator, evaluated_policy, task, min(flags.chunk, -(-episodes // len(names))))
+    dataset = collect(evaluated_policy, weights, world, names, episodes, flags.seed, flags.expert)
+    expert_dataset.write(path, dataset)
     print(
-        f"wrote {flags.out}: {len(made):,} steps, {episodes:,} episodes of {', '.join(made.task_names)} in "
+        f"wrote {flags.out}: {len(dataset):,} steps, {episodes:,} episodes of {', '.join(dataset.task_names)} in "
         f"{world.description}"
     )
-    if made.episodes.min() < expert_dataset.LEAST_EPISODES:
+    if dataset.episodes.min() < expert_dataset.LEAST_EPISODES:
         print(
             f"warning: collective takes sets with at least {expert_dataset.LEAST_EPISODES} episodes of each task, to "
             "hold some out: collect more",

@@ -46,7 +46,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Turn UserErrors of a main function into one sentence on stderr and their exit code, without a traceback."""
 
     @functools.wraps(main)
-    def wrapped(argv: Sequence[str] | None = None) -> int:
+    def run_command(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             interrupt.install()
             hide_repeated_errors()
@@ -79,4 +79,4 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             print(f"error: {sentence}", file=sys.stderr)
             return 1
 
-    return wrapped
+    return run_command

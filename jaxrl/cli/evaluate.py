@@ -28,11 +28,11 @@ from jaxrl.evaluation import league, policies, reports, simulator, tables
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
 
-_MOST_EPISODES = 1_000_000
+_MAX_EPISODES = 1_000_000
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    add_int(parser, "--episodes", 1, _MOST_EPISODES, 0, "held-out episodes per policy, or games per pair of players "
+    add_int(parser, "--episodes", 1, _MAX_EPISODES, 0, "held-out episodes per policy, or games per pair of players "
             f"(default: {EPISODES}, or what the environment asks for)")  # fmt: skip
     add = parser.add_argument
     add("--policy", metavar="A,B,...", help="which policies: greedy (best action), sampled (drawn, not the best "
@@ -45,7 +45,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, "of the held-out set")
     add("--json", "--out", metavar="FILE", help=f"where to write (default: RUN/{FILE} for all policies in the run's "
         f"own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else nowhere)")  # fmt: skip
-    add_int(parser, "--chunk", 0, _MOST_EPISODES, 0, "most episodes rolled out at a time on a device; 0 = by their "
+    add_int(parser, "--chunk", 0, _MAX_EPISODES, 0, "most episodes rolled out at a time on a device; 0 = by their "
             "size (default: 0)")  # fmt: skip
     add_simulator(parser)
 
@@ -56,43 +56,45 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags, source_required=True)
     task = own_task(flags)
-    subject = read() if task is None else read("task")
-    how = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
+    evaluated_policy = read() if task is None else read("task")
+    options = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
     if flags.against:
-        players = _league(flags, subject)
+        players = _league(flags, evaluated_policy)
         path = output(flags.json, "--json") if flags.json else None
-        report = reports.play_league(players, flags.episodes, *how)
+        report = reports.play_league(players, flags.episodes, *options)
     else:
         if flags.greedy:
             raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
-            simulator.reach_of(subject)
-        subject = league.set_for_matches(subject)
-        names = league.usual(subject) if flags.policy is None else parse_policies(flags.policy)
-        subject.check_policies(names)
-        own = None if task or flags.checkpoint is not None else reports.own_file(subject, names, flags.simulator)
-        path = output(flags.json or str(own), "--json") if flags.json or own else None
-        if subject.env.env.match_rules:
-            report = reports.play_matches(subject, names, flags.episodes, *how)
+            simulator.reach_of(evaluated_policy)
+        evaluated_policy = league.set_for_matches(evaluated_policy)
+        names = league.usual(evaluated_policy) if flags.policy is None else parse_policies(flags.policy)
+        evaluated_policy.check_policies(names)
+        default_path = None
+        if not task and flags.checkpoint is None:
+            default_path = reports.own_file(evaluated_policy, names, flags.simulator)
+        path = output(flags.json or str(default_path), "--json") if flags.json or default_path else None
+        if evaluated_policy.env.env.match_rules:
+            report = reports.play_matches(evaluated_policy, names, flags.episodes, *options)
         elif flags.simulator:
             episodes = flags.episodes or simulator.EPISODES
             arms = flags.chunk or (simulator.ARMS if flags.simulator == "metaworld" else episodes)
-            world = simulator.world_of(flags.simulator, subject, task, min(arms, episodes))
-            report = reports.evaluate(subject, names, episodes, *how, world)
+            world = simulator.world_of(flags.simulator, evaluated_policy, task, min(arms, episodes))
+            report = reports.evaluate(evaluated_policy, names, episodes, *options, world)
         else:
-            report = reports.evaluate(subject, names, flags.episodes or EPISODES, *how)
-    tables.show(report, subject.description)
+            report = reports.evaluate(evaluated_policy, names, flags.episodes or EPISODES, *options)
+    tables.show(report, evaluated_policy.description)
     if path is not None:
         write_output(path, json.dumps(report, indent=1, allow_nan=False) + "\n", "--json")
         print(f"wrote {path}")
     return 0
 
 
-def _league(flags: argparse.Namespace, subject: EvalPolicy) -> league.League:
+def _league(flags: argparse.Namespace, evaluated_policy: EvalPolicy) -> league.League:
     """Return the league of --against. Raises UserError."""
     if flags.simulator:
         raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
-    if subject.run is None:
+    if evaluated_policy.run is None:
         raise UsageError("--against plays a run against others: name the run first")
-    others = [policies.load_run(run, not flags.last) for run in flags.against]
-    return league.league([subject, *others], None if flags.policy is None else parse_list(flags.policy), flags.greedy)
+    players = [evaluated_policy, *(policies.load_run(run, not flags.last) for run in flags.against)]
+    return league.league(players, None if flags.policy is None else parse_list(flags.policy), flags.greedy)

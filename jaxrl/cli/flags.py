@@ -151,35 +151,35 @@ def parse(
 
     `add_flags` adds the flags of the command itself, at the end of the help. Raises UsageError.
     """
-    former, resume = _base(list(argv), prog)
+    config, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
-    parser = Parser(former.algo, prog=prog, description=description, usage=usage)
+    parser = Parser(config.algo, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema = schema_of(former.algo, former.env)
+    schema = schema_of(config.algo, config.env)
     groups: dict[str, Any] = {"first": parser}
     titles = {
-        "algorithm": f"algorithm {former.algo} (of another: --algo NAME --help)",
-        "environment": f"environment {former.env} (of another: --env NAME --help)",
+        "algorithm": f"algorithm {config.algo} (of another: --algo NAME --help)",
+        "environment": f"environment {config.env} (of another: --env NAME --help)",
         "run": "more of the run",
     }
     groups |= {section: parser.add_argument_group(title) for section, title in titles.items()}
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(former.env)
-            _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
+            hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(config.env)
+            _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
     groups["run"].add_argument(
         "--checkpoint", metavar="N", help="with --init_from RUN: the checkpoint of this number, as in RUN/checkpoints"
     )
     if add_flags is not None:
         add_flags(parser)
-    flags = parser.parse_args(translate_flags(argv, former.algo, schema))
+    flags = parser.parse_args(translate_flags(argv, config.algo, schema))
     changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
     if flags.checkpoint is not None:
         if resume is not None:
             raise _resumes_newest(resume, flags.checkpoint)
         changes["init_from"] = _checkpoint_of(changes.get("init_from", ""), flags.checkpoint)
-    return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
+    return Request(changed(config, changes) if resume is None else config, resume, changes, flags)
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
@@ -231,9 +231,9 @@ def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> N
     value = ",".join(map(str, default)) if isinstance(default, tuple) else default
     bounds = "" if field.between is None else f"{format_bound(field.between[0])} to {format_bound(field.between[1])}; "
     text = f"{field.help} ({bounds}default: {value if value != '' else 'empty'})".replace("%", "%%")
-    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
+    options: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
     text = argparse.SUPPRESS if hidden else text
-    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **alone)
+    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **options)
 
 
 def _metavar(kind: Any) -> str:
@@ -254,10 +254,14 @@ def add_environment(
     """
     fields = fields_named(env, "environment")
     defaults = {name: field.default for name, field in fields.items()} | (current or {})
-    group, own = parser.add_argument_group(f"environment {env}"), {}
+    group, flag_fields = parser.add_argument_group(f"environment {env}"), {}
     for name, field in fields.items():
         if field.flag:
             with contextlib.suppress(argparse.ArgumentError):
                 _add_flag(group, field, defaults[name])
-                own[name] = field
-    return lambda parsed: defaults | {name: _parse(own[name], parsed[name]) for name in own if name in parsed}
+                flag_fields[name] = field
+
+    def read_settings(parsed: dict[str, Any]) -> dict[str, Any]:
+        return defaults | {name: _parse(field, parsed[name]) for name, field in flag_fields.items() if name in parsed}
+
+    return read_settings

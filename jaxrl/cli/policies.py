@@ -51,10 +51,10 @@ def parse(
         raise UsageError(f"name a run, {prog} RUN, or an environment for its scripted policies, --env {DEFAULT_ENV}")
 
     def read(*without: str) -> EvalPolicy:
-        named = {name: value for name, value in vars(parsed).items() if name not in without}
-        settings = settings_of(named)
-        found = load(run, env, settings, not parsed.last, parsed.checkpoint)
-        return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
+        parsed_values = {name: value for name, value in vars(parsed).items() if name not in without}
+        settings = settings_of(parsed_values)
+        policy = load(run, env, settings, not parsed.last, parsed.checkpoint)
+        return dataclasses.replace(policy, given=frozenset(settings) & frozenset(parsed_values))
 
     return parsed, read
 
@@ -103,11 +103,11 @@ def own_task(flags: argparse.Namespace) -> str | None:
     names = parse_list(getattr(flags, "task", None) or "")
     if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
         return None
-    own = [name for name in names if name.endswith("-v3")]
+    simulator_tasks = [name for name in names if name.endswith("-v3")]
     if flags.simulator != "metaworld":
-        if own:
-            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: use --simulator metaworld")
+        if simulator_tasks:
+            raise UsageError(f"'{simulator_tasks[0]}' is a task of Meta-World itself: use --simulator metaworld")
         return None  # a task of an environment other than reach, or an unknown one
-    if own and len(names) > 1:
+    if simulator_tasks and len(names) > 1:
         raise UsageError(f"Meta-World plays one of its own tasks at a time, not {flags.task}: name one")
     return names[0] if len(names) == 1 else None

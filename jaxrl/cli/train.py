@@ -33,25 +33,25 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     with hosts.join(place, flags.host_timeout):
         if place is not None:
-            asked = {
+            requested = {
                 **request.config.plain(),
                 **request.changes,
                 "--resume": request.resume,
                 "--resume_or_start": flags.resume_or_start,
             }
-            hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
+            hosts.require_same({**requested, **versions(), "local devices": jax.local_device_count()})
         if flags.resume_or_start is not None:
-            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
+            outcome = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
         elif request.resume is not None:
-            ended = runs.resume(request.resume, request.config, request.changes)
+            outcome = runs.resume(request.resume, request.config, request.changes)
         else:
-            ended = runs.start(request.config)
-        if hosts.writes() and any(ended.directory.glob("*/config.yaml")):  # several trials
+            outcome = runs.start(request.config)
+        if hosts.writes() and any(outcome.directory.glob("*/config.yaml")):  # several trials
             from jaxrl.evaluation import learning_curves  # scipy, which training does not need
 
-            learning_curves.report(ended.directory, print)
-        print(fold(ended.sentence), f"run directory: {ended.directory}", sep="\n", flush=True)
-        if ended.abandoned:
+            learning_curves.report(outcome.directory, print)
+        print(fold(outcome.sentence), f"run directory: {outcome.directory}", sep="\n", flush=True)
+        if outcome.abandoned:
             raise entry.AbandonedError
     return 0
 

@@ -33,9 +33,9 @@ def add_int(parser: argparse._ActionsContainer, flag: str, low: int, high: int, 
     )
 
 
-def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
+def add_seed(parser: argparse.ArgumentParser, purpose: str) -> None:
     """Add the flag --seed."""
-    add_int(parser, "--seed", 0, 2**32 - 1, 0, f"{of} (default: 0)")
+    add_int(parser, "--seed", 0, 2**32 - 1, 0, f"{purpose} (default: 0)")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

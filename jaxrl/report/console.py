@@ -161,8 +161,8 @@ class Console:
         start = f"  {heading:{_HEADING_WIDTH}}" if heading else ""
         line = start
         for label, text in cells:
-            least = len(label) + 1 + (_NUMBER_WIDTH if heading else _COUNT_WIDTH)
-            self._cell_widths[label] = max(self._cell_widths.get(label, least), len(label) + 1 + len(text))
+            min_width = len(label) + 1 + (_NUMBER_WIDTH if heading else _COUNT_WIDTH)
+            self._cell_widths[label] = max(self._cell_widths.get(label, min_width), len(label) + 1 + len(text))
             cell = f"{label} {text}".ljust(self._cell_widths[label])
             if line != start and len(line) + 2 + len(cell.rstrip()) > self._width:
                 self._write(fold(line.rstrip(), self._width, 4))

@@ -12,8 +12,8 @@ from jaxrl.algos.base import AlgoState
 def check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
     """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple with these entries."""
     if not isinstance(results, tuple) or len(results) != len(names):
-        found = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
-        raise ValueError(f"{method} must return {', '.join(names)}, not {found}")
+        description = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
+        raise ValueError(f"{method} must return {', '.join(names)}, not {description}")
     return results
 
 
@@ -36,14 +36,14 @@ def check_learned(before: Any, after: Any, metrics: Any) -> None:
 
 def check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
     """Raise ValueError unless `act` returned what the environment takes; runs while tracing."""
-    wanted, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
+    expected_shape, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
     same_kind = any(jnp.issubdtype(action.dtype, kind) and jnp.issubdtype(spec.action.dtype, kind) for kind in kinds)
-    if action.shape != wanted or not same_kind:
-        found, named = (
+    if action.shape != expected_shape or not same_kind:
+        actual, expected = (
             f"{jnp.dtype(dtype).name}{list(shape)}"
-            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, wanted))
+            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, expected_shape))
         )
         raise ValueError(
-            f"act returned actions {found}, but '{spec.name}' takes {named} (environments, agents, ...): "
+            f"act returned actions {actual}, but '{spec.name}' takes {expected} (environments, agents, ...): "
             "return one action for each agent of each environment"
         )

@@ -34,7 +34,7 @@ DEFAULT_ENV = {
     "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "ppo": "reach",
     "collective": "reach", "student": "reach",
 }  # fmt: skip
-MOST_ENVS = 2**24  # environments of a run
+MAX_ENVS = 2**24  # environments of a run
 _COUNT = (0, 1e15)
 
 
@@ -43,7 +43,7 @@ class RunSettings:
     """Length, size, devices and outputs of a run."""
 
     num_envs: int = setting(
-        0, "number of parallel environments; 0 = what the algorithm's settings imply", between=(0, MOST_ENVS)
+        0, "number of parallel environments; 0 = what the algorithm's settings imply", between=(0, MAX_ENVS)
     )
     seed: int = setting(0, "random seed", between=(0, 2**32 - 1))
     num_seeds: int = setting(
@@ -81,7 +81,7 @@ class RunSettings:
     )
     rollout_chunk: int = setting(
         0, "environments rolled out at a time in phases that restart them; 0 = by the free memory",
-        between=(0, MOST_ENVS),
+        between=(0, MAX_ENVS),
     )  # fmt: skip
     learn_chunk: int = setting(
         0, "samples per gradient evaluation, accumulated over the minibatch; 0 = by the free memory",
@@ -189,11 +189,11 @@ def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
 
     Raises UsageError for unknown names and for duplicates.
     """
-    of_algo = fields_named(algo, "algorithm")
+    algo_fields = fields_named(algo, "algorithm")
     schema = fields_of(RunSettings, "run")
     for section, fields in (
         ("environment", fields_named(env, "environment") if with_env else {}),
-        ("algorithm", of_algo),
+        ("algorithm", algo_fields),
     ):
         for name, field in fields.items():
             if name in schema or name in ("algo", "env", "config", "resume"):
@@ -211,7 +211,7 @@ def check_value(field: Field, value: Any, where: str) -> Any:
 
     Numbers may be text, as YAML 1.1 reads 1e-3 as a word, and words may be paths. Raises UsageError.
     """
-    kind, given = field.kind, value
+    kind, converted = field.kind, value
     if typing.get_origin(kind) is tuple:
         parts = value.tolist() if getattr(value, "ndim", 0) == 1 else value
         if isinstance(parts, list | tuple):
@@ -221,11 +221,11 @@ def check_value(field: Field, value: Any, where: str) -> Any:
                 fields = [dataclasses.replace(field, kind=inner) for inner in kinds]
                 return tuple(check_value(inner, part, where) for inner, part in zip(fields, parts, strict=True))
     elif kind in (int, float) and isinstance(value, str) and (number := _number(value)) is not None:
-        given = number
+        converted = number
     elif kind is str and isinstance(value, str | os.PathLike):
-        given = expand_home(os.fspath(value))
+        converted = expand_home(os.fspath(value))
     try:
-        exact = exact_value(field.name, given, kind)
+        exact = exact_value(field.name, converted, kind)
         finite = kind is not float or math.isfinite(exact)
     except ValueError as error:
         if kind not in (int, float):
@@ -411,8 +411,8 @@ def suggestion(word: str, known: dict[str, str]) -> str:
     if akin:
         return f"did you mean {' or '.join(akin[:4])}?"
     bare = {name.strip("-"): name for name in known}  # dashes are alike in all flags
-    near = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.5)
-    return f"did you mean '{bare[near[0]]}'?" if near else "see --help for all of them"
+    matches = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.5)
+    return f"did you mean '{bare[matches[0]]}'?" if matches else "see --help for all of them"
 
 
 def env_of(values: dict[str, Any]) -> str | None:

@@ -39,8 +39,8 @@ _FLOATS = {
 }  # fmt: skip
 _INTEGERS = ("task", "step")
 _NAMES = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
-_MOST_LOG_STD = 50  # its square and its exponential are still finite in float32
-_ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
+_MAX_LOG_STD = 50  # its square and its exponential are still finite in float32
+_SAME_SIZE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
 class ExpertDatasetError(UserError):
@@ -164,17 +164,17 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         if not np.all(finite):
             row = int(np.argmin(finite))
             raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
-    for one, other in _ALIKE:
-        sizes = arrays[one].shape[1], arrays[other].shape[1]
+    for first, second in _SAME_SIZE:
+        sizes = arrays[first].shape[1], arrays[second].shape[1]
         if not sizes[0]:
-            raise refuse(f"has an empty {one}: give observations and actions")
+            raise refuse(f"has an empty {first}: give observations and actions")
         if sizes[0] != sizes[1]:
-            raise refuse(f"mixes sizes: {one} has {sizes[0]} numbers, {other} {sizes[1]}")
+            raise refuse(f"mixes sizes: {first} has {sizes[0]} numbers, {second} {sizes[1]}")
     for name in ("action", "mu"):
         if np.abs(arrays[name]).max() > 1 + 1e-6:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
-    if np.abs(arrays["log_std"]).max() > _MOST_LOG_STD:
-        raise refuse(f"has values of log_std outside ±{_MOST_LOG_STD}: give the logarithm of the standard deviation")
+    if np.abs(arrays["log_std"]).max() > _MAX_LOG_STD:
+        raise refuse(f"has values of log_std outside ±{_MAX_LOG_STD}: give the logarithm of the standard deviation")
     _check_episodes(arrays, refuse, least_episodes)
 
 

@@ -98,12 +98,12 @@ def compiled_bytes(compiled: Any) -> int:
 
 
 def choose_chunks(
-    run: RunSettings, env: BatchedEnvironment, algo: Algorithm, limit: float, adapt: bool
+    settings: RunSettings, env: BatchedEnvironment, algo: Algorithm, limit: float, adapt: bool
 ) -> tuple[int, int]:
     """Return the environments that are rolled out at a time on a device, and its samples per gradient.
 
     Args:
-        run: `rollout_chunk` and `learn_chunk`, 0 for what is quick and takes a share of the memory.
+        settings: `rollout_chunk` and `learn_chunk`, 0 for what is quick and takes a share of the memory.
         env, algo: with the layout of the run.
         limit: bytes of a device for each trial.
         adapt: lower numbers that do not divide the environments and samples of a device, whose number may have changed.
@@ -112,10 +112,10 @@ def choose_chunks(
     """
     layout, cpu = algo.layout, jax.default_backend() == "cpu"
     envs, samples = layout.local_envs, algo.gradient_samples * layout.local_shards
-    rollout = _fit("rollout_chunk", min(run.rollout_chunk, envs), envs, adapt)
+    rollout = _fit("rollout_chunk", min(settings.rollout_chunk, envs), envs, adapt)
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         rollout = _divide(envs, most_environments(limit, rollout_env_bytes(env)), CPU_ROLLOUT if cpu else envs)
-    learn = _fit("learn_chunk", run.learn_chunk, samples, adapt)
+    learn = _fit("learn_chunk", settings.learn_chunk, samples, adapt)
     if not learn and samples > 1:  # else the algorithm cannot split its gradients
         most = max(int(SHARE * limit / SAMPLE_BYTES), CPU_SAMPLES)
         learn = _divide(samples, most, CPU_SAMPLES if cpu else samples)

@@ -91,7 +91,7 @@ def not_finite_error(
         faulty: `faulty_fields` of this block and earlier ones.
     """
     row, name = int(fetched.done) - 1, names[int(fetched.not_finite)]
-    at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
+    place = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
     first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
         phase.updates
         - values[row].shape[-1]
@@ -100,13 +100,13 @@ def not_finite_error(
         if np.ndim(values[row]) == 1 + several and not np.all(np.isfinite(values[row]))
     ]
     if first:
-        at = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({at})"
-    kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
+        place = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({place})"
+    checkpoint_note = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
     if faulty:
         return NotFiniteError(
             f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}, and "
-            f"{name} is not finite at {at}; {kept}: fix the environment; envs_jax.testing.check_env can "
+            f"{name} is not finite at {place}; {checkpoint_note}: fix the environment; envs_jax.testing.check_env can "
             "help find the step"
         )
     remedy = "lower the learning rate" + (f" in a new run with --init_from {directory}" if steps else "")
-    return NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
+    return NotFiniteError(f"{name} is not finite at {place}; {checkpoint_note}: {remedy}")

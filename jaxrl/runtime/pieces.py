@@ -54,8 +54,8 @@ class Done(NamedTuple):
 def wanted(algo: Algorithm, phase: Phase, backend: str) -> bool:
     """Return whether iterations of a phase are so long that they are run in pieces."""
     transitions = phase.steps * algo.layout.num_envs * algo.spec.num_agents
-    least = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
-    return bool(phase.updates and algo.learn_stages) and transitions >= least
+    minimum = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
+    return bool(phase.updates and algo.learn_stages) and transitions >= minimum
 
 
 def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
@@ -102,27 +102,27 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
         episodes, faults = split_faults(episodes)
         return state, BlockMetrics(metrics, episodes, first, jnp.int32(1), faults)
 
-    def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
+    def jit_on_mesh(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
         return jax.jit(on_devices, donate_argnums=donated, compiler_options=graphs())
 
     state, count = trainer.shapes(), trainer.placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
-    make_buffers = compiled(buffers, (specs,), collected, ())
-    rows = trainer.placed(jax.eval_shape(make_buffers, state), collected)
-    begin_learning = compiled(begin, (specs, collected), learning, ())
-    work = trainer.placed(jax.eval_shape(begin_learning, state, rows), learning)
+    make_buffers = jit_on_mesh(buffers, (specs,), collected, ())
+    buffer_shapes = trainer.placed(jax.eval_shape(make_buffers, state), collected)
+    begin_learning = jit_on_mesh(begin, (specs, collected), learning, ())
+    work = trainer.placed(jax.eval_shape(begin_learning, state, buffer_shapes), learning)
     counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
     programs: dict[str, tuple[Any, ...]] = {
         "buffers": (make_buffers, state),
-        ROLLOUT: (compiled(rollout, (specs, collected, *counts), result, (1,)), state, rows, count, count),
-        "begin": (begin_learning, state, rows),
+        ROLLOUT: (jit_on_mesh(rollout, (specs, collected, *counts), result, (1,)), state, buffer_shapes, count, count),
+        "begin": (begin_learning, state, buffer_shapes),
     }
     for name in dict.fromkeys(stage.name for stage in algo.learn_stages):
         stage = functools.partial(run_stage, name=name)
-        jitted = compiled(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
-        programs[name] = (jitted, state, work, count, count, count)
-    jitted = compiled(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
-    return programs | {"end": (jitted, state, rows, work)}
+        program = jit_on_mesh(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
+        programs[name] = (program, state, work, count, count, count)
+    program = jit_on_mesh(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
+    return programs | {"end": (program, state, buffer_shapes, work)}
 
 
 def announcement(seconds: float, num_envs: int) -> str:
@@ -204,8 +204,8 @@ class Pieces:
             state and metrics, or None if it was given up.
         """
         buffers, work = self._take_buffers(state), None
-        for number, stage in enumerate(self.stages):
-            if number == 1:
+        for index, stage in enumerate(self.stages):
+            if index == 1:
                 began = time.perf_counter()
                 work = jax.block_until_ready(self.programs["begin"](state, buffers))
                 self.seconds["begin"] = time.perf_counter() - began
@@ -216,8 +216,8 @@ class Pieces:
                     buffers = self._run_steps(stage, state, buffers, start, end)
                 else:
                     work = self._run_steps(stage, state, work, start, end)
-                start, left = end, self._seconds_left(number, end)
-                show(self._done(stage, start, left))
+                start, left = end, self._seconds_left(index, end)
+                show(self._describe_progress(stage, start, left))
                 if stop(left):
                     self._buffers = buffers
                     return None
@@ -246,14 +246,14 @@ class Pieces:
         self.seconds[stage.name] = (time.perf_counter() - began) / (end - start)
         return changing
 
-    def _seconds_left(self, number: int, done: int) -> float:
+    def _seconds_left(self, index: int, done: int) -> float:
         """Return the seconds of what follows `done` steps of a stage, as far as measured."""
-        steps = [stage.steps for stage in self.stages[number:]]
+        steps = [stage.steps for stage in self.stages[index:]]
         steps[0] -= done
-        left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[number:], steps, strict=True))
-        return left + (self.seconds.get("begin", 0.0) if number == 0 else 0.0)
+        left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[index:], steps, strict=True))
+        return left + (self.seconds.get("begin", 0.0) if index == 0 else 0.0)
 
-    def _done(self, stage: Stage, done: int, left: float) -> Done:
+    def _describe_progress(self, stage: Stage, done: int, left: float) -> Done:
         if stage.name == ROLLOUT:
             unit = "episodes" if self.phase.restart else "environments"
             return Done("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)

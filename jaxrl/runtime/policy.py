@@ -124,25 +124,25 @@ class Policy:
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
         """Return a time step [B] from the caller's arrays, and whether it was that of a single environment."""
-        given = observation if isinstance(observation, TimeStep) else None
-        seen = observation if given is None else given.observation
-        wanted, found = jax.tree.leaves(self._blank.observation), [jnp.asarray(x) for x in jax.tree.leaves(seen)]
-        shapes = [x.shape[1:] for x in wanted]
-        single = [x.shape for x in found] == shapes
-        if not single and [x.shape[1:] for x in found] != shapes:
+        timestep = observation if isinstance(observation, TimeStep) else None
+        observations = observation if timestep is None else timestep.observation
+        arrays = [jnp.asarray(x) for x in jax.tree.leaves(observations)]
+        shapes = [x.shape[1:] for x in jax.tree.leaves(self._blank.observation)]
+        single = [x.shape for x in arrays] == shapes
+        if not single and [x.shape[1:] for x in arrays] != shapes:
             raise ValueError(
                 f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
-                f"batch axis before them, not {[x.shape for x in found]}"
+                f"batch axis before them, not {[x.shape for x in arrays]}"
             )
-        if any(_is_nan(x) for x in found):
+        if any(_is_nan(x) for x in arrays):
             raise ValueError(f"observations of '{self.env.spec.name}' hold NaN: find out which step made them")
-        batch = () if single else (len(found[0]),)
-        if given is not None:
+        batch = () if single else (len(arrays[0]),)
+        if timestep is not None:
             if mask is not None or first is not False:
                 raise ValueError("a time step has its own masks and `first`: leave action_mask and first out")
             if self.algo.heeds_masks:
-                given = dataclasses.replace(given, action_mask=self._mask(given.action_mask, batch))
-            return (jax.tree.map(lambda x: x[None], given) if single else given), single
+                timestep = dataclasses.replace(timestep, action_mask=self._mask(timestep.action_mask, batch))
+            return (jax.tree.map(lambda x: x[None], timestep) if single else timestep), single
         if self.algo.heeds_masks and self.env.spec.next_mask is not independent_mask:
             raise ValueError(
                 f"the action masks of '{self.env.spec.name}' depend on other agents' actions: pass the whole "
@@ -156,30 +156,30 @@ class Policy:
                 "false): leave action_mask out, or train one with masking true"
             )
         mask = self._mask(mask, batch)
-        size = 1 if single else len(found[0])
+        size = 1 if single else len(arrays[0])
         blank = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), self._blank)
         structure = jax.tree.structure(self._blank.observation)
         return dataclasses.replace(
             blank,
-            observation=jax.tree.unflatten(structure, [x[None] if single else x for x in found]),
+            observation=jax.tree.unflatten(structure, [x[None] if single else x for x in arrays]),
             action_mask=mask[None] if single and mask is not None else mask,
             first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
         ), single
 
-    def _mask(self, given: Any, batch: tuple[int, ...]) -> Array | None:
+    def _mask(self, values: Any, batch: tuple[int, ...]) -> Array | None:
         """Return the caller's mask as bool[*batch, A, n], None where none is needed. Raises ValueError."""
         spec = self.env.spec
         if not isinstance(spec.action, Discrete):
             return None
         shape = (*batch, spec.num_agents, spec.action.n)
-        if given is None:
+        if values is None:
             if self._blank.action_mask is None or not self.algo.heeds_masks:
                 return None
             raise ValueError(
                 f"'{spec.name}' closes actions, the policy needs to know which: give action_mask, bool{list(shape)}, "
                 "true where an action is open (`timestep.action_mask`), or pass the whole time step"
             )
-        mask = given if isinstance(given, jax.Array) else np.asarray(given)
+        mask = values if isinstance(values, jax.Array) else np.asarray(values)
         if mask.dtype != np.bool_ and not np.issubdtype(mask.dtype, np.integer):
             raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
         if mask.shape != shape:

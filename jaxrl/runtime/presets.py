@@ -55,10 +55,10 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
     values, where = _preset(algo, config)
     if algo is not None and values.setdefault("algo", algo) != algo:
         raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
-    if env is not None and env != (former := env_of(values)):
-        if config is None and not (former and _related(former, env)):  # a preset for something else
+    if env is not None and env != (preset_env := env_of(values)):
+        if config is None and not (preset_env and _are_related(preset_env, env)):  # a preset for something else
             values, where = {"algo": values["algo"]}, "the command line"
-        values = _moved(values, env)
+        values = _move_to_env(values, env)
     return build(values, where)
 
 
@@ -80,23 +80,25 @@ def _published_values(converted: published.Converted, path: Path) -> dict[str, A
     values = read_yaml(presets()[converted.preset]) | {"algo": converted.algo}
     if converted.settings.keys() & set(TOTALS):
         values |= dict.fromkeys(TOTALS, 0)
-    shown = ", ".join(f"{name} {short_repr(value)}" for name, value in converted.settings.items())
-    print(f"{path} is a file of {converted.system.name}; over the preset {converted.preset}: {shown}", file=sys.stderr)
+    changes = ", ".join(f"{name} {short_repr(value)}" for name, value in converted.settings.items())
+    print(
+        f"{path} is a file of {converted.system.name}; over the preset {converted.preset}: {changes}", file=sys.stderr
+    )
     for line in converted.left:
         print(f"not carried over: {line}", file=sys.stderr)
     return values | converted.settings
 
 
-def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
+def _move_to_env(values: dict[str, Any], env: str) -> dict[str, Any]:
     """Transfer a preset to another environment, dropping environment settings unless the two are related."""
-    former, kept = env_of(values), set()
-    dropped = set(fields_named(former, "environment")) if former else set()
-    if former and _related(former, env):
-        kept = set(fields_named(env, "environment"))
-    return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
+    previous_env, valid = env_of(values), set()
+    dropped = set(fields_named(previous_env, "environment")) if previous_env else set()
+    if previous_env and _are_related(previous_env, env):
+        valid = set(fields_named(env, "environment"))
+    return {name: value for name, value in values.items() if name not in dropped - valid} | {"env": env}
 
 
-def _related(one: str, other: str) -> bool:
+def _are_related(one: str, other: str) -> bool:
     """Return whether two environments are of one family, so that settings mean the same. Raises UsageError."""
     with usage_errors():
         classes = [{*envs_jax.base.find(name).__mro__} - {*envs_jax.Environment.__mro__} for name in (one, other)]

@@ -90,14 +90,14 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     times as many transitions are flown in all, in whole missions.
     """
     sizes = {"networks.batch_size": 600, "networks.batch_number": 5, "missions.n_agents": 4, "constraints.budget": 14}
-    size, number, agents, budget = (_whole(name, values.get(name, usual)) for name, usual in sizes.items())
+    size, count, agents, budget = (_whole(name, values.get(name, default)) for name, default in sizes.items())
     settings: Values = {}
-    transitions, of_mission = size * number, agents * (budget + 1)
+    transitions, per_mission = size * count, agents * (budget + 1)
     if sizes.keys() & values.keys():
-        settings |= {"minibatch_size": size, "num_envs": math.ceil(transitions / of_mission)}
+        settings |= {"minibatch_size": size, "num_envs": math.ceil(transitions / per_mission)}
     if "missions.n_episodes" in values:
         steps = _whole("missions.n_episodes", values["missions.n_episodes"])
-        settings["total_episodes"] = max(1, steps * transitions // of_mission)
+        settings["total_episodes"] = max(1, steps * transitions // per_mission)
     if values.get("critic.target_update_mode") == "soft":
         settings["tau"] = values.get("critic.tau", 0.01)
     return settings
@@ -440,9 +440,9 @@ def _ends_with(path: str, name: str) -> bool:
 def _sections(unknown: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
     """Return unknown keys with their values, whole unknown sections as one."""
     known = [path for path in paths if path not in unknown]
-    found: dict[str, None] = {}
+    sections: dict[str, None] = {}
     for path in unknown:
         prefixes = list(itertools.accumulate(path.split("."), lambda head, part: f"{head}.{part}"))
         section = next(x for x in prefixes if x == path or not any(y.startswith(f"{x}.") for y in known))
-        found[f"{path} {short_repr(paths[path])}" if section == path else section] = None
-    return list(found)
+        sections[f"{path} {short_repr(paths[path])}" if section == path else section] = None
+    return list(sections)

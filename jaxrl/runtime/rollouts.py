@@ -29,9 +29,9 @@ Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
 def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
-        action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
-        return action, memory
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+        action, carry, _ = algo.act(params, carry, timestep, keys, ended(), mode)
+        return action, carry
 
     return policy
 
@@ -64,9 +64,9 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
-        return action, memory
+        return action, carry
 
     return policy
 
@@ -74,17 +74,17 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
 def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         index, params = params
 
         def branch(one: Policy) -> Policy:
             def act(*arguments: Any) -> Acted:
-                action, memory = one(*arguments)
-                return action.astype(env.spec.action.dtype), memory
+                action, carry = one(*arguments)
+                return action.astype(env.spec.action.dtype), carry
 
             return act
 
-        return jax.lax.switch(index, [branch(one) for one in policies], params, memory, state, timestep, keys)
+        return jax.lax.switch(index, [branch(one) for one in policies], params, carry, state, timestep, keys)
 
     return policy
 
@@ -102,20 +102,20 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
-        own, (k, others) = params
-        action, memory = first(own, memory, state, timestep, keys)
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+        first_params, (k, opponent_params) = params
+        action, carry = first(first_params, carry, state, timestep, keys)
 
         def branch(opponent: Opponent, params: PolicyParams) -> Callable[[], Array]:
             def act() -> Array:
-                seen, opponent_keys = opponent.see(state)
-                return opponent.policy(params, (), state, seen, opponent_keys)[0].astype(action.dtype)
+                view, opponent_keys = opponent.see(state)
+                return opponent.policy(params, (), state, view, opponent_keys)[0].astype(action.dtype)
 
             return act
 
-        branches = [branch(opponent, params) for opponent, params in zip(opponents, others, strict=True)]
+        branches = [branch(opponent, params) for opponent, params in zip(opponents, opponent_params, strict=True)]
         reaction = jax.lax.switch(k, [*branches, lambda: jnp.zeros_like(action)])
-        return jnp.concatenate([action, reaction], axis=1), memory
+        return jnp.concatenate([action, reaction], axis=1), carry
 
     return policy
 
@@ -167,19 +167,19 @@ class Evaluator:
         """Return what `_begin` does when all of these episodes have ended."""
         horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
 
-        def play_steps(number: int, first: Array, carry: Any) -> Any:
+        def play_steps(count: int, first: Array, carry: Any) -> Any:
             def one_step(k: Array, carry: Any) -> Any:
                 return self._step(params, keys, context, carry, first + k.astype(jnp.uint32))[0]
 
-            return jax.lax.fori_loop(0, number, one_step, carry)
+            return jax.lax.fori_loop(0, count, one_step, carry)
 
         carry = self._begin(params, indices, seed_key, context)
         if self.env.spec.fixed_horizon:
             return play_steps(horizon, jnp.uint32(0), carry)
-        number = min(horizon, _STEPS_PER_CHECK)
+        count = min(horizon, _STEPS_PER_CHECK)
         _, carry = jax.lax.while_loop(
             lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
-            lambda loop: (loop[0] + jnp.uint32(number), play_steps(number, *loop)),
+            lambda loop: (loop[0] + jnp.uint32(count), play_steps(count, *loop)),
             (jnp.uint32(0), carry),
         )
         return carry
@@ -222,10 +222,10 @@ class Evaluator:
         carry, row = begin(*arguments)
         rows, actions = [_fetch(row)], []
         for t in range(0, spec.horizon, self._steps):
-            carry, (more, acted) = play_on(*arguments, carry, np.uint32(t))
-            more, acted = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, acted))
+            carry, (more, more_actions) = play_on(*arguments, carry, np.uint32(t))
+            more, more_actions = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, more_actions))
             rows.append(_fetch(more))
-            actions.append(_fetch(acted))
+            actions.append(_fetch(more_actions))
             if not spec.fixed_horizon and np.asarray(carry[2].done).all():
                 break
         return jax.tree.map(_join, *rows), jax.tree.map(_join, *actions)
@@ -317,14 +317,14 @@ class Evaluator:
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def jit_precisely(function: Callable[..., Any]) -> Callable[..., Any]:
             def precise(*arguments: Any) -> Any:
                 with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
                     return function(*arguments)
 
             return jax.jit(precise, compiler_options=graphs())
 
-        begin, play_on = map(jitted, self._trace(see, lambda index: jnp.reshape(index, (1,))))
+        begin, play_on = map(jit_precisely, self._trace(see, lambda index: jnp.reshape(index, (1,))))
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             rows, actions = self._collect(begin, play_on, params, key, context, index)
@@ -365,13 +365,13 @@ def final_means(spec: EnvSpec, ended: dict[str, np.ndarray]) -> dict[str, float]
 def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Replace the curve "task" of curves [T + 1, N] by the score of each task's episodes, "score/name" [T + 1, n]."""
     names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
-    found = {name: curve for name, curve in curves.items() if name != "task"}
+    result = {name: curve for name, curve in curves.items() if name != "task"}
     if "task" in curves:
         for index, name in enumerate(names):
             chosen = np.asarray(curves["task"])[-1] == index
             if chosen.any():
-                found[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
-    return found
+                result[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
+    return result
 
 
 def announced(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:

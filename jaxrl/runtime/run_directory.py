@@ -51,12 +51,12 @@ def create(
     Raises RunError: `root` is not writable, or its disk is full.
     """
     group = _group(root, algo, env)
-    known = {**versions(), _RUN_ID: uuid.uuid4().hex, _ENV: env_version, **(facts or {})}
+    entries = {**versions(), _RUN_ID: uuid.uuid4().hex, _ENV: env_version, **(facts or {})}
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = group / name if name else _next(group)
         run.mkdir(exist_ok=True)
-        write_atomically(run / VERSIONS, json.dumps(known, indent=1) + "\n")
+        write_atomically(run / VERSIONS, json.dumps(entries, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
         raise RunError(
@@ -142,32 +142,32 @@ def versions() -> dict[str, str]:
     import jax
     import jax.extend.backend
 
-    found = {"python": platform.python_version(), "jaxrl": __version__}
-    found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
+    result = {"python": platform.python_version(), "jaxrl": __version__}
+    result |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
-    found["platform"] = f"{platform.system()} {platform.machine()}"
-    found["backend"] = " ".join(f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".split())
-    found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
-    return found
+    result["platform"] = f"{platform.system()} {platform.machine()}"
+    result["backend"] = " ".join(f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".split())
+    result["devices"] = f"{len(devices)} x {devices[0].device_kind}"
+    return result
 
 
 def other_versions(run: Path) -> list[str]:
     """Return sentences about versions that have changed since the run began: its numbers may differ slightly."""
-    former, now = read_versions(run), versions()
+    previous, current = read_versions(run), versions()
     return [
-        f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
+        f"the run began with {name} {previous[name]}, this is {current[name]}: the last bits of its numbers may differ"
         for name in ("jaxrl", *_PACKAGES, "backend")
-        if name in former and former[name] != now[name]
+        if name in previous and previous[name] != current[name]
     ]
 
 
 def check_version(run: Path, env: str, version: int) -> None:
     """Raise RunError if the rules of a run's environment have changed since it began."""
-    found = read_versions(run)
-    former = found.get(_ENV, 1)
-    if found and former != version:
+    stored = read_versions(run)
+    previous = stored.get(_ENV, 1)
+    if stored and previous != version:
         raise RunError(
-            f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
+            f"{run} was trained in version {previous} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
         )
 
@@ -215,10 +215,10 @@ def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path,
 
     The run may be named by the folder of one of its checkpoints. Raises UsageError if that is another one.
     """
-    run, named = split_checkpoint(run)
-    if None not in (named, number) and named != number:
-        raise UsageError(f"{run} is asked for the checkpoints {named} and {number}: name one of them")
-    return run, named if number is None else number
+    run, folder_number = split_checkpoint(run)
+    if None not in (folder_number, number) and folder_number != number:
+        raise UsageError(f"{run} is asked for the checkpoints {folder_number} and {number}: name one of them")
+    return run, folder_number if number is None else number
 
 
 def open_run(path: Path | str) -> Path:
@@ -231,14 +231,14 @@ def open_run(path: Path | str) -> Path:
         return run
     try:
         problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
-        candidates = _near(run)
+        candidates = _find_similar_runs(run)
     except (OSError, ValueError) as error:
         problem, candidates = f"cannot be read ({getattr(error, 'strerror', None) or error})", []
     advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
     raise RunError(f"{path} {problem}; {advice}")
 
 
-def _near(path: Path) -> list[str]:
+def _find_similar_runs(path: Path) -> list[str]:
     """Return up to three runs: the newest below `path`, or else siblings or runs under runs/ with a similar name."""
     if path.name == CHECKPOINTS and is_file(path.parent / CONFIG):
         return [str(path.parent)]

@@ -51,7 +51,7 @@ class SelfPlay(BatchedEnvironment):
         Raises:
             ValueError: the games cannot be divided into equal groups per snapshot.
         """
-        own, parameters = context
+        inner_context, parameters = context
         timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]
         players, group, games = self.snapshots, self.group, len(keys)
         if games % (players * group):
@@ -67,7 +67,7 @@ class SelfPlay(BatchedEnvironment):
         chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
         opponents = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
-        return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), own)
+        return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), inner_context)
 
     def init_pool(self, policy: PolicyParams) -> Any:
         """Return P copies of a policy, leaves [P, ...]."""

@@ -42,11 +42,11 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        former = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        previous_handlers = {number: signal.signal(number, self._handle) for number in NUMBERS}
         try:
             yield
         finally:
-            for number, handler in former.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -82,20 +82,22 @@ class Position:
         pairs = (np.asarray(x).reshape(-1, 2)[0] for x in (state.progress.env_steps, state.progress.updates))
         return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
 
-    def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
+    def after(self, phase: Phase, num_envs: int, count: int = 1) -> "Position":
         """Return the position after so many more iterations of the phase."""
         return Position(
             self.phase,
-            self.iteration + number,
-            self.iterations + number,
-            self.env_steps + number * phase.steps * num_envs,
-            self.updates + number * phase.updates,
+            self.iteration + count,
+            self.iterations + count,
+            self.env_steps + count * phase.steps * num_envs,
+            self.updates + count * phase.updates,
         )
 
     def axis(self, phases: tuple[Phase, ...]) -> int:
         """Return the step on a chart's axis; an iteration of a phase without environment steps counts as one."""
-        own = 0 if phases[self.phase].steps else self.iteration
-        return self.env_steps + own + sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
+        iterations = sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
+        if not phases[self.phase].steps:
+            iterations += self.iteration
+        return self.env_steps + iterations
 
     def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
         """Return the iterations left of each phase, none with environment steps once the total is reached."""

@@ -117,8 +117,9 @@ class Trainer:
             return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
         def begin(keys: Key, inputs: Any) -> TrainState:
-            own = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
-            settings = {name: jnp.repeat(jnp.float32(values), self.seeds)[own] for name, values in self.sweep.items()}
+            indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
+            values = {name: jnp.repeat(jnp.float32(swept), self.seeds) for name, swept in self.sweep.items()}
+            settings = {name: value[indices] for name, value in values.items()}
             return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
 
         return traced_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
@@ -146,9 +147,9 @@ class Trainer:
             names = ("progress", "phase", "iteration", "iterations")
             counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
 
-            def one(own: TrainState) -> Any:
-                progress = dataclasses.replace(counters["progress"], episodes=own.progress.episodes)
-                return function(dataclasses.replace(own, **counters | {"progress": progress}))
+            def one(trial_state: TrainState) -> Any:
+                progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
+                return function(dataclasses.replace(trial_state, **counters | {"progress": progress}))
 
             return jax.vmap(one)(state)
 
@@ -173,14 +174,14 @@ class Trainer:
         algo = self.algo.with_traced(settings).init(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
-        kept: Any = ((), (), (), ())
+        env_carry: Any = ((), (), (), ())
         policy = self.algo.policy(algo)
         pool = self.env.init_pool(policy) if isinstance(self.env, SelfPlay) else ()
         if self.keeps_envs:
             indices = self.layout.env_indices()
             env, timestep = self._start(key_run, indices, 0, self._context(progress, pool))
-            kept = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
-        carry, env, timestep, statistics = kept
+            env_carry = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
+        carry, env, timestep, statistics = env_carry
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         return TrainState(algo, carry, env, timestep, statistics, key_run, pool, progress, *counters, settings)
 
@@ -215,12 +216,12 @@ class Trainer:
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments of `map_chunks` that make it `collect`."""
         policy, context = self.algo.policy(state.algo), self._context(state.progress, state.pool)
-        kept = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
+        env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
 
         def collect_part(part: Any) -> Any:
             return self._collect(policy, context, part, phase, state, key)
 
-        return collect_part, (self.layout.env_indices(), *kept), self.chunks(), (1, 0, 0, 0)
+        return collect_part, (self.layout.env_indices(), *env_carry), self.chunks(), (1, 0, 0, 0)
 
     def _collect(
         self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
@@ -242,31 +243,31 @@ class Trainer:
             return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
         steps = jnp.arange(phase.steps, dtype=jnp.uint32)
-        kept, (trajectory, ended) = jax.lax.scan(one_step, tuple(loop), steps)
+        env_carry, (trajectory, ended) = jax.lax.scan(one_step, tuple(loop), steps)
         ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
-        ended |= {name: count[None] for name, count in count_faults(trajectory, kept[2]).items()}
-        return trajectory, kept[2], () if phase.restart else kept, ended
+        ended |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
+        return trajectory, env_carry[2], () if phase.restart else env_carry, ended
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
         trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
         trajectory = last = None
-        kept = ended = ()
+        env_carry = ended = ()
         if phase.steps:
-            trajectory, last, kept, ended = trial.collect(state, phase, key_act)
+            trajectory, last, env_carry, ended = trial.collect(state, phase, key_act)
         results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
-        return trial.finish(state, phase, algo, learning, kept, ended)
+        return trial.finish(state, phase, algo, learning, env_carry, ended)
 
     def finish(
-        self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
+        self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], env_carry: Any, ended: Any
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
         check_learned(state.algo, algo, learning)
         progress, layout = state.progress, self.layout
-        if kept:
-            carry, env, timestep, statistics = kept
+        if env_carry:
+            carry, env, timestep, statistics = env_carry
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
         episodes = layout.sum(ended) if ended else {}
         if phase.updates:
@@ -359,15 +360,15 @@ class Trainer:
 
     def _one_after_another(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run the blocks of this device's trials in turn."""
-        alone = dataclasses.replace(self, seeds=1, sweep={})
+        single = dataclasses.replace(self, seeds=1, sweep={})
 
         def block(k: Array, done: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-            own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), done[0])
-            found = alone._block(own, iterations, phase)
-            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, k, 0), done, found)
+            trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), done[0])
+            results = single._block(trial_state, iterations, phase)
+            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, k, 0), done, results)
 
         trials = len(state.key)
-        shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
+        shapes = jax.eval_shape(lambda s: single._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
         rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}
@@ -378,9 +379,9 @@ class Trainer:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
         metrics: Any = REPLICATED
         if self.trials > 1:
-            of_trials: Any = PartitionSpec(None, AXIS)
+            by_trial: Any = PartitionSpec(None, AXIS)
             split: Any = SPLIT
-            metrics = BlockMetrics(of_trials, of_trials, not_finite=split, done=split, faults=of_trials)
+            metrics = BlockMetrics(by_trial, by_trial, not_finite=split, done=split, faults=by_trial)
         function = on_mesh(
             lambda state, iterations: self._block(state, iterations, phase),
             self.mesh,
@@ -399,7 +400,7 @@ class Trainer:
             Metrics of episodes are means over those that ended in an iteration, NaN where none did.
         """
 
-        def reported(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
+        def run_iteration(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
             state, learning, sums = self._iteration(state, phase)
             sums = split_faults(sums)[0]
             episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
@@ -408,11 +409,11 @@ class Trainer:
 
         def whole(key: Key) -> Any:
             state, metrics = self._init(key, None), {}
-            for index, (phase, number) in enumerate(zip(self.algo.phases, iterations, strict=True)):
-                if number:
+            for index, (phase, count) in enumerate(zip(self.algo.phases, iterations, strict=True)):
+                if count:
                     state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
-                    step = functools.partial(reported, phase=phase)
-                    state, metrics[phase.name] = jax.lax.scan(step, state, None, length=number)
+                    step = functools.partial(run_iteration, phase=phase)
+                    state, metrics[phase.name] = jax.lax.scan(step, state, None, length=count)
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
