@@ -23,7 +23,7 @@ from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import build_run
-from jaxrl.runtime.config import Config, changed
+from jaxrl.runtime.config import Config, apply_changes
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.presets import base
@@ -276,7 +276,9 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
         env = env.spec.name if known else _name(type(env))
     elif isinstance(env, type):
         env = _name(env)
-    return changed(base(name, None if preset is None else str(preset), env), env_settings | settings, "the arguments")
+    return apply_changes(
+        base(name, None if preset is None else str(preset), env), env_settings | settings, "the arguments"
+    )
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:

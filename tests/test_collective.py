@@ -496,7 +496,7 @@ def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: P
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     made = ExpertDataset(environment="corners", **recorded(state.sharded, algo.tasks))
     expert_dataset.write(tmp_path / "set.npz", made)
-    found = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
+    found = expert_dataset.read(tmp_path / "set.npz", min_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12
 
 

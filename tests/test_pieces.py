@@ -105,7 +105,7 @@ def test_only_long_iterations_are_run_in_pieces() -> None:
     def wanted(num_envs: int, backend: str) -> bool:
         env = Corridor(num_agents=AGENTS)
         algo = Coma(env.spec, DataParallel(num_envs))
-        return in_pieces.wanted(algo, algo.phases[0], backend)
+        return in_pieces.needs_pieces(algo, algo.phases[0], backend)
 
     least = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
     assert wanted(least, "cpu") and not wanted(least - 1, "cpu") and not wanted(least, "gpu")

@@ -225,7 +225,7 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
         value = made.reward[rows] + 0.99 * (least - alpha * density)
         np.testing.assert_allclose(made.value[rows], value, rtol=1e-3, atol=2e-3)
     expert_dataset.write(tmp_path / "set.npz", made)
-    assert expert_dataset.read(tmp_path / "set.npz", least_episodes=3).episodes.tolist() == [4, 3]
+    assert expert_dataset.read(tmp_path / "set.npz", min_episodes=3).episodes.tolist() == [4, 3]
 
 
 # The verbs
@@ -321,7 +321,7 @@ def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, 
     assert not out.exists()
     argv = [str(run), "--out", str(out), "--episodes", "6", "--policy", "random,learned,scripted", "--task", "above"]
     assert collect.main(argv) == 0
-    made = expert_dataset.read(out, least_episodes=6)
+    made = expert_dataset.read(out, min_episodes=6)
     assert len(made) == 72 and made.task_names == ("above",) and made.environment == "reach"
     assert np.isfinite(made.value).all()
 

@@ -38,7 +38,8 @@ def curves(env: str, scale: float) -> dict[str, Any]:
         for policy in POLICIES
     }
     moments = [make(env).step_label(step) for step in at]
-    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": Scoring.of(spec).labels, "policies": made}
+    labels = Scoring.from_spec(spec).labels
+    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": labels, "policies": made}
 
 
 @pytest.mark.parametrize("scale", [1.0, -31_000.0])
@@ -70,7 +71,7 @@ def test_matches(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = itertools.count(1)
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
-    table = evaluation_tables.match_table({"matches": matches, "labels": Scoring.of(spec).labels})
+    table = evaluation_tables.match_table({"matches": matches, "labels": Scoring.from_spec(spec).labels})
     screen = on_screen(capsys, table)
     whole = "\n".join(screen)
     for one in matches:
@@ -93,7 +94,7 @@ def test_leagues(capsys: pytest.CaptureFixture[str]) -> None:
         name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
         for k, name in enumerate(players)
     }
-    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.of(spec).labels}
+    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.from_spec(spec).labels}
     screen = on_screen(capsys, *evaluation_tables.league_tables(report))
     for name, row in ratings.items():
         assert f"{name} {row['elo']:.0f} {row['low']:.0f} to {row['high']:.0f}" in [

@@ -76,9 +76,9 @@ def main(argv: Sequence[str]) -> int:
         f"wrote {flags.out}: {len(dataset):,} steps, {episodes:,} episodes of {', '.join(dataset.task_names)} in "
         f"{world.description}"
     )
-    if dataset.episodes.min() < expert_dataset.LEAST_EPISODES:
+    if dataset.episodes.min() < expert_dataset.MIN_EPISODES:
         print(
-            f"warning: collective takes sets with at least {expert_dataset.LEAST_EPISODES} episodes of each task, to "
+            f"warning: collective takes sets with at least {expert_dataset.MIN_EPISODES} episodes of each task, to "
             "hold some out: collect more",
             file=sys.stderr,
         )

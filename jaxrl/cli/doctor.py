@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__)
         resuming = request.resume is not None
         if resuming:
-            config = configuration.resumed(request.config, request.changes)
+            config = configuration.apply_resume_changes(request.config, request.changes)
         else:
             config = loading.resolve_config(request.config)
     if config is not None:

@@ -64,7 +64,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except KeyboardInterrupt as stop:
-            interrupt.answered()
+            interrupt.stop_raising()
             number = next(iter(stop.args), signal.SIGINT)
             print(f"stopped by {signal.Signals(number).name}, before anything was saved", file=sys.stderr)
             if argv is None:  # compilation threads crash when Python exits

@@ -15,13 +15,13 @@ from jaxrl import algos
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
-    changed,
+    apply_changes,
     check_value,
     read_training_run,
     schema_of,
     suggestion,
 )
-from jaxrl.runtime.declared import Field, fields_named, has_opponents
+from jaxrl.runtime.declared import Field, find_fields, has_opponents
 from jaxrl.runtime.presets import base, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
@@ -97,7 +97,7 @@ def _flag_of(word: str) -> str | None:
 
 def _owners(name: str) -> list[str]:
     """Return the algorithms that have a setting with a flag of this name."""
-    fields = {algo: fields_named(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
+    fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
     return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
@@ -179,7 +179,7 @@ def parse(
         if resume is not None:
             raise _resumes_newest(resume, flags.checkpoint)
         changes["init_from"] = _checkpoint_of(changes.get("init_from", ""), flags.checkpoint)
-    return Request(changed(config, changes) if resume is None else config, resume, changes, flags)
+    return Request(apply_changes(config, changes) if resume is None else config, resume, changes, flags)
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
@@ -252,7 +252,7 @@ def add_environment(
 
     Raises UsageError: unknown environment.
     """
-    fields = fields_named(env, "environment")
+    fields = find_fields(env, "environment")
     defaults = {name: field.default for name, field in fields.items()} | (current or {})
     group, flag_fields = parser.add_argument_group(f"environment {env}"), {}
     for name, field in fields.items():

@@ -10,7 +10,7 @@ _LATER, _AGAIN = 0.02, 1.0  # seconds
 
 
 def install() -> None:
-    """Let signals that end a command raise KeyboardInterrupt with their number until `answered`.
+    """Let signals that end a command raise KeyboardInterrupt with their number until `stop_raising`.
 
     Handlers other than Python's own stay in place. A SIGINT that the process was started to ignore, as a script's `&`
     asks, is answered, too: it was sent on purpose.
@@ -22,7 +22,7 @@ def install() -> None:
             signal.signal(number, functools.partial(_interrupt, number))
 
 
-def answered() -> None:
+def stop_raising() -> None:
     """Stop raising: the caller has caught the KeyboardInterrupt and ends the program."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 

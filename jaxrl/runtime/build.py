@@ -30,10 +30,9 @@ from jaxrl.rl.data_parallel import (
 )
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_device
-from jaxrl.runtime.pieces import Pieces, make_programs
-from jaxrl.runtime.pieces import wanted as in_pieces
+from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
-from jaxrl.runtime.rollouts import Evaluator, learned
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import Trainer
@@ -363,7 +362,7 @@ def compile_run(
     when it is needed. GPUs can run out of memory, and hosts must compile in the same order: there all is compiled here.
 
     Args:
-        setup, inputs: the run, and what `Algorithm.init` takes.
+        run, inputs: the run, and what `Algorithm.init` takes.
         say: receives sentences about seconds and bytes.
         position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
@@ -394,7 +393,7 @@ def compile_run(
 
     def block(phase: Phase) -> Program | Pieces:
         single = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
-        if single and in_pieces(algo, phase, jax.default_backend()):
+        if single and needs_pieces(algo, phase, jax.default_backend()):
             return pieces(phase)
         count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, count))
@@ -426,7 +425,7 @@ def compile_run(
             chunk = max(chunk, memory_plan.most_environments(run.limit, env_bytes))
         evaluator = Evaluator(
             run.eval_env,
-            learned(algo, "sample" if rules and rules.sampled else "greedy"),
+            learned_policy(algo, "sample" if rules and rules.sampled else "greedy"),
             run.eval_episodes,
             run.mesh,
             chunk,
@@ -435,7 +434,7 @@ def compile_run(
         )
         policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
         context = place(jax.eval_shape(run.eval_env.context, jax.eval_shape(start_progress)))
-        return evaluator.compiled(), policy, keys, context
+        return evaluator.jit_final_values(), policy, keys, context
 
     check(state_bytes)
     current = position or Position()

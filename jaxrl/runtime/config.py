@@ -24,7 +24,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
-from jaxrl.runtime.declared import Field, fields_named, fields_of
+from jaxrl.runtime.declared import Field, fields_of, find_fields
 from jaxrl.runtime.published import hint
 from jaxrl.runtime.run_directory import CONFIG, check_version, open_run
 from jaxrl.runtime.spaces import check_spaces
@@ -189,10 +189,10 @@ def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
 
     Raises UsageError for unknown names and for duplicates.
     """
-    algo_fields = fields_named(algo, "algorithm")
+    algo_fields = find_fields(algo, "algorithm")
     schema = fields_of(RunSettings, "run")
     for section, fields in (
-        ("environment", fields_named(env, "environment") if with_env else {}),
+        ("environment", find_fields(env, "environment") if with_env else {}),
         ("algorithm", algo_fields),
     ):
         for name, field in fields.items():
@@ -322,7 +322,7 @@ def convert_old(values: dict[str, Any]) -> dict[str, Any]:
     )
     if not isinstance(algo, str) or not envs or not updates:
         return values
-    if "env_steps_per_update" not in fields_named(algo, "algorithm"):
+    if "env_steps_per_update" not in find_fields(algo, "algorithm"):
         return values
     converted = {name: value for name, value in values.items() if name != "updates_per_step"}
     converted["env_steps_per_update"] = envs / updates
@@ -372,7 +372,7 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
     return Config(algo, env, run, sections["environment"], sections["algorithm"])
 
 
-def changed(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
+def apply_changes(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
     """Apply the user's changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
     if any(changes.get(name) for name in TOTALS):
@@ -384,7 +384,7 @@ def changed(config: Config, changes: dict[str, Any], where: str = "the command l
     return result
 
 
-def resumed(config: Config, changes: dict[str, Any]) -> Config:
+def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
     """Return the configuration of a resumed run. Raises UsageError that names a setting that may not change."""
     for name, value in changes.items():
         if name not in FREE_ON_RESUME and value != config.flat()[name]:
@@ -393,7 +393,7 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
                 f"{short_repr(value)}): "
                 f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
             )
-    return changed(config, changes)
+    return apply_changes(config, changes)
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:

@@ -47,7 +47,7 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
     return fields
 
 
-def fields_named(name: str, section: str) -> dict[str, Field]:
+def find_fields(name: str, section: str) -> dict[str, Field]:
     """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
     with usage_errors():
         cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)

@@ -33,7 +33,7 @@ from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 VERSION = 1
-LEAST_EPISODES = 5  # of each task, so that some can be held out
+MIN_EPISODES = 5  # of each task, so that some can be held out
 _FLOATS = {
     "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
 }  # fmt: skip
@@ -76,7 +76,7 @@ class ExpertDataset:
 def write(path: Path | str, dataset: ExpertDataset) -> None:
     """Write a dataset, all or nothing. Raises ExpertDatasetError if it is invalid, or the file cannot be written."""
     arrays = dataclasses.asdict(dataset) | {"version": np.int32(VERSION), "task_names": np.array(dataset.task_names)}
-    _check(arrays, str(path), least_episodes=0)
+    _check(arrays, str(path), min_episodes=0)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     try:
@@ -87,7 +87,7 @@ def write(path: Path | str, dataset: ExpertDataset) -> None:
         ) from None
 
 
-def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDataset:
+def read(path: Path | str, min_episodes: int = MIN_EPISODES) -> ExpertDataset:
     """Read and check a dataset, with a minimum of episodes for every task.
 
     Raises ExpertDatasetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
@@ -102,7 +102,7 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDatase
             f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or create it "
             f"again"
         ) from None
-    _check(arrays, str(path), least_episodes)
+    _check(arrays, str(path), min_episodes)
     del arrays["version"]
     arrays |= {name: arrays[name].astype(np.float32) for name in _FLOATS}
     arrays |= {name: arrays[name].astype(np.int32) for name in _INTEGERS}
@@ -130,7 +130,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
     return ExpertDataset(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
 
 
-def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
+def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
     """Raise ExpertDatasetError with the first error."""
 
     def refuse(sentence: str) -> ExpertDatasetError:
@@ -175,10 +175,10 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
     if np.abs(arrays["log_std"]).max() > _MAX_LOG_STD:
         raise refuse(f"has values of log_std outside ±{_MAX_LOG_STD}: give the logarithm of the standard deviation")
-    _check_episodes(arrays, refuse, least_episodes)
+    _check_episodes(arrays, refuse, min_episodes)
 
 
-def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) -> None:
+def _check_episodes(arrays: dict[str, Any], refuse: Any, min_episodes: int) -> None:
     step, task, names = arrays["step"], arrays["task"], arrays["task_names"]
     if len(task) and not 0 <= task.min() <= task.max() < len(names):
         raise refuse(f"names {len(names)} tasks, but has rows of task {task.max() if task.min() >= 0 else task.min()}")
@@ -196,8 +196,8 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
             f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them equal"
         )
     for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
-        if episodes < least_episodes:
+        if episodes < min_episodes:
             raise refuse(
                 f"has too few episodes of the task {short_repr(str(name))} to hold some out: {episodes}; collect "
-                f"{least_episodes}"
+                f"{min_episodes}"
             )

@@ -203,7 +203,7 @@ def _weight_shapes(config: Config, custom: Custom = STANDARD) -> Any:
 def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
     """Return whether a run with these settings changed, if there can be one, has weights of other shapes."""
     try:
-        return bool(_weight_shapes(configuration.changed(config, changes)) != _weight_shapes(config))
+        return bool(_weight_shapes(configuration.apply_changes(config, changes)) != _weight_shapes(config))
     except UserError:
         return False
 

@@ -51,7 +51,7 @@ class Done(NamedTuple):
     seconds_left: float | None
 
 
-def wanted(algo: Algorithm, phase: Phase, backend: str) -> bool:
+def needs_pieces(algo: Algorithm, phase: Phase, backend: str) -> bool:
     """Return whether iterations of a phase are so long that they are run in pieces."""
     transitions = phase.steps * algo.layout.num_envs * algo.spec.num_agents
     minimum = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
@@ -95,7 +95,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
     def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
         state, metrics, episodes = trainer.finish(state, phase, *algo.end_learning(work), *buffers[2:])
         metrics = dict(sorted(metrics.items()))  # as they come out of a block, so that the first bad one is the same
-        tensors = trainer.checked(state.algo, metrics)
+        tensors = trainer.tensors_to_check(state.algo, metrics)
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
@@ -106,11 +106,11 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
         return jax.jit(on_devices, donate_argnums=donated, compiler_options=graphs())
 
-    state, count = trainer.shapes(), trainer.placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
+    state, count = trainer.shapes(), trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
     make_buffers = jit_on_mesh(buffers, (specs,), collected, ())
-    buffer_shapes = trainer.placed(jax.eval_shape(make_buffers, state), collected)
+    buffer_shapes = trainer.place_shapes(jax.eval_shape(make_buffers, state), collected)
     begin_learning = jit_on_mesh(begin, (specs, collected), learning, ())
-    work = trainer.placed(jax.eval_shape(begin_learning, state, buffer_shapes), learning)
+    work = trainer.place_shapes(jax.eval_shape(begin_learning, state, buffer_shapes), learning)
     counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
     programs: dict[str, tuple[Any, ...]] = {
         "buffers": (make_buffers, state),

@@ -12,7 +12,7 @@ from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.runtime import published
 from jaxrl.runtime.config import TOTALS, Config, build, env_of, read_yaml
-from jaxrl.runtime.declared import fields_named
+from jaxrl.runtime.declared import find_fields
 from jaxrl.runtime.run_directory import CONFIG
 
 
@@ -69,7 +69,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
         converted = published.convert(read_mapping(path, "configuration"), algo)
         return (read_yaml(path) if converted is None else _published_values(converted, path)), str(path)
     if algo is not None:
-        fields_named(algo, "algorithm")
+        find_fields(algo, "algorithm")
         if algo in presets():
             return read_yaml(presets()[algo]), str(presets()[algo])
     return {}, "the command line"
@@ -92,9 +92,9 @@ def _published_values(converted: published.Converted, path: Path) -> dict[str, A
 def _move_to_env(values: dict[str, Any], env: str) -> dict[str, Any]:
     """Transfer a preset to another environment, dropping environment settings unless the two are related."""
     previous_env, valid = env_of(values), set()
-    dropped = set(fields_named(previous_env, "environment")) if previous_env else set()
+    dropped = set(find_fields(previous_env, "environment")) if previous_env else set()
     if previous_env and _are_related(previous_env, env):
-        valid = set(fields_named(env, "environment"))
+        valid = set(find_fields(env, "environment"))
     return {name: value for name, value in values.items() if name not in dropped - valid} | {"env": env}
 
 

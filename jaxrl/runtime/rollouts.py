@@ -26,7 +26,7 @@ Acted = tuple[Array, Any]
 Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
 
 
-def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
+def learned_policy(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
     def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
@@ -60,7 +60,7 @@ def uniform(env: Any, state: Any, timestep: TimeStep, key: Key) -> Array:
     return chosen
 
 
-def scripted(env: BatchedEnvironment, name: str) -> Policy:
+def scripted_policy(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
@@ -130,7 +130,7 @@ class Evaluator:
 
     Attributes:
         env: the batched environment.
-        policy: see `learned` and `scripted`.
+        policy: see `learned_policy` and `scripted_policy`.
         init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
         seeds: policies, each with a key of its own; the devices share them, and each rolls out all episodes of its own.
         episodes: number over all devices.
@@ -235,7 +235,7 @@ class Evaluator:
         """Return the number of devices that share the episodes, or the seeds."""
         return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
 
-    def compiled(self) -> Callable[..., dict[str, Array]]:
+    def jit_final_values(self) -> Callable[..., dict[str, Array]]:
         """Jit of (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
 
         With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds
@@ -374,7 +374,7 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
     return result
 
 
-def announced(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
+def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
     """Yield (name, ..., result) as they are rolled out; say for each how long it took."""
     began, note = time.monotonic(), ", compiling included"
     for *names, result in rollouts:

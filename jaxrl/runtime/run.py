@@ -31,7 +31,7 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
 )  # fmt: skip
 
 
-class Ended(NamedTuple):
+class RunOutcome(NamedTuple):
     """The result of a run in this process.
 
     Attributes:
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
     abandoned: bool = False
 
 
-def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> Ended:
+def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> RunOutcome:
     """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
 
     Raises UserError; nothing is written if the configuration is impossible.
@@ -57,14 +57,14 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
     inputs = load_inputs(run)
     with log or Console(run.env.spec.label) as console:
         programs = _compile(run, inputs, None, console)
-        facts = Scoring.of(run.env.spec).entry() | {run_directory.SPACES: spaces.describe(run.env.spec)}
+        facts = Scoring.from_spec(run.env.spec).entry() | {run_directory.SPACES: spaces.describe(run.env.spec)}
         arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
         with _lock_directory(lambda: run_directory.create(*arguments)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, run.config))
             return _train(run, programs, directory, console, lambda session: session.begin(inputs))
 
 
-def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended:
+def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     """Resume the run of this name, or start it where there is none: for jobs that are queued again.
 
     Args:
@@ -75,7 +75,7 @@ def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended
     Raises:
         UserError: as `start` and `resume` do.
     """
-    directory = run_directory.named(config.run.runs, config.algo, config.env, name)
+    directory = run_directory.named_directory(config.run.runs, config.algo, config.env, name)
     if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
         return start(config, name=name)
     automatic = configuration.RunSettings()
@@ -83,7 +83,7 @@ def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended
     return resume(str(directory), configuration.read_training_run(directory)[1], changes)
 
 
-def resume(path: str, config: Config, changes: dict[str, Any]) -> Ended:
+def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     """Continue a run exactly from its newest intact checkpoint, or begin it if it has none.
 
     Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
@@ -91,7 +91,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> Ended:
     directory = run_directory.open_run(path)
     if (root := trials.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
-    new_config = configuration.resumed(config, changes)
+    new_config = configuration.apply_resume_changes(config, changes)
     hosts.on_first(lambda: loggers.check(new_config.run.logger))
     run = build_run(new_config, resuming=True)
     spaces.check_spaces(directory, config.env, run.env.spec)
@@ -191,7 +191,7 @@ def _train(
     directory: Path,
     console: Console,
     first_state: Callable[[Session], TrainState],
-) -> Ended:
+) -> RunOutcome:
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
         writer = stack.enter_context(
@@ -206,4 +206,4 @@ def _train(
         writers = [stack.enter_context(Writer(directory / folder)) for folder in folders] if len(folders) > 1 else []
         session = Session(run, programs, directory, console, writer, checkpoints, monitor, writers)
         sentence = session.train(first_state(session))
-    return Ended(directory, sentence, session.abandoned)
+    return RunOutcome(directory, sentence, session.abandoned)

@@ -65,7 +65,7 @@ def create(
     return run
 
 
-def named(root: Path | str, algo: str, env: str, name: str) -> Path:
+def named_directory(root: Path | str, algo: str, env: str, name: str) -> Path:
     """Return the directory of the run of a name, which need not be there. Raises UsageError: no possible name."""
     if not re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", name):
         raise UsageError(f"a run cannot be named {short_repr(name)}: begin with a letter, then letters, digits, _ . -")

@@ -20,7 +20,7 @@ class Scoring:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: EnvSpec) -> "Scoring":
+    def from_spec(cls, spec: EnvSpec) -> "Scoring":
         """Return the scoring of an environment."""
         names = dict.fromkeys([spec.score, *spec.metrics, "return", "length"])
         return cls(spec.score, spec.score_mode, {name: spec.label(name) for name in names})

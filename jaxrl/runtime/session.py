@@ -120,7 +120,7 @@ class Session:
         Raises CheckpointError: it is from another configuration.
         """
         step, state, meta = self.checkpoints.restore(self.run.trainer.shapes(), step, intact=True)
-        self.position = Position.of(state)
+        self.position = Position.from_state(state)
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self.best_ties = meta.get("best_ties", [])
         self._previous_seconds = meta["seconds"]

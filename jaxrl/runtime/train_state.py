@@ -75,7 +75,7 @@ class Position:
     updates: int = 0
 
     @classmethod
-    def of(cls, state: TrainState) -> Self:
+    def from_state(cls, state: TrainState) -> Self:
         """Return the position of a state; waits for the device."""
         # Of several trials the first: all have the same counters. Pairs are the high and the low word.
         numbers = (np.asarray(x).reshape(-1)[0] for x in (state.phase, state.iteration, state.iterations))

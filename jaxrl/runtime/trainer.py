@@ -157,10 +157,10 @@ class Trainer:
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes: TrainState = self.placed(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
+        shapes: TrainState = self.place_shapes(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
         return shapes
 
-    def placed(self, shapes: Any, specs: Any) -> Any:
+    def place_shapes(self, shapes: Any, specs: Any) -> Any:
         """Return ShapeDtypeStructs with the shardings of a prefix tree of PartitionSpecs."""
 
         def place(sharding: Any, tree: Any) -> Any:
@@ -302,7 +302,7 @@ class Trainer:
 
     # A block
 
-    def checked(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
+    def tensors_to_check(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
         """Return the tensors that must stay finite, by name."""
         floats = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
@@ -321,7 +321,7 @@ class Trainer:
             ),
             self.shapes(),
         )
-        return list(self.checked(shapes[0].algo, shapes[1]))
+        return list(self.tensors_to_check(shapes[0].algo, shapes[1]))
 
     def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
@@ -349,7 +349,7 @@ class Trainer:
 
         rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
         state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
-        tensors = self.checked(state.algo, unpack(rows[done - 1])[0])
+        tensors = self.tensors_to_check(state.algo, unpack(rows[done - 1])[0])
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         learning, episodes = jax.vmap(unpack)(rows)
