@@ -98,7 +98,7 @@ def train(
     Args:
         algo: a registered name, "module:Class", or a class.
         env: the same, or an environment instance; None for the preset's.
-        preset: a name from configs/ or a YAML file; by default that of the algorithm, if it has one.
+        preset: a name from configs/ or a YAML file; by default the algorithm's preset, if it has one.
         networks: user-defined flax modules by part, such as {"actor": MyNet()}; see `Algorithm.make_network`.
         optimizers: user-defined optax chains by part, learning rates included.
         callbacks: called after each block with the console's data: "iteration", "env_steps", "return",
@@ -146,8 +146,8 @@ def make_train(
 
     Returns:
         key[] -> (policy, {phase: {metric: float32[iterations] or float32[iterations, updates]}}). Metrics of episodes
-        ("return", "length", those of the environment) are means over those that ended in an iteration, NaN where none
-        did.
+        ("return", "length" and the environment's) are means over the episodes that ended in an iteration, NaN where
+        none did.
 
     Raises:
         UserError: a sentence; also for algorithms that start from other runs.
@@ -158,7 +158,7 @@ def make_train(
             raise UsageError(f"make_train makes a function of a key that writes nothing: leave out {name}")
     if config.run.devices != 1 or config.run.init_from or issubclass(algos.find(config.algo), MultiStage):
         raise UsageError(
-            f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
+            f"make_train makes a function of only a key, on one device: leave out devices and init_from, and train "
             f"'{config.algo}' with jaxrl.train if it begins with other runs"
         )
     run = build_run(config, custom=_custom(networks, optimizers))
@@ -180,11 +180,11 @@ def load(
     """Return the policy of a run.
 
     Args:
-        run: its directory, such as "runs/coma_coverage/0001", whose first seed is taken, or the folder of one of
-            several seeds, "runs/coma_coverage/0001/seed_3", or of one of its checkpoints.
-        best: its best checkpoint, if it has one, rather than its newest.
-        checkpoint: the number of another checkpoint, that of its folder in checkpoints/.
-        networks: the user-defined ones that it was trained with.
+        run: its directory, such as "runs/coma_coverage/0001" (of several seeds, the first is used), or the folder of
+            one seed, "runs/coma_coverage/0001/seed_3", or of one checkpoint.
+        best: use the best checkpoint, if there is one; otherwise the newest.
+        checkpoint: the number of another checkpoint, which is the name of its folder in checkpoints/.
+        networks: the user-defined networks that it was trained with.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
@@ -208,15 +208,15 @@ def evaluate(
     """Play held-out episodes, with random numbers that training never uses.
 
     Args:
-        policy: a policy, or the directory of a run (of several seeds: its first).
+        policy: a policy, or the directory of a run (of several seeds, the first is used).
         env: the policy's environment with other settings; None for the training environment.
-        episodes: how many.
-        seed: of the held-out set.
-        baselines: scripted policies (or one) that play the same episodes; None = all of the environment.
+        episodes: number of episodes.
+        seed: random seed of the held-out episodes.
+        baselines: scripted policies (or one) that play the same episodes; None = all of the environment's.
         greedy: take the most probable actions instead of sampling.
 
     Raises:
-        UserError: a sentence.
+        UserError: a sentence that says what is wrong and how to fix it.
     """
     episodes = _whole("episodes", episodes, 1, 1_000_000)
     seed = _whole("seed", seed, 0, 2**32 - 1)
@@ -282,7 +282,7 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return a whole number between bounds, also of NumPy or JAX, as a Python int. Raises UsageError."""
+    """Check a whole number of Python, NumPy or JAX against bounds; return a Python int. Raises UsageError."""
     with usage_errors():
         number: int = exact_value(name, value, int)
         check_bounds(name, number, (low, high))
@@ -300,7 +300,7 @@ def _settings(env: Environment) -> dict[str, Any]:
 
 
 def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
-    """Check the user's own parts. Raises UsageError."""
+    """Check the user's networks and optimizers. Raises UsageError."""
     for name, value in (("networks", networks), ("optimizers", optimizers)):
         if value is not None and not isinstance(value, Mapping):
             raise UsageError(f"{name} must be a dictionary by part, such as {{'actor': ...}}, not {value!r}")

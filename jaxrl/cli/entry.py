@@ -23,9 +23,9 @@ def _backend_works() -> bool:
 
 
 def hide_repeated_errors() -> None:
-    """Hide the tracebacks of a failed write to disk, of which our command says one sentence.
+    """Hide the tracebacks of a failed write to disk, which our command reports in one sentence.
 
-    Orbax logs them, asyncio too, and TensorStore prints one for each array that is written after orbax has given up.
+    Orbax and asyncio log them, and TensorStore prints one for each array that is written after orbax has given up.
     """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())

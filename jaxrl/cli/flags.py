@@ -47,8 +47,8 @@ def _parse(field: Field, text: str) -> Any:
 class Parser(argparse.ArgumentParser):
     """An argparse parser with one-sentence errors.
 
-    They name the closest flag or, in a command that trains `algo`, what a published system's flag is called here, or
-    the algorithms that have such a flag.
+    For an unknown flag they name the closest one. In a command that trains `algo` they also say what the flag of a
+    published system is called here, or which algorithms have such a flag.
     """
 
     def __init__(self, algo: str = "", **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _flag_of(word: str) -> str | None:
-    """Return the advice for a name without its flag, None for another word."""
+    """Return the advice for a name that needs its flag before it, None for any other word."""
     for flag, names in (("--algo", algos.ALGORITHMS), ("--config", presets()), ("--env", registered())):
         if word in names:
             return f"did you mean {flag} {word}?"
@@ -118,8 +118,8 @@ def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
-        "environments for which it was made; with --help: its settings too",
+        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset is used in the "
+        "environments for which it was made; with --help its settings are listed, too",
     )
     known = ", ".join(registered())
     others = ", ".join(ADAPTERS)
@@ -130,15 +130,14 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "module:Class of your own",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
+        "--config", metavar="FILE", help="preset, a name from configs/ or a YAML file; by default the algorithm's"
     )
-    parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
+    parser.add_argument("--resume", metavar="RUN", help="continue this run exactly from its last checkpoint")
 
 
-# Settings of a run listed first in the help, and those listed where an environment has this attribute.
 _DEVICE_FLAGS = ("--gpu", "--cuda", "--tpu", "--cpu")  # of other trainers
-_FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
-_SHOWN_WITH_OPPONENTS = ("self_play", "self_play_every")
+_FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")  # in the help
+_OPPONENT_SETTINGS = ("self_play", "self_play_every")  # in the help of environments with opponents only
 
 
 def parse(
@@ -166,10 +165,10 @@ def parse(
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(config.env)
+            hidden = name in _OPPONENT_SETTINGS and not has_opponents(config.env)
             _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
     groups["run"].add_argument(
-        "--checkpoint", metavar="N", help="with --init_from RUN: the checkpoint of this number, as in RUN/checkpoints"
+        "--checkpoint", metavar="N", help="with --init_from RUN: number of the checkpoint, as in RUN/checkpoints"
     )
     if add_flags is not None:
         add_flags(parser)
@@ -183,7 +182,7 @@ def parse(
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
-    """Return the configuration that the flags change, found before its own flags are known, and the run to resume."""
+    """Return the configuration that the flags change, and the run to resume; settings have no flags yet."""
     parser = Parser(prog=prog, add_help=False)
     _sources(parser)
     known, others = parser.parse_known_args(argv)
@@ -211,7 +210,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
 
 
 def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:
-    """Return the refusal of a checkpoint of a run that is resumed."""
+    """Return the error for --resume together with a checkpoint."""
     return UsageError(
         f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, give "
         f"--init_from {run} --checkpoint {checkpoint} instead"
@@ -247,8 +246,8 @@ def add_environment(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Add the settings of one environment as flags of a command without an algorithm, as a group.
 
-    A name that the command itself uses keeps the command's meaning. `current` settings (those of a run) replace the
-    class's defaults. Return a function from argparse's result to all settings, which raises UsageError.
+    A name that the command itself uses keeps the command's meaning. `current` settings, from a run, replace the class's
+    defaults. Returns a function from argparse's result to all settings, which raises UsageError.
 
     Raises UsageError: unknown environment.
     """

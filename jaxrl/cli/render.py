@@ -1,9 +1,9 @@
-"""python -m jaxrl.render RUN --out mission.html: one held-out episode as a page, an animation or a picture.
+"""python -m jaxrl.render RUN --out mission.html: draw a held-out episode as a page, an animation or a picture.
 
 The suffix of --out decides: .html plays in any browser without a network, .gif is an animation, .png one picture of
-the whole episode. Episode N is episode N of `jaxrl.evaluate` with the same seed. Without RUN, a scripted policy:
-python -m jaxrl.render --policy ig --q 7 --out mission.html. If the run was evaluated before, the mean curves of other
-policies are drawn beside the episode's.
+the whole episode. Episode N is episode N of `jaxrl.evaluate` with the same seed. Without RUN a scripted policy plays:
+python -m jaxrl.render --policy ig --q 7 --out mission.html. If the run was evaluated before, the page also shows the
+mean curves of other policies.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from jaxrl.evaluation.reports import FILE
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", metavar="FILE", help=f"what to write; it ends in {', '.join(records.SUFFIXES)}")
-    add("--policy", metavar="NAME", help="who acts: greedy (default with a run), sampled or a baseline")
-    add_int(parser, "--episode", 0, 2**31 - 1, 0, "number of the held-out episode (default: 0)")
-    add_seed(parser, "of the held-out set")
+    add("--out", metavar="FILE", help=f"file to write; it ends in {', '.join(records.SUFFIXES)}")
+    add("--policy", metavar="NAME", help="policy that acts: greedy (default with a run), sampled or a baseline")
+    add_int(parser, "--episode", 0, 2**31 - 1, 0, "number of the held-out episode, from 0 on (default: 0)")
+    add_seed(parser, "the held-out episodes")
 
 
 def _out(text: str | None) -> Path:

@@ -1,6 +1,6 @@
 """python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume.
 
-Jobs that may be stopped and queued again begin and continue with one command: --resume_or_start NAME.
+Jobs that may be stopped and queued again use one command for both: --resume_or_start NAME.
 """
 
 import argparse
@@ -60,12 +60,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume_or_start",
         metavar="NAME",
-        help="resume the run runs/ALGO_ENV/NAME, or start it under that name if there is none: one command for jobs "
-        "that are queued again",
+        help="resume the run runs/ALGO_ENV/NAME, or start it under that name if it does not exist: one command for "
+        "jobs that are queued again",
     )
-    group = parser.add_argument_group("several hosts (SLURM, Open MPI and torchrun are found without the first three)")
+    group = parser.add_argument_group("several hosts (under SLURM, Open MPI and torchrun leave the first three out)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
-    group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
-    group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")
-    limit = "longest wait for the other hosts at the start, in seconds"
+    group.add_argument("--num_hosts", type=int, metavar="N", help="number of hosts of this run; 1 = only this host")
+    group.add_argument("--host_index", type=int, metavar="I", help="number of this host, 0 to N - 1")
+    limit = "seconds to wait for the other hosts at the start"
     add_int(group, "--host_timeout", 1, 10**6, hosts.JOIN, f"{limit} (default: {hosts.JOIN})")

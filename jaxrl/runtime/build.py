@@ -45,9 +45,9 @@ class Run:
 
     Attributes:
         config: with every automatic value written out, as in config.yaml.
-        limit: bytes that it may use on a device.
+        limit: bytes that the run may use on a device.
         notes: sentences for the user.
-        resuming: whether it goes on from its settings.
+        resuming: whether it continues a run, whose settings are fixed.
     """
 
     config: Config
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def eval_episodes(self) -> int:
-        """Return the episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
+        """Return the number of episodes of an evaluation, equal on 1, 2, 4 and 8 devices."""
         multiple = math.lcm(8, self.mesh.size)
         return -(-self.config.run.eval_episodes // multiple) * multiple
 
@@ -86,14 +86,14 @@ def fixed_settings(run: Run) -> dict[str, Any]:
 def iterations_for(env_steps: int, algo: Algorithm) -> int:
     """Convert environment steps to the nearest number of iterations of the phase with most steps, at least 1; 0 to 0.
 
-    Iterations without steps count like the others, so that phases that only learn are evaluated, too.
+    Iterations without environment steps count, too, so that phases that only learn are evaluated.
     """
     steps = max(phase.steps for phase in algo.phases) * algo.layout.num_envs
     return max(1, round(env_steps / max(steps, 1))) if env_steps else 0
 
 
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
-    """Resolve sizes and choose chunks that fit into memory; `compile_run` checks the rest. Raises UsageError."""
+    """Resolve sizes and choose chunks by the free memory; `compile_run` checks that the run fits. Raises UsageError."""
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise UsageError(
             "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
@@ -105,7 +105,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     with usage_errors():
         layout, warning = _layout(config, env.spec), None
         combined = combinations(config)
-        for values in combined:  # are checked
+        for values in combined:  # to check them
             _make_algorithm(config, env.spec, layout, custom, values)
         trials = settings.num_seeds * len(combined)
         if trials > 1:
@@ -155,16 +155,16 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 
 def build_algorithm(config: Config, custom: Custom = STANDARD) -> Algorithm:
-    """Return the algorithm of a run as a single device has it: for its policy and weights. Raises UsageError."""
+    """Return the algorithm of a run on a single device, from which policies and weights come. Raises UsageError."""
     with usage_errors():
         spec = config.make_env().spec
         return _make_algorithm(config, spec, _layout(config, spec), custom)
 
 
 def _check_environment(env: Environment) -> None:
-    """Raise UsageError with the sentence of `check_env` where a user's environment breaks the contract of types.
+    """Raise UsageError with the sentence of `check_env` if a user's environment breaks the contract of types.
 
-    The tests check the package's own environments.
+    The package's own environments are checked by its tests.
     """
     if type(env).__module__.partition(".")[0] == "envs_jax":
         return
@@ -208,14 +208,14 @@ def _layout(config: Config, spec: EnvSpec) -> DataParallel:
 def _make_algorithm(
     config: Config, spec: EnvSpec, layout: DataParallel, custom: Custom, changes: Mapping[str, Any] | None = None
 ) -> Algorithm:
-    """Return the algorithm, with `changes` of its settings. Raises ValueError: impossible settings."""
+    """Return the algorithm, some of whose settings `changes` replaces. Raises ValueError: impossible settings."""
     return algos.find(config.algo)(spec, layout, custom=custom, **{**config.algo_settings, **(changes or {})})
 
 
 def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
     """Return the number of devices to use, equal on every host, and a warning if some are left out.
 
-    `requested` are the devices of every host, 0 for all; `num_envs` and `shards` belong to the whole run.
+    `requested` is the number of devices on every host, 0 for all; `num_envs` and `shards` are of the whole run.
 
     Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
@@ -274,7 +274,7 @@ def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
 
 
 def _total_env_steps(settings: RunSettings, algo: Algorithm) -> int:
-    """Return the run's total; the sum of all phases if each is finite and the user gives no total."""
+    """Return the total of the run, or the sum of all phases if all are finite and the user gives no total."""
     spec = algo.spec
     if settings.total_env_steps and settings.total_episodes:
         raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
@@ -296,7 +296,7 @@ def _total_env_steps(settings: RunSettings, algo: Algorithm) -> int:
 
 
 def part_of_an_episode(algo: Algorithm, total: int) -> str | None:
-    """Warn of a run in which no environment can finish an episode: what comes late in episodes is never seen."""
+    """Return a warning if no environment can finish an episode, so that the end of episodes is never trained on."""
     each, horizon = total // algo.layout.num_envs, algo.spec.horizon
     if each >= horizon or any(phase.restart for phase in algo.phases):
         return None
@@ -325,14 +325,14 @@ def _warn_of_incomplete_phases(phases: tuple[Phase, ...], num_envs: int, total: 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """The functions of a run; those that are needed first are compiled, the others when they are called first.
+    """The functions of a run, each compiled when it is called first, if not before.
 
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
         blocks: (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase;
             None for a phase that is already complete.
-        evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
-        needed: peak bytes on a device of every compiled function, with a checkpoint in progress.
+        evaluate: (policy, key, context) -> metrics, None if no evaluation will come; see `Evaluator`.
+        needed: peak bytes of each compiled function on a device while a checkpoint is written.
     """
 
     start: Program | None
@@ -341,7 +341,7 @@ class CompiledRun:
     needed: list[int]
 
     def compile(self, *programs: Program | Pieces | None, at_once: bool = True) -> None:
-        """Compile these programs, all if none is named, `at_once` in threads. Raises memory_plan.TooLargeError."""
+        """Compile these programs, or all if none is named; `at_once` in threads. Raises memory_plan.TooLargeError."""
         chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
         for program in chosen if at_once else ():
             program.begin()
@@ -356,14 +356,15 @@ def compile_run(
     position: Position | None = None,
     evaluated: int = 0,
 ) -> CompiledRun:
-    """Compile the remaining programs of a run ahead of time; check its state's memory before, and theirs afterwards.
+    """Compile the programs that the rest of a run needs; check that its state and then each program fits into memory.
 
-    On a CPU the start and the phases up to the first that learns are compiled here, at once, and each other program
-    when it is needed. GPUs can run out of memory, and hosts must compile in the same order: there all is compiled here.
+    On a CPU only the start and the phases up to the first that learns are compiled here, in parallel, and the others
+    when they are needed. GPUs can run out of memory, and hosts must compile in the same order: in both cases all
+    programs are compiled here.
 
     Args:
         run, inputs: the run, and what `Algorithm.init` takes.
-        say: receives sentences about seconds and bytes.
+        say: receives a sentence with seconds and bytes for each program.
         position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
     Raises:

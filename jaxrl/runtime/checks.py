@@ -18,14 +18,14 @@ def check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
 
 
 def check_learned(before: Any, after: Any, metrics: Any) -> None:
-    """Raise ValueError unless `learn` returned a state like that it was given, and metrics by name."""
+    """Raise ValueError unless `learn` returned a state with the same leaves as its argument, and metrics by name."""
     if not isinstance(after, AlgoState):
         raise ValueError(f"learn must return an AlgoState and metrics, not {type(after).__name__} and metrics")
     if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
         raise ValueError("learn must return metrics as a dictionary {name: float32[] or float32[updates]}")
     structures: list[Any] = [jax.tree.structure(tree) for tree in (before, after)]
     if structures[0] != structures[1]:
-        raise ValueError("learn must return a state of the same structure as the one it is given")
+        raise ValueError("learn must return a state of the same structure as its argument")
     for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
         if (jnp.shape(new), jnp.result_type(new)) != (old.shape, old.dtype):
             raise ValueError(

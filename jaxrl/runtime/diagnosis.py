@@ -24,7 +24,7 @@ _JAX_LIMIT = re.compile(r"jax(lib)?\b(\[\w+\])?[^;]*(<|==|~=)")  # a requirement
 
 
 class Finding(NamedTuple):
-    """A line of the report: what was checked, and what was found; "bad" makes the exit code 1."""
+    """A line of the report: what was checked, and the result; "bad" makes the exit code 1."""
 
     name: str
     value: str
@@ -35,9 +35,10 @@ Section = tuple[str, list[Finding]]  # title, lines
 
 
 def checks(config: Config | None = None, resuming: bool = False) -> Iterator[Section]:
-    """Check everything; yield the sections as results arrive, only that of the machine where JAX finds no device.
+    """Check everything; yield each section as soon as its results are known.
 
-    `config` is the run to check, new or resumed, None for the machine alone. Raises UsageError: impossible settings.
+    `config` is the run to check, new or resumed. Where it is None or JAX has no device, only the machine is checked.
+    Raises UsageError: impossible settings.
     """
     findings = look_at_devices(find_nvidia())
     yield "machine", findings
@@ -176,7 +177,7 @@ def find_jax_limits(packages: Iterable[importlib.metadata.Distribution]) -> list
 
 
 def _count_names(names: Sequence[str]) -> str:
-    """ "2 x H200, 1 x T4"."""
+    """Return names with their counts, such as "2 x H200, 1 x T4"."""
     return ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
 
 

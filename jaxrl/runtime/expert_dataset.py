@@ -1,8 +1,8 @@
 """Expert datasets: recorded steps labelled with the action distribution of each task's expert, as files.
 
-An expert dataset is one .npz file (NumPy's archive of arrays), from any program that can play an environment. N rows
-are steps; those of one episode are contiguous, and every row but an episode's last is followed by its
-successor. K tasks, D observation dims, n action dims.
+An expert dataset is one .npz file (NumPy's archive of arrays). Any program that can play an environment may write one.
+Each of N rows is a step. The rows of an episode are contiguous and in order. There are K tasks, D numbers in an
+observation and n in an action.
 
 | array            | type, shape   | meaning |
 |------------------|---------------|---------|
@@ -122,7 +122,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
             sizes = getattr(sets[0], field).shape[1], getattr(one, field).shape[1]
             if sizes[0] != sizes[1]:
                 raise ExpertDatasetError(
-                    f"{what} of {paths[0]} have {sizes[0]} numbers, those of {path} {sizes[1]}: "
+                    f"{what} of {paths[0]} have {sizes[0]} numbers, but {sizes[1]} in {path}: "
                     "use datasets of one arm and one kind of observation"
                 )
     task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])

@@ -25,9 +25,9 @@ _FRESH = 0xF2E54  # random stream of the networks without weights in the files o
 
 
 def open_trials(run: str | Path) -> tuple[Path, Config]:
-    """Return a directory of a run or of trials, and the configuration of its first trial alone.
+    """Return the directory of a run or of trials, and the configuration of its first trial as a run of its own.
 
-    Raises UserError: there is no such run, or it is a sweep, whose combinations are to be named.
+    Raises UserError: there is no such run, or it is a sweep, of which one combination must be named.
     """
     directory, config = read_run(run)
     if config.run.sweep:
@@ -46,9 +46,10 @@ def _state_shapes(algo: Algorithm) -> AlgoState:
 def read_states(
     directory: Path, algo: Algorithm, best: bool, checkpoint: int | None = None
 ) -> tuple[list[AlgoState], int]:
-    """Return each trial's state without optimizers: of the best checkpoint if `best` and intact, else of the newest.
+    """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
 
-    `algo` is that of one trial; `checkpoint` is the number of another checkpoint.
+    It is the checkpoint of the number `checkpoint`, else the best one if `best` and intact, else the newest. `algo` is
+    the algorithm of one trial.
     """
     shapes = _without_optimizers(_state_shapes(algo).replicated)
     root, config, indices = locate(directory)
@@ -69,7 +70,7 @@ def read_states(
 
 
 def _without_optimizers(tree: Any) -> Any:
-    """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
+    """Drop the optimizers' states: policies and weights do not need them, so users need not pass their optimizers."""
 
     def drop(x: Any) -> Any:
         return Learner(x.params, ()) if isinstance(x, Learner) else x
@@ -78,7 +79,7 @@ def _without_optimizers(tree: Any) -> Any:
 
 
 def _anywhere(tree: Any) -> Any:
-    """Return copies of arrays that may be used on any device."""
+    """Return copies of arrays that are not committed to a device."""
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
@@ -87,8 +88,8 @@ def load_policies(
 ) -> list[Policy]:
     """Return the policy of each seed of a run, or of one of its folders of trials; `best` checkpoint or newest.
 
-    `custom` are the user-defined networks that it was trained with. `checkpoint` is the number of another checkpoint,
-    whose folder may also be named as the run.
+    `custom` holds the user-defined networks of the training. `checkpoint` is the number of another checkpoint; its
+    folder may also be named instead of the run.
 
     Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
@@ -103,7 +104,7 @@ def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, c
 
 
 def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
-    """Return what `Algorithm.weights` gives of the first seed of a run, critics included; see `load_policies`."""
+    """Return `Algorithm.weights` of the first seed of a run, which include critics; see `load_policies`."""
     algo, _, states, _ = _read_run(run, best, STANDARD, checkpoint)
     return _anywhere(algo.weights(states[0]))
 
@@ -118,7 +119,7 @@ def _read_run(
 
 
 def resolve_config(config: Config) -> Config:
-    """Return the configuration of a new run, with the settings that follow from the runs it names.
+    """Return the configuration of a new run, with settings taken from the runs that it starts from.
 
     Raises UserError: not run directories, or runs that are not compatible.
     """
@@ -141,7 +142,7 @@ def resolve_config(config: Config) -> Config:
 
 
 def resolve_latest(config: Config) -> Config:
-    """Replace `runs/latest` in settings by the run itself, since it will soon mean this run."""
+    """Replace `runs/latest` in settings by the run that it names now, because it will soon name the new run."""
 
     def follow(name: str) -> str:
         run, checkpoint = run_directory.split_checkpoint(name)
@@ -181,7 +182,7 @@ def load_inputs(run: Run) -> Any:
 
 
 def _weights_of(name: str) -> Any:
-    """Return the weights of a run, or of a checkpoint, of an earlier stage. Raises UserError if it is unfinished."""
+    """Return the weights of a run of an earlier stage, or of its checkpoint. Raises UserError: it is not finished."""
     run, checkpoint = run_directory.choose_checkpoint(name)
     directory, config = open_trials(run)
     algo = build_algorithm(config)
@@ -201,7 +202,7 @@ def _weight_shapes(config: Config, custom: Custom = STANDARD) -> Any:
 
 
 def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
-    """Return whether a run with these settings changed, if there can be one, has weights of other shapes."""
+    """Return whether these changes of settings are possible and change the shapes of the weights."""
     try:
         return bool(_weight_shapes(configuration.apply_changes(config, changes)) != _weight_shapes(config))
     except UserError:

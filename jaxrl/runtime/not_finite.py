@@ -32,14 +32,14 @@ def _is_finite(tree: Any, axes: int) -> Any:
 
 
 def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
-    """Count the time steps with a value that is not finite after an action that was finite, by field.
+    """Count by field the time steps that hold a value that is not finite although the action before was finite.
 
     Args:
         trajectory: leaves [T, B, ...].
         last: the time steps [B, ...] after it.
 
     Returns:
-        {name: float32[]}; `split_faults` finds them among the sums over episodes.
+        {name: float32[]}; `split_faults` separates them from the sums over episodes.
     """
     acted, faults = _is_finite(trajectory.action, 2), {}
     for field in _FIELDS:
@@ -78,11 +78,11 @@ def not_finite_error(
     directory: Path,
     faulty: Collection[str] = (),
 ) -> NotFiniteError:
-    """Return the error of a block with a value that is not finite, which names it and the update.
+    """Return the error for a block with a value that is not finite; it names the tensor and the update.
 
     Args:
         fetched: metrics of the block, fetched; the first value that is not finite is in its last iteration.
-        several: whether there are several trials, the axis before that of updates.
+        several: whether there are several trials; their axis is before the axis of updates.
         names: `Trainer.tensor_names` of the phase.
         before: position before the block.
         phase: of the block.

@@ -1,9 +1,9 @@
 """A long iteration in pieces of about a second, between which the host shows progress and answers signals.
 
-A block of iterations is one compiled call, which nothing can look into or interrupt. That is right as long as an
-iteration takes seconds; thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
-iteration does, with the same functions (`make_programs`). The state that the iteration began with stays intact
-until its last piece, so that an iteration can be given up at any time.
+A block of iterations is one compiled call, which cannot be observed or interrupted. That is right as long as an
+iteration takes seconds, but thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
+iteration does, with the same functions (`make_programs`). The state before the iteration stays intact until the last
+piece, so that an iteration can be given up at any time.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 from jaxrl.runtime.trainer import Trainer, key_of_iteration
 
-# Agent transitions of an iteration from which it is run in pieces.
+# Iterations of at least so many agent transitions are run in pieces.
 MIN_TRANSITIONS = 2**14
 MIN_TRANSITIONS_ACCELERATOR = 2**20
 PIECE_SECONDS = 1.0  # target duration of a piece
-ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
+ADVISED_SECONDS = 60.0  # where an iteration takes longer, the user gets advice
 ROLLOUT = "rollout"
 
 
@@ -52,14 +52,14 @@ class Done(NamedTuple):
 
 
 def needs_pieces(algo: Algorithm, phase: Phase, backend: str) -> bool:
-    """Return whether iterations of a phase are so long that they are run in pieces."""
+    """Return whether iterations of a phase are long enough to be run in pieces."""
     transitions = phase.steps * algo.layout.num_envs * algo.spec.num_agents
     minimum = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
     return bool(phase.updates and algo.learn_stages) and transitions >= minimum
 
 
 def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
-    """Return jits that together are an iteration of a phase, with the shapes of their arguments.
+    """Return the jitted functions that together are an iteration of a phase, with the shapes of their arguments.
 
     "buffers": state -> empty buffers of what is collected.
     "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.

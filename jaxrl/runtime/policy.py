@@ -73,10 +73,10 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: a process forked after JAX ran; shapes that do not fit; observations that are NaN, where values
-                are known; no mask where one is needed, one of other numbers or without an allowed action, one that the
-                environment does not have, that the policy ignores or that only a TimeStep can hold; masks or `first`
-                together with a TimeStep, which has its own; or no JAX key.
+            ValueError: the process was forked after JAX ran; shapes do not fit; observations are NaN (outside of
+                tracing); `key` is no JAX key; masks or `first` are passed together with a TimeStep, which has its own;
+                or the mask is missing, holds other numbers, closes all actions of an agent, is ignored by the policy,
+                is unknown to the environment, or can only be part of a TimeStep.
         """
         self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)
@@ -98,7 +98,7 @@ class Policy:
         return (action[0] if single else action), carry
 
     def _act_on_nothing(self, timestep: TimeStep) -> tuple[Array, Any]:
-        """Return the actions and the carry of a batch without rows, which some networks cannot divide."""
+        """Return the actions and the carry of an empty batch, on which some networks fail."""
 
         def act(timestep: TimeStep) -> tuple[Array, Any]:
             carry = self.algo.init_carry(self.params, timestep, jnp.zeros(1, jnp.int32))
@@ -108,7 +108,7 @@ class Policy:
         return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), jax.eval_shape(act, one))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: no optimizers, and arrays that need no JAX to be read."""
+        """Return what is pickled: NumPy arrays, which can be read without JAX, and no optimizers."""
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         state["params"] = jax.tree.map(np.asarray, self.params)
         if self.algo.custom.optimizers:
@@ -123,7 +123,7 @@ class Policy:
         return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
-        """Return a time step [B] from the caller's arrays, and whether it was that of a single environment."""
+        """Return a time step [B] from the caller's arrays, and whether they are of a single environment."""
         timestep = observation if isinstance(observation, TimeStep) else None
         observations = observation if timestep is None else timestep.observation
         arrays = [jnp.asarray(x) for x in jax.tree.leaves(observations)]
@@ -193,7 +193,7 @@ class Policy:
         return jnp.asarray(mask).astype(jnp.bool_)
 
     def _check_open(self, action: Array, mask: Array) -> None:
-        """Raise ValueError for an action that the caller's mask closes: a user's algorithm may ignore it."""
+        """Raise ValueError for an action that the caller's mask closes, because a user's algorithm may ignore masks."""
         if isinstance(action, jax.core.Tracer):
             return
         if not np.take_along_axis(np.asarray(mask), np.asarray(action)[..., None], -1).all():

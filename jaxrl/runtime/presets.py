@@ -46,8 +46,8 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
 
     Args:
         algo: a registered name, or "module:Class"; None where a preset names it.
-        config: a preset or YAML file, also of a published system; None for that of the algorithm, if it has one.
-        env: an environment other than that of the preset.
+        config: a preset or YAML file, also of a published system; None for the algorithm's preset, if it has one.
+        env: an environment that replaces the preset's.
 
     Raises:
         UsageError: one sentence.
@@ -63,7 +63,7 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
 
 
 def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
-    """Return the YAML file of `--config`, else of `--algo` (a user's own class has none), and its name."""
+    """Return the settings of `--config`, else of the preset of `--algo` if there is one, and the name of their file."""
     if config is not None:
         path = find_preset(config)
         converted = published.convert(read_mapping(path, "configuration"), algo)
@@ -76,7 +76,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
 
 
 def _published_values(converted: published.Converted, path: Path) -> dict[str, Any]:
-    """Return the settings of a published system's file and of the preset behind it; print what was made of the file."""
+    """Return the settings of a published system's file over its preset; print how the file was converted."""
     values = read_yaml(presets()[converted.preset]) | {"algo": converted.algo}
     if converted.settings.keys() & set(TOTALS):
         values |= dict.fromkeys(TOTALS, 0)
@@ -99,7 +99,7 @@ def _move_to_env(values: dict[str, Any], env: str) -> dict[str, Any]:
 
 
 def _are_related(one: str, other: str) -> bool:
-    """Return whether two environments are of one family, so that settings mean the same. Raises UsageError."""
+    """Return whether two environments share a base class, so that settings mean the same. Raises UsageError."""
     with usage_errors():
         classes = [{*envs_jax.base.find(name).__mro__} - {*envs_jax.Environment.__mro__} for name in (one, other)]
     return bool(classes[0] & classes[1])

@@ -1,4 +1,4 @@
-"""A program that is compiled when it is needed, or sooner, while others are."""
+"""A program that is compiled when it is needed, or earlier in parallel with others."""
 
 import threading
 import time
@@ -55,7 +55,7 @@ class Program:
         self._seconds = time.monotonic() - self._began
 
     def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until it is compiled, handling signals.
+        """Wait until the program is compiled; signals are handled meanwhile.
 
         Raises:
             StopRequestedError: `stop()` became true meanwhile; the compiler is still at work.
@@ -79,7 +79,7 @@ class Program:
         return self._executable(*arguments)
 
     def empty_results(self) -> Any:
-        """Return zeros like the program's results, placed like them."""
+        """Return zeros with the shapes, dtypes and shardings of the program's results."""
         self.finish()
         return jax.tree.map(
             lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._executable.output_shardings

@@ -1,4 +1,4 @@
-"""Rollouts without learning: learned and scripted policies through the same code, every metric as a curve."""
+"""Rollouts without learning, of learned and scripted policies with the same code; every metric is a curve."""
 
 import dataclasses
 import time
@@ -19,7 +19,7 @@ from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divi
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 1000  # of curves, that a device holds at a time
-_STEPS_PER_CHECK = 50  # between looks whether all episodes have ended
+_STEPS_PER_CHECK = 50  # after so many steps, check whether all episodes have ended
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
 Acted = tuple[Array, Any]
@@ -90,7 +90,7 @@ def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy
 
 
 class Opponent(NamedTuple):
-    """A policy without a carry for the other team: its observations, with a key per game, and its action function."""
+    """A policy without a carry for the other team; `see` returns its observations and a key per game."""
 
     see: Callable[[BatchState], tuple[TimeStep, Array]]
     policy: Policy
@@ -124,18 +124,17 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
 class Evaluator:
     """Rolls out `episodes` episodes of one policy, compiled once per policy.
 
-    Episode i starts from the same state for every policy, and from one that training does not visit unless the
-    environment draws from a list: its randomness comes from a separate key (`held_out_key`, one for each held-out
-    set).
+    Episode i starts from the same state for every policy. Its random numbers come from a key that training never uses
+    (`held_out_key`), so that only environments that draw from a list repeat states of training.
 
     Attributes:
         env: the batched environment.
         policy: see `learned_policy` and `scripted_policy`.
         init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
-        seeds: policies, each with a key of its own; the devices share them, and each rolls out all episodes of its own.
+        seeds: number of policies, each with its own key and all episodes; the devices share the policies.
         episodes: number over all devices.
-        chunk: most episodes at a time on a device; 0 = all.
-        mesh: the devices; as many are used as divide `episodes`.
+        chunk: maximum number of episodes at a time on a device; 0 = all.
+        mesh: the devices; the largest number of them that divides `episodes` is used.
     """
 
     env: BatchedEnvironment
@@ -147,12 +146,12 @@ class Evaluator:
     seeds: int = 1
 
     def _begin(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return the policy's carry, the states, time steps and statistics in which these episodes begin."""
+        """Return the initial carry of these episodes: the policy's carry, states, time steps and statistics."""
         state, timestep = self.env.reset(keys_of_episodes(seed_key, indices), context)
         return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
 
     def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
-        """Return what `_begin` does after step t, and the actions; an episode that has ended keeps its final state."""
+        """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
         policy_carry, state, timestep, statistics = carry
         action, policy_carry = self.policy(params, policy_carry, state, timestep, keys_of_step(keys, t))
         new_state, new_timestep = self.env.step_without_reset(state, action, context)
@@ -164,7 +163,7 @@ class Evaluator:
         return (policy_carry, new_state, new_timestep, new_statistics), action
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return what `_begin` does when all of these episodes have ended."""
+        """Return the carry at the end of all these episodes."""
         horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
 
         def play_steps(count: int, first: Array, carry: Any) -> Any:
@@ -187,10 +186,10 @@ class Evaluator:
     def _trace(
         self, see: Callable[..., Any], indices: Callable[[Array], Array]
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return two functions that together yield `see` (state, time step, statistics) at each time step.
+        """Return two functions that evaluate `see`(state, time step, statistics) at each time step.
 
         The first begins the episodes `indices(first)`: (parameters, key, context, first) -> (carry, one row). The
-        second plays on from step t: (..., carry, t) -> (carry, (rows, actions)) of `_steps`.
+        second continues them for `_steps` steps from step t: (..., carry, t) -> (carry, (rows, actions)).
         """
 
         def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
@@ -216,7 +215,7 @@ class Evaluator:
     def _collect(self, begin: Callable[..., Any], play_on: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
         """Call the functions of `_trace` until all episodes have ended; return all rows [t + 1, ...], actions [t, ...].
 
-        t is the horizon, or fewer steps, in whole `_steps`.
+        t is the horizon, or a smaller multiple of `_steps`.
         """
         spec = self.env.spec
         carry, row = begin(*arguments)
@@ -236,10 +235,10 @@ class Evaluator:
         return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
 
     def jit_final_values(self) -> Callable[..., dict[str, Array]]:
-        """Jit of (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
+        """Jit (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
 
-        With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds
-        parameters, key and values have the seed as their first axis. It ends when all episodes of a chunk have.
+        With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds the first
+        axis of parameters, key and values is the seed. A chunk ends when all its episodes have ended.
         """
         local = self.episodes if self.seeds > 1 else self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
@@ -261,8 +260,8 @@ class Evaluator:
     def curves(self) -> Callable[..., dict[str, np.ndarray]]:
         """Return (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, for a single seed.
 
-        T is the horizon, or fewer steps once all episodes have ended: a multiple of `STEPS` then. A device holds the
-        curves of one chunk of episodes and `STEPS` steps.
+        T is the horizon or, if all episodes end earlier, a smaller multiple of `STEPS`. A device holds the curves of
+        one chunk of episodes and `STEPS` steps.
         """
         assert self.seeds == 1
         local = self.episodes // self.devices
@@ -307,7 +306,7 @@ class Evaluator:
         return values(statistics) | task
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, np.ndarray], np.ndarray]]:
-        """Return (parameters, key, context, index) -> all data of episode `index`, rolled out alone.
+        """Return (parameters, key, context, index) -> all data of the one episode `index`.
 
         Returns:
             the environment's states [T + 1, ...], time steps [T + 1, ...], curves [T + 1] and actions [T, A, ...], T as
@@ -347,7 +346,7 @@ def _join(*parts: Any) -> Any:
 
 
 def extend(curve: np.ndarray, length: int) -> np.ndarray:
-    """Return a curve [t, ...] as [length, ...]; an episode that has ended keeps its last value."""
+    """Extend a curve [t, ...] to [length, ...] with its last value."""
     return np.concatenate([curve, np.repeat(curve[-1:], length - len(curve), axis=0)])
 
 
@@ -363,7 +362,7 @@ def final_means(spec: EnvSpec, ended: dict[str, np.ndarray]) -> dict[str, float]
 
 
 def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Replace the curve "task" of curves [T + 1, N] by the score of each task's episodes, "score/name" [T + 1, n]."""
+    """Replace the curve "task" of curves [T + 1, N] by the score of each task, "score/name" [T + 1, its episodes]."""
     names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
     result = {name: curve for name, curve in curves.items() if name != "task"}
     if "task" in curves:
@@ -375,7 +374,7 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
-    """Yield (name, ..., result) as they are rolled out; say for each how long it took."""
+    """Yield each (name, ..., result) of `rollouts`; say how long it took."""
     began, note = time.monotonic(), ", compiling included"
     for *names, result in rollouts:
         say(f"{' against '.join(names)}: {what} in {time.monotonic() - began:.1f} s{note}")

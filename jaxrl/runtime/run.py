@@ -46,7 +46,7 @@ class RunOutcome(NamedTuple):
 
 
 def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> RunOutcome:
-    """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
+    """Start a new run in a new directory, which gets the `name` if there is one; `log` replaces the console.
 
     Raises UserError; nothing is written if the configuration is impossible.
     """
@@ -65,12 +65,12 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
 
 
 def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
-    """Resume the run of this name, or start it where there is none: for jobs that are queued again.
+    """Resume the run of this name, or start it if there is none, as jobs that are queued again need.
 
     Args:
-        name: its directory among the runs of its algorithm and environment.
-        config: of a new run.
-        changes: the settings of the command line among them. Those that are left to the run may stay so.
+        name: the name of its directory among the runs of its algorithm and environment.
+        config: the configuration of a new run.
+        changes: the settings on the command line; a setting at its automatic value changes nothing.
 
     Raises:
         UserError: as `start` and `resume` do.
@@ -143,7 +143,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
         if previous != value:
             raise CheckpointError(
                 f"checkpoint {step} of {directory} is from another configuration: {name} was {previous} and is {value} "
-                f"in {run_directory.CONFIG}; put the former value back, or start a new run"
+                f"in {run_directory.CONFIG}; put the previous value back, or start a new run"
             )
     requested, env_steps = run.config.run.total_env_steps, meta["env_steps"]
     if requested < env_steps and requested != before.run.total_env_steps:
@@ -155,7 +155,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
 
 @contextmanager
 def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
-    """Lock the run directory that `find` makes or finds; the host that writes does both."""
+    """Lock the run directory that `find` returns; the host that writes calls `find` and locks."""
     with ExitStack() as stack:
 
         def take() -> str:

@@ -66,7 +66,7 @@ def create(
 
 
 def named_directory(root: Path | str, algo: str, env: str, name: str) -> Path:
-    """Return the directory of the run of a name, which need not be there. Raises UsageError: no possible name."""
+    """Return the directory for a run of this name, whether or not it exists. Raises UsageError: impossible name."""
     if not re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", name):
         raise UsageError(f"a run cannot be named {short_repr(name)}: begin with a letter, then letters, digits, _ . -")
     return _group(root, algo, env) / name
@@ -104,7 +104,7 @@ def check_root(root: Path | str) -> None:
 
 
 def _why_not_writable(folder: Path) -> str:
-    """Return half a sentence if no folder can be made in `folder`, which permissions do not always tell."""
+    """Return half a sentence if no folder can be made in `folder`, "" otherwise; permissions do not always show it."""
     try:
         os.rmdir(tempfile.mkdtemp(dir=folder))
     except OSError as error:
@@ -181,7 +181,7 @@ def read_versions(run: Path) -> dict[str, Any]:
 
 
 def read_run_id(run: Path) -> str:
-    """Return the id that a run got at its start; "" for runs made before there were any."""
+    """Return the id that a run got at its start, "" for a run from before runs had ids."""
     return str(read_versions(run).get(_RUN_ID, ""))
 
 
@@ -198,7 +198,7 @@ def follow_latest(path: Path | str) -> Path:
 
 
 def checkpoint_folder(run: Path | str, number: int) -> Path:
-    """Return the folder of a run's checkpoint, which can be named where a run can; of a trial, that of its trial."""
+    """Return the folder of a checkpoint of a run or of a trial; it can be named wherever a run can."""
     return follow_latest(run) / CHECKPOINTS / f"{number:010d}"
 
 
@@ -222,7 +222,7 @@ def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path,
 
 
 def open_run(path: Path | str) -> Path:
-    """Return the run directory at `path`, the newest one for `runs/latest`, or that of a checkpoint's folder.
+    """Return the run directory at `path`; the newest run for `runs/latest`, the run of a checkpoint for its folder.
 
     Raises RunError: there is none; the sentence suggests similar runs.
     """

@@ -55,7 +55,7 @@ class Scoring:
 
 
 def label_of(metric: str, labels: Mapping[str, str], unit: bool = True) -> str:
-    """Return the label of a metric, with or without its unit; "metric/task" is that of the episodes of one task."""
+    """Return the label of a metric, with or without its unit; "metric/task" is the metric in episodes of one task."""
     name, _, task = metric.partition("/")
     words, comma, its_unit = labels.get(name, name.replace("_", " ")).partition(", ")
     return words + (f" ({task})" if task else "") + (comma + its_unit if unit else "")

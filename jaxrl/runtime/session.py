@@ -47,8 +47,8 @@ class _GivenUpError(Exception):
 class Session:
     """One process's part of a run, from its first block to its last checkpoint.
 
-    The caller has locked `directory`. There is a trial writer for each trial where there are several; `writer` then
-    takes means over them.
+    The caller has locked `directory`. If there are several trials, each has a trial writer, and `writer` gets the means
+    over them.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Session:
         self._saved: tuple[int | None, float] = (None, 0.0)  # number of the last checkpoint, and when
         self._pending: tuple[BlockMetrics, Position, int] | None = None  # the running block, before it, iterations
         self._signals = StopSignals()
-        self._has_announced_stop = False  # what a signal leads to
+        self._has_announced_stop = False  # after a signal
         self._iteration_seconds: dict[int, float] = {}  # by phase
         self._last_number = 0  # of the last block
         # of each trial, fields in which its environments gave values that are not finite
@@ -92,7 +92,7 @@ class Session:
     # Beginning
 
     def _restart_lines(self, groups: Sequence[Any] = ()) -> None:
-        """Begin lines of metrics with the incomplete ones of the process that this one resumes."""
+        """Begin the lines of metrics, with the incomplete lines of the process that this one resumes."""
         groups = groups or [None] * len(self.writers)
         total_iterations = sum(self._remaining(Position()))
         self.lines, *self.trial_lines = (
@@ -111,7 +111,7 @@ class Session:
         return jax.device_put(tree, shardings(mesh, SPLIT)) if self.trials > 1 else on_all(tree, mesh)
 
     def _split_trials(self, tree: Any) -> list[Any]:
-        """Return the part of each trial of what has the trial as its first axis if there are several."""
+        """Return the part of each trial; if there are several, the trial is the first axis of every leaf."""
         return [jax.tree.map(lambda x, k=k: x[k], tree) for k in range(self.trials)] if self.trials > 1 else [tree]
 
     def restore(self, step: int) -> TrainState:
@@ -176,7 +176,7 @@ class Session:
         return reason
 
     def _train(self, state: TrainState) -> str:
-        """Do what `train` does while signals are collected."""
+        """Train until a limit or a signal, while the caller collects signals."""
         try:
             while (reason := self._reason_to_stop()) is None:
                 position = self.position
@@ -203,7 +203,7 @@ class Session:
                     self._save(state, best)
 
     def _evaluate_unless_stopped(self, state: TrainState) -> bool:
-        """Do what `_evaluate` does; False if a signal ended it early, after which training is saved without it."""
+        """Evaluate, see `_evaluate`; return False if a signal ended it early."""
         try:
             return self._evaluate(state)
         except (StopRequestedError, _GivenUpError):
@@ -224,7 +224,7 @@ class Session:
         return None
 
     def _advance(self, state: TrainState) -> TrainState:
-        """Start the next block, in the next phase if one has ended, and report the previous block meanwhile."""
+        """Start the next block, in the next phase if the current one has ended; report the previous block meanwhile."""
         remaining = self._remaining()
         if not remaining[self.position.phase]:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
@@ -246,7 +246,7 @@ class Session:
         return state
 
     def _advance_in_pieces(self, pieces: Pieces, state: TrainState) -> TrainState:
-        """Run an iteration in pieces and report it; return the state as it was if a signal ended it early."""
+        """Run an iteration in pieces and report it; return the unchanged state if a signal ended it early."""
         self._report()
         before, phase, last = self.position, self.phases[self.position.phase], None
         if not pieces.seconds:
@@ -282,9 +282,9 @@ class Session:
             return self._finish_compiling(block, f"phase '{phase.name}'", state)
 
     def _finish_compiling(self, program: Program | Pieces | None, what: str, state: TrainState) -> Any:
-        """Return a program that the session needs now, compiled; the clock of training stands still meanwhile.
+        """Compile a program that the session needs now, if it is not ready; the clock of training pauses meanwhile.
 
-        Raises TooLargeError: it does not fit; what has been trained is saved.
+        Raises TooLargeError: it does not fit; the training so far is saved.
         """
         assert program is not None
         if not program.ready:
@@ -309,7 +309,7 @@ class Session:
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
     def _block_length(self, left: int) -> int:
-        """Return the iterations of the next block, which never goes across an evaluation or checkpoint."""
+        """Return the iterations of the next block, which ends at the next evaluation or checkpoint at the latest."""
         limits = [left, self.settings.block_iterations, max(GROWTH * self._last_number, 1)]
         seconds = self._iteration_seconds.get(self.position.phase)
         target = self.settings.block_seconds * (1 if self.run.trainer.vectorized else min(self.trials, IN_TURN))
@@ -320,7 +320,7 @@ class Session:
         return int(hosts.first(min(limits)))
 
     def _end(self, state: TrainState) -> None:
-        """Write the last line, evaluation and checkpoint of this process if they are missing."""
+        """Write the last line, evaluation and checkpoint of this process unless they are written already."""
         best = False
         if not any(self._remaining()):  # unscheduled, so only at the end of the whole run
             for lines in (self.lines, *self.trial_lines):
@@ -340,7 +340,7 @@ class Session:
         return hosts.first(overdue) or bool(every and self.position.iterations % every == 0)
 
     def _save(self, state: TrainState, best: bool) -> None:
-        """Save everything that a later process needs; the metrics up to here are on disk already."""
+        """Save everything that a later process needs except metrics, which are on disk already."""
         meta = {
             **dataclasses.asdict(self.position),
             "seconds": self.seconds,
@@ -361,7 +361,7 @@ class Session:
     # Reports
 
     def _wait_for(self, tree: Any) -> Any:
-        """Fetch arrays; signals are handled while the device is busy.
+        """Fetch arrays when they are ready; signals are handled meanwhile.
 
         Raises _GivenUpError: they were not ready soon after a signal.
         """
@@ -377,7 +377,7 @@ class Session:
         return hosts.fetch(tree)
 
     def _stops(self, what: str, seconds: float) -> bool:
-        """Return whether a signal came more than `seconds` ago, so that `what` is given up; announce it once."""
+        """Return whether `what` is given up because a signal came more than `seconds` ago; announce a signal once."""
         if self._signals and not self._has_announced_stop:
             self._has_announced_stop = True
             self.console.say(
@@ -391,7 +391,7 @@ class Session:
         return {**names, "phase": position.phase, "step": position.axis(self.phases), "time/seconds": self.seconds}
 
     def _report(self) -> None:
-        """Fetch the metrics of the running block, if any: check them, write lines, refresh the console."""
+        """Fetch the metrics of the running block, if there is one; check them, write lines, refresh the console."""
         if self._pending is None:
             return
         (metrics, position, count), self._pending = self._pending, None

@@ -86,7 +86,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 def team_net(tensors: dict[str, np.ndarray]) -> Any:
     """Convert tensors, with matrices (out, in), to parameters of a `networks.TeamNet`, with matrices (in, out).
 
-    Raises ValueError: other names than those of the published networks.
+    Raises ValueError: other names than the published networks have.
     """
     names = {f"{theirs}.{kind}": f"{ours}_{ending}" for theirs, ours in _LAYERS.items()
              for kind, ending in (("weight", "kernel"), ("bias", "bias"))}  # fmt: skip
@@ -103,7 +103,7 @@ def team_net(tensors: dict[str, np.ndarray]) -> Any:
 
 
 def _describe_network(params: Any) -> str:
-    """Describe the shapes of a network; critics have a leading axis."""
+    """Describe the shapes of a network in words; critics have a leading axis."""
     layers = params["params"]
     if any(layers[name].ndim < 2 for name in ("fc1_kernel", "out_kernel")):
         return "vectors instead of matrices"
@@ -119,9 +119,9 @@ def _describe_network(params: Any) -> str:
 def load(source: str, algo: Algorithm, key: Array) -> Any:
     """Return the `inputs` of `Ddpg.init`: the networks of "actor.pth" or "actor.pth,critic.pth".
 
-    Without a file for it, the critic is a fresh one from `key`.
+    Without a second file the critic is initialised from `key`.
 
-    Raises UserError: a file cannot be read, or its network is not that of the run.
+    Raises UserError: a file cannot be read, or its network does not match the run.
     """
     files = [Path(name.strip()) for name in source.split(",") if name.strip()]
     if len(files) > 2:

@@ -44,10 +44,10 @@ class TrainState:
 
 @pytree
 class BlockMetrics:
-    """The metrics of a block, leaves with the iteration as first axis; iterations that did not run are 0.
+    """The metrics of a block; the first axis of leaves is the iteration, and iterations that did not run are 0.
 
-    With several trials the second axis of metrics is the trial, and the last two have an entry for each device, or for
-    each trial.
+    With several trials the second axis of metrics is the trial; `not_finite` and `done` have an entry for each device,
+    or for each trial.
 
     Attributes:
         learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
@@ -83,7 +83,7 @@ class Position:
         return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
 
     def after(self, phase: Phase, num_envs: int, count: int = 1) -> "Position":
-        """Return the position after so many more iterations of the phase."""
+        """Return the position after `count` more iterations of the phase."""
         return Position(
             self.phase,
             self.iteration + count,
@@ -100,7 +100,7 @@ class Position:
         return self.env_steps + iterations
 
     def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
-        """Return the iterations left of each phase, none with environment steps once the total is reached."""
+        """Return the iterations left of each phase; phases that step end when the total is reached."""
         left, missing = [0] * self.phase, total_env_steps - self.env_steps
         for index, phase in enumerate(phases[self.phase :]):
             limits = []

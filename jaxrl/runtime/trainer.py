@@ -1,7 +1,7 @@
 """The training loop: iterations of (collect T steps, learn), a whole block of them in one compiled, donated call.
 
-Nothing here depends on the algorithm or environment. The block runs inside one `shard_map` over the mesh:
-each device steps its own environments; collectives are those of `DataParallel`, called by the algorithm.
+Nothing here depends on the algorithm or environment. The block runs inside one `shard_map` over the mesh: each device
+steps its own environments, and the algorithm calls the collectives of `DataParallel`.
 """
 
 import dataclasses
@@ -62,13 +62,13 @@ class Trainer:
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
         seeds: the run's seed and the next ones, trained in one program.
-        sweep: {setting: values} of the algorithm, one for each combination, which is trained with all seeds.
-        vectorized: a device trains its trials at once; otherwise one after another within a block, which is quicker on
-            CPUs, where products of batches of matrices are slow, and for whole episodes of convolutions, which occupy a
-            GPU by themselves.
+        sweep: {setting of the algorithm: its values, one for each combination}; each is trained with all seeds.
+        vectorized: whether a device trains its trials at once. Otherwise they run one after another within a block,
+            which is faster on CPUs, where batched matrix products are slow, and for whole episodes of convolutions,
+            one trial of which fills a GPU.
 
-    A trial is a seed with a combination. With several trials every leaf of the state has the trial as its first axis,
-    which the devices share; `layout` is then that of one trial on one device.
+    A trial is one combination with one seed. With several trials the first axis of every leaf of the state is the
+    trial, and the devices share it; `layout` then describes one trial on one device.
     """
 
     env: BatchedEnvironment
@@ -107,12 +107,12 @@ class Trainer:
         return self.make_init()(key, inputs)
 
     def make_init(self) -> Callable[..., Any]:
-        """Jit of (key, inputs) -> state."""
+        """Jit (key, inputs) -> state."""
         return jax.jit(self._begin, compiler_options=graphs())
 
     @functools.cached_property
     def _begin(self) -> Callable[..., Any]:
-        """`_init` on the mesh, traced once for each kind of inputs."""
+        """Return `_init` on the mesh, traced once for each structure of inputs."""
         if self.trials == 1:
             return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
@@ -125,7 +125,7 @@ class Trainer:
         return traced_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def keys(self, seed: int, make: Callable[[Any], Key] = jax.random.key) -> Key:
-        """Return the run's key[], or key[trials] of the seeds that begin with this one, for each combination."""
+        """Return the run's key[], or key[trials]: for each combination, the keys of this seed and the next ones."""
         if self.trials == 1:
             return make(seed)
         seeds = np.arange(seed, seed + self.seeds, dtype=np.uint32)
@@ -136,9 +136,9 @@ class Trainer:
         return (jax.vmap(self.algo.policy) if self.trials > 1 else self.algo.policy)(state.algo)
 
     def each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
-        """Return a function of one trial's state for all trials of this device.
+        """Apply a function of one trial's state to all trials of this device.
 
-        Counters are the same for all trials and stay without that axis inside, so that branches on them are branches.
+        Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
         """
         if self.trials == 1:
             return function
@@ -214,7 +214,7 @@ class Trainer:
         return map_chunks(*self.rollout_arguments(state, phase, key))
 
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
-        """Return the arguments of `map_chunks` that make it `collect`."""
+        """Return the arguments with which `map_chunks` computes `collect`."""
         policy, context = self.algo.policy(state.algo), self._context(state.progress, state.pool)
         env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
 
@@ -376,7 +376,7 @@ class Trainer:
         return state, dataclasses.replace(metrics, **by_iteration)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
-        """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
+        """Jit (state, iterations int32[]) -> (state, metrics); the state is donated."""
         metrics: Any = REPLICATED
         if self.trials > 1:
             by_trial: Any = PartitionSpec(None, AXIS)
@@ -393,7 +393,7 @@ class Trainer:
     # A whole run
 
     def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Key], Any]:
-        """Return a pure function of a key: all iterations of all phases (a number each), in one program.
+        """Return a pure function of a key that runs this many `iterations` of each phase in one program.
 
         Returns:
             key[] -> (the policy's parameters, {phase: {metric: float32[iterations] or float32[iterations, updates]}}).

@@ -1,8 +1,8 @@
 """Several runs in one program: every combination of swept settings, each with every seed.
 
-Each is a trial: it has a folder inside the run directory, with the configuration of the same run alone and with metrics
-of its own; checkpoints hold all trials. Folders are `actor_lr=0.001/seed_3`, without the part that does not vary. A
-folder can be named wherever a run can, to look at this trial, or at all seeds of this combination.
+Each is a trial. It has a folder inside the run directory, with its metrics and with the configuration that would train
+only this trial; checkpoints hold all trials. Folders are named `actor_lr=0.001/seed_3`, without the part that does not
+vary. A folder can be named wherever a run can, and means this trial, or all seeds of this combination.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Trial:
     Attributes:
         combination: name of its swept settings, such as "actor_lr=0.001"; "" without a sweep.
         folder: its directory inside the run directory, "." for a run of one trial.
-        config: of the same run alone.
+        config: of a run that trains only this trial.
     """
 
     combination: str
@@ -39,7 +39,7 @@ class Trial:
 def combinations(config: Config) -> list[dict[str, Any]]:
     """Return the swept settings of each combination, [{}] without a sweep.
 
-    Raises UsageError: `sweep` is not a list of settings that may be traced, with several values each.
+    Raises UsageError: `sweep` is not a list of settings that can be traced, with several values each.
     """
     if not config.run.sweep:
         return [{}]
@@ -101,7 +101,7 @@ def write_configs(directory: Path, config: Config) -> None:
 
 
 def locate(directory: Path) -> tuple[Path, Config, Sequence[int]]:
-    """Return the run that a run directory or a folder of trials belongs to, its configuration and these trials.
+    """Return the run of a run directory or folder of trials, its configuration and the indices of these trials.
 
     Raises RunError, UsageError: the configuration is damaged.
     """
