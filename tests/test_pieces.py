@@ -18,7 +18,7 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime import pieces as in_pieces
 from jaxrl.runtime.not_finite import not_finite_error
-from jaxrl.runtime.pieces import Done, Pieces
+from jaxrl.runtime.pieces import Pieces, StageProgress
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, Position
 from jaxrl.runtime.trainer import Trainer
@@ -53,7 +53,7 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
     (phase,) = trainer.algo.phases
     block, pieces = trainer.make_block(phase), make_pieces(trainer)
     state, other = trainer.init(jax.random.key(3)), trainer.init(jax.random.key(3))
-    shown: list[Done] = []
+    shown: list[StageProgress] = []
     assert pieces.measure(other) > 0  # leaves no trace
     for _ in range(3):
         state, expected = block(state, jnp.int32(1))

@@ -127,8 +127,8 @@ class MetricAggregator:
             return
         learning = {f"train/{name}": total / number for name, (total, number) in self.group["learning"].items()}
         sums = dict(self.group["episodes"])
-        ended = sums.pop("episodes", 0.0)
-        episodes = {name: value / ended for name, value in sums.items()} if ended else {}
+        episode_count = sums.pop("episodes", 0.0)
+        episodes = {name: value / episode_count for name, value in sums.items()} if episode_count else {}
         self.episodes = episodes or self.episodes  # the console shows the last ones that ended
         self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith(("loss", "accuracy"))}
         self.group = {}
@@ -136,7 +136,7 @@ class MetricAggregator:
             counters["iteration"],
             {
                 **{name: number for name, number in counters.items() if name not in ("iteration", "step")},
-                "episodes": ended,
+                "episodes": episode_count,
                 **{f"rollout/{name}": value for name, value in episodes.items()},
                 **learning,
                 "time/unix": time.time(),

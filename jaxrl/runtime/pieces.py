@@ -34,7 +34,7 @@ ADVISED_SECONDS = 60.0  # where an iteration takes longer, the user gets advice
 ROLLOUT = "rollout"
 
 
-class Done(NamedTuple):
+class StageProgress(NamedTuple):
     """How far an iteration is.
 
     Attributes:
@@ -191,7 +191,7 @@ class Pieces:
         return self._seconds_left(0, 0)
 
     def run(
-        self, state: TrainState, show: Callable[[Done], None], stop: Callable[[float], bool]
+        self, state: TrainState, show: Callable[[StageProgress], None], stop: Callable[[float], bool]
     ) -> tuple[TrainState, BlockMetrics] | None:
         """Run an iteration.
 
@@ -253,12 +253,12 @@ class Pieces:
         left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[index:], steps, strict=True))
         return left + (self.seconds.get("begin", 0.0) if index == 0 else 0.0)
 
-    def _describe_progress(self, stage: Stage, done: int, left: float) -> Done:
+    def _describe_progress(self, stage: Stage, done: int, left: float) -> StageProgress:
         if stage.name == ROLLOUT:
             unit = "episodes" if self.phase.restart else "environments"
-            return Done("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
+            return StageProgress("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
         epochs = self.algo.learn_stages[-1].epoch + 1
         names = {stage.name for stage in self.algo.learn_stages}
         activity = f"training the {stage.name}" if len(names) > 1 else "learning"
         activity += f", epoch {stage.epoch + 1} of {epochs}" if epochs > 1 else ""
-        return Done(activity, done, stage.steps, "minibatches", left)
+        return StageProgress(activity, done, stage.steps, "minibatches", left)

@@ -22,14 +22,14 @@ STEPS = 1000  # of curves, that a device holds at a time
 _STEPS_PER_CHECK = 50  # after so many steps, check whether all episodes have ended
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
-Acted = tuple[Array, Any]
-Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
+PolicyOutput = tuple[Array, Any]
+Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], PolicyOutput]
 
 
 def learned_policy(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
-    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         action, carry, _ = algo.act(params, carry, timestep, keys, ended(), mode)
         return action, carry
 
@@ -64,7 +64,7 @@ def scripted_policy(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
-    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
         return action, carry
 
@@ -74,11 +74,11 @@ def scripted_policy(env: BatchedEnvironment, name: str) -> Policy:
 def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
-    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         index, params = params
 
         def branch(one: Policy) -> Policy:
-            def act(*arguments: Any) -> Acted:
+            def act(*arguments: Any) -> PolicyOutput:
                 action, carry = one(*arguments)
                 return action.astype(env.spec.action.dtype), carry
 
@@ -102,7 +102,7 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
-    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         first_params, (k, opponent_params) = params
         action, carry = first(first_params, carry, state, timestep, keys)
 
@@ -355,9 +355,9 @@ def values(statistics: EpisodeStatistics) -> dict[str, Array]:
     return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
 
 
-def final_means(spec: EnvSpec, ended: dict[str, np.ndarray]) -> dict[str, float]:
+def final_means(spec: EnvSpec, final_values: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the means over episodes of all metrics at their end [episodes], also by task."""
-    curves = {name: np.asarray(value)[None] for name, value in ended.items()}
+    curves = {name: np.asarray(value)[None] for name, value in final_values.items()}
     return {name: float(np.mean(curve)) for name, curve in by_task(spec, curves).items()}
 
 

@@ -52,7 +52,7 @@ class SelfPlay(BatchedEnvironment):
         Raises:
             ValueError: the games cannot be divided into equal groups per snapshot.
         """
-        inner_context, parameters = context
+        inner_context, pool = context
         timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]
         players, group, games = self.snapshots, self.group, len(keys)
         if games % (players * group):
@@ -65,7 +65,7 @@ class SelfPlay(BatchedEnvironment):
         def act(parameters: PolicyParams, timestep: TimeStep, keys: Key) -> Array:
             return self.algo.act(parameters, (), timestep, keys, ended(), "sample")[0]
 
-        chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
+        chosen = jax.vmap(act)(pool, *jax.tree.map(by_player, (timestep, keys)))
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
         opponents = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
         return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), inner_context)

@@ -24,7 +24,7 @@ from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import faulty_fields, not_finite_error
-from jaxrl.runtime.pieces import Done, Pieces, announcement
+from jaxrl.runtime.pieces import Pieces, StageProgress, announcement
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.rollouts import final_means, held_out_key
 from jaxrl.runtime.signals import StopSignals
@@ -253,10 +253,10 @@ class Session:
             with self.pace.pause():
                 self.console.say(announcement(pieces.measure(state), self.run.trainer.layout.num_envs))
 
-        def show(done: Done) -> None:
+        def show(progress: StageProgress) -> None:
             nonlocal last
-            last = done
-            self.console.progress(f"iteration {before.iterations + 1:,}: {done.activity}", *done[1:])
+            last = progress
+            self.console.progress(f"iteration {before.iterations + 1:,}: {progress.activity}", *progress[1:])
 
         def give_up(seconds_left: float) -> bool:
             return bool(self._signals) and seconds_left > FINISH_SECONDS
@@ -403,8 +403,8 @@ class Session:
             trial = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.done, np.iinfo(np.int32).max)))
             fetched = dataclasses.replace(fetched, not_finite=fetched.not_finite[trial], done=fetched.done[trial])
         phase, bad = self.phases[position.phase], int(fetched.not_finite)
-        before, ended = position, position.after(phase, self.run.trainer.layout.num_envs, count)
-        seconds = self.pace.mark(self.trials * ended.env_steps, self.trials * ended.updates)
+        before, after = position, position.after(phase, self.run.trainer.layout.num_envs, count)
+        seconds = self.pace.mark(self.trials * after.env_steps, self.trials * after.updates)
         self._iteration_seconds[position.phase] = seconds / count
         for row in range(count if bad < 0 else int(fetched.done) - 1):
             position = position.after(phase, self.run.trainer.layout.num_envs)
@@ -418,7 +418,7 @@ class Session:
             self.checkpoints.wait()
             names, steps, several = self.run.trainer.tensor_names(phase), self.checkpoints.steps(), self.trials > 1
             raise not_finite_error(fetched, several, names, before, phase, steps, self.directory, self._faulty[trial])
-        self._refresh(ended, phase)
+        self._refresh(after, phase)
 
     def _refresh(self, position: Position, phase: Phase) -> None:
         environment = {name: value for name, value in self.lines.episodes.items() if name not in ("return", "length")}

@@ -243,25 +243,31 @@ class Trainer:
             return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
         steps = jnp.arange(phase.steps, dtype=jnp.uint32)
-        env_carry, (trajectory, ended) = jax.lax.scan(one_step, tuple(loop), steps)
-        ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
-        ended |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
-        return trajectory, env_carry[2], () if phase.restart else env_carry, ended
+        env_carry, (trajectory, episode_sums) = jax.lax.scan(one_step, tuple(loop), steps)
+        episode_sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), episode_sums)
+        episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
+        return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
         trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
         trajectory = last = None
-        env_carry = ended = ()
+        env_carry = episode_sums = ()
         if phase.steps:
-            trajectory, last, env_carry, ended = trial.collect(state, phase, key_act)
+            trajectory, last, env_carry, episode_sums = trial.collect(state, phase, key_act)
         results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
-        return trial.finish(state, phase, algo, learning, env_carry, ended)
+        return trial.finish(state, phase, algo, learning, env_carry, episode_sums)
 
     def finish(
-        self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], env_carry: Any, ended: Any
+        self,
+        state: TrainState,
+        phase: Phase,
+        algo: AlgoState,
+        learning: dict[str, Array],
+        env_carry: Any,
+        episode_sums: Any,
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
         check_learned(state.algo, algo, learning)
@@ -269,17 +275,17 @@ class Trainer:
         if env_carry:
             carry, env, timestep, statistics = env_carry
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
-        episodes = layout.sum(ended) if ended else {}
+        episodes = layout.sum(episode_sums) if episode_sums else {}
         if phase.updates:
             learning = learning | self.algo.schedules(progress)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
-        ended_now = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
+        episode_count = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
         progress = Progress(
             env_steps=env_steps,
             vector_steps=add(progress.vector_steps, phase.steps),
             updates=add(progress.updates, phase.updates),
             learn_calls=add(progress.learn_calls, 1),
-            episodes=add(progress.episodes, ended_now),
+            episodes=add(progress.episodes, episode_count),
             fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
         )
         pool = state.pool
@@ -404,8 +410,8 @@ class Trainer:
             state, learning, sums = self._iteration(state, phase)
             sums = split_faults(sums)[0]
             episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
-            ended = {"episodes": sums["episodes"]} if sums else {}
-            return state, learning | episodes | ended
+            episode_count = {"episodes": sums["episodes"]} if sums else {}
+            return state, learning | episodes | episode_count
 
         def whole(key: Key) -> Any:
             state, metrics = self._init(key, None), {}
