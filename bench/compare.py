@@ -49,7 +49,7 @@ def requests(
     devices = measure.parse_int(parsed.devices, "--devices", 0, measure.MOST)
     parsed_config = command_line.parse(flags, "python -m bench.compare").config
     assert parsed_config is not None
-    config = configuration.changed(parsed_config, {"devices": devices, **case})
+    config = configuration.apply_changes(parsed_config, {"devices": devices, **case})
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     num_envs = measure.parse_list(sizes, "--num_envs", 1, measure.MOST)
     count = 1 if parsed.quick else measure.rounds(parsed.rounds)

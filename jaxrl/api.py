@@ -23,7 +23,7 @@ from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import build_run
-from jaxrl.runtime.config import Config, changed
+from jaxrl.runtime.config import Config, apply_changes
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.presets import base
@@ -77,8 +77,8 @@ class Evaluation:
         """Return a line for each metric: mean of the policy, then of each baseline."""
         lines = []
         for name, values in self.metrics.items():
-            beside = "".join(f", {other} {found[name].mean():.4g}" for other, found in self.baselines.items())
-            lines.append(f"{name} {values.mean():.4g}{beside}")
+            others = "".join(f", {other} {metrics[name].mean():.4g}" for other, metrics in self.baselines.items())
+            lines.append(f"{name} {values.mean():.4g}{others}")
         return "\n".join(lines)
 
 
@@ -98,7 +98,7 @@ def train(
     Args:
         algo: a registered name, "module:Class", or a class.
         env: the same, or an environment instance; None for the preset's.
-        preset: a name from configs/ or a YAML file; by default that of the algorithm, if it has one.
+        preset: a name from configs/ or a YAML file; by default the algorithm's preset, if it has one.
         networks: user-defined flax modules by part, such as {"actor": MyNet()}; see `Algorithm.make_network`.
         optimizers: user-defined optax chains by part, learning rates included.
         callbacks: called after each block with the console's data: "iteration", "env_steps", "return",
@@ -120,14 +120,14 @@ def train(
                 f"warning: {cls.__name__} is defined in __main__, so no other script will find it to load this run: "
                 f"put the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
             )
-    ended = runs.start(config, log=log, custom=custom)
-    learning_curves.report(ended.directory, log.say)
-    chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
-    policy = load(ended.directory / chosen, networks=networks)
-    rows = read_metrics(ended.directory)
+    outcome = runs.start(config, log=log, custom=custom)
+    learning_curves.report(outcome.directory, log.say)
+    chosen = learning_curves.best(outcome.directory, config) if config.run.sweep else ""
+    policy = load(outcome.directory / chosen, networks=networks)
+    rows = read_metrics(outcome.directory)
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
-    return Result(ended.directory, metrics, policy, ended.sentence)
+    return Result(outcome.directory, metrics, policy, outcome.sentence)
 
 
 def make_train(
@@ -146,8 +146,8 @@ def make_train(
 
     Returns:
         key[] -> (policy, {phase: {metric: float32[iterations] or float32[iterations, updates]}}). Metrics of episodes
-        ("return", "length", those of the environment) are means over those that ended in an iteration, NaN where none
-        did.
+        ("return", "length" and the environment's) are means over the episodes that ended in an iteration, NaN where
+        none did.
 
     Raises:
         UserError: a sentence; also for algorithms that start from other runs.
@@ -158,20 +158,20 @@ def make_train(
             raise UsageError(f"make_train makes a function of a key that writes nothing: leave out {name}")
     if config.run.devices != 1 or config.run.init_from or issubclass(algos.find(config.algo), MultiStage):
         raise UsageError(
-            f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
+            f"make_train makes a function of only a key, on one device: leave out devices and init_from, and train "
             f"'{config.algo}' with jaxrl.train if it begins with other runs"
         )
-    setup = build_run(config, custom=_custom(networks, optimizers))
-    left = Position().remaining(setup.algo.phases, setup.trainer.layout.num_envs, setup.config.run.total_env_steps)
-    whole = setup.trainer.make_train_fn(left)
+    run = build_run(config, custom=_custom(networks, optimizers))
+    remaining = Position().remaining(run.algo.phases, run.trainer.layout.num_envs, run.config.run.total_env_steps)
+    whole = run.trainer.make_train_fn(remaining)
 
-    def trained(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
+    def train_with_key(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
         check_key(key)
         with usage_errors(traced=True):
             params, metrics = whole(key)
-        return Policy(setup.env.env, setup.algo, params, config=setup.config), metrics
+        return Policy(run.env.env, run.algo, params, config=run.config), metrics
 
-    return trained
+    return train_with_key
 
 
 def load(
@@ -180,11 +180,11 @@ def load(
     """Return the policy of a run.
 
     Args:
-        run: its directory, such as "runs/coma_coverage/0001", whose first seed is taken, or the folder of one of
-            several seeds, "runs/coma_coverage/0001/seed_3", or of one of its checkpoints.
-        best: its best checkpoint, if it has one, rather than its newest.
-        checkpoint: the number of another checkpoint, that of its folder in checkpoints/.
-        networks: the user-defined ones that it was trained with.
+        run: its directory, such as "runs/coma_coverage/0001" (of several seeds, the first is used), or the folder of
+            one seed, "runs/coma_coverage/0001/seed_3", or of one checkpoint.
+        best: use the best checkpoint, if there is one; otherwise the newest.
+        checkpoint: the number of another checkpoint, which is the name of its folder in checkpoints/.
+        networks: the user-defined networks that it was trained with.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
@@ -208,15 +208,15 @@ def evaluate(
     """Play held-out episodes, with random numbers that training never uses.
 
     Args:
-        policy: a policy, or the directory of a run (of several seeds: its first).
+        policy: a policy, or the directory of a run (of several seeds, the first is used).
         env: the policy's environment with other settings; None for the training environment.
-        episodes: how many.
-        seed: of the held-out set.
-        baselines: scripted policies (or one) that play the same episodes; None = all of the environment.
+        episodes: number of episodes.
+        seed: random seed of the held-out episodes.
+        baselines: scripted policies (or one) that play the same episodes; None = all of the environment's.
         greedy: take the most probable actions instead of sampling.
 
     Raises:
-        UserError: a sentence.
+        UserError: a sentence that says what is wrong and how to fix it.
     """
     episodes = _whole("episodes", episodes, 1, 1_000_000)
     seed = _whole("seed", seed, 0, 2**32 - 1)
@@ -227,9 +227,9 @@ def evaluate(
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
-    subject = policies.EvalPolicy(batched(policy.env), policy.config.env, _settings(policy.env))
-    subject = dataclasses.replace(
-        subject, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
+    evaluated_policy = policies.EvalPolicy(batched(policy.env), policy.config.env, _settings(policy.env))
+    evaluated_policy = dataclasses.replace(
+        evaluated_policy, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
     )
     if env is not None:
         if type(env) is not type(policy.env):
@@ -237,14 +237,14 @@ def evaluate(
                 f"the policy was trained in {type(policy.env).__name__}, and env is of the type {type(env).__name__}: "
                 "make that environment with settings that the networks match"
             )
-        subject = subject.with_env_settings(_settings(env))
-    own = "learned" if greedy else "sampled"
-    scripted = policies.scripted_names(subject.env) if baselines is None else baselines
-    found = {
+        evaluated_policy = evaluated_policy.with_env_settings(_settings(env))
+    policy_name = "learned" if greedy else "sampled"
+    scripted = policies.scripted_names(evaluated_policy.env) if baselines is None else baselines
+    metrics_by_policy = {
         name: {metric: curve[-1] for metric, curve in curves.items()}
-        for name, curves in reports.rollout(subject, [own, *scripted], episodes, seed)
+        for name, curves in reports.rollout(evaluated_policy, [policy_name, *scripted], episodes, seed)
     }
-    return Evaluation(found.pop(own), found)
+    return Evaluation(metrics_by_policy.pop(policy_name), metrics_by_policy)
 
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
@@ -263,24 +263,26 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
     if not isinstance(preset, str | os.PathLike | None):
         raise UsageError(f"preset must be a name from configs/ or a YAML file, not {short_repr(preset)}")
     name = _name(algo) if isinstance(algo, type) else algo
-    own = {}
+    env_settings = {}
     if isinstance(env, Environment):
         if not environments.decorated(type(env)):
             raise UsageError(
                 f"{type(env).__name__} must be decorated with @dataclasses.dataclass(frozen=True), so that its fields "
                 "are its settings"
             )
-        own = _settings(env)
+        env_settings = _settings(env)
         registered = environments.registered()
         known = env.spec.name in registered and environments.find(env.spec.name) is type(env)
         env = env.spec.name if known else _name(type(env))
     elif isinstance(env, type):
         env = _name(env)
-    return changed(base(name, None if preset is None else str(preset), env), own | settings, "the arguments")
+    return apply_changes(
+        base(name, None if preset is None else str(preset), env), env_settings | settings, "the arguments"
+    )
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return a whole number between bounds, also of NumPy or JAX, as a Python int. Raises UsageError."""
+    """Check a whole number of Python, NumPy or JAX against bounds; return a Python int. Raises UsageError."""
     with usage_errors():
         number: int = exact_value(name, value, int)
         check_bounds(name, number, (low, high))
@@ -298,10 +300,10 @@ def _settings(env: Environment) -> dict[str, Any]:
 
 
 def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
-    """Check the user's own parts. Raises UsageError."""
-    for name, given in (("networks", networks), ("optimizers", optimizers)):
-        if given is not None and not isinstance(given, Mapping):
-            raise UsageError(f"{name} must be a dictionary by part, such as {{'actor': ...}}, not {given!r}")
+    """Check the user's networks and optimizers. Raises UsageError."""
+    for name, value in (("networks", networks), ("optimizers", optimizers)):
+        if value is not None and not isinstance(value, Mapping):
+            raise UsageError(f"{name} must be a dictionary by part, such as {{'actor': ...}}, not {value!r}")
     for part, network in (networks or {}).items():
         if not callable(network) and not hasattr(network, "apply"):
             raise UsageError(f"networks: '{part}' must be a flax module or a function of the number of outputs")

@@ -498,7 +498,7 @@ def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: P
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     saved = ExpertDataset(environment="corners", **read_set(state.sharded, algo.tasks))
     expert_dataset.write(tmp_path / "set.npz", saved)
-    loaded = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
+    loaded = expert_dataset.read(tmp_path / "set.npz", min_episodes=1)
     assert len(loaded) == len(saved) and loaded.episodes.sum() == 12
 
 

@@ -325,9 +325,10 @@ def test_a_user_class_that_is_no_algorithm_or_not_there() -> None:
 
 def test_what_may_change_on_resume() -> None:
     run = parse(TINY).config
-    assert configuration.resumed(run, {"total_env_steps": 640, "gamma": run.flat()["gamma"]}).run.total_env_steps == 640
+    changes = {"total_env_steps": 640, "gamma": run.flat()["gamma"]}
+    assert configuration.apply_resume_changes(run, changes).run.total_env_steps == 640
     with pytest.raises(UsageError, match=r"gamma cannot change on resume \(the run has 0.9, you gave 0.5\)"):
-        configuration.resumed(run, {"gamma": 0.5})
+        configuration.apply_resume_changes(run, {"gamma": 0.5})
     names = [field.name for field in dataclasses.fields(RunSettings)]
     assert set(configuration.FREE_ON_RESUME) < set(names)
 

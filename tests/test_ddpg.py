@@ -25,7 +25,7 @@ from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.nn import networks
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
-from jaxrl.runtime.rollouts import Evaluator, learned, scripted
+from jaxrl.runtime.rollouts import Evaluator, learned_policy, scripted_policy
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
@@ -509,8 +509,8 @@ def test_a_point_mass_is_learned_by_td3() -> None:
     state, _ = run(trainer, 150)
     policy = trainer.algo.policy(state.algo)
     distances = {}
-    for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
-        evaluate = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
+    for name, acts in (("greedy", learned_policy(trainer.algo)), ("random", scripted_policy(batched(env), "random"))):
+        evaluate = Evaluator(batched(env), acts, 64, make_mesh(1)).jit_final_values()
         distances[name] = float(evaluate(policy, jax.random.key(7), ())["distance"].mean())
     assert distances["random"] > 0.4 and distances["greedy"] < 0.1, distances
 

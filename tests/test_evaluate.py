@@ -100,7 +100,7 @@ def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
     evaluated = load(None, env.get("env", "helpers.tiny:Corridor"), settings)
     whole = dict(reports.rollout(evaluated, ["random"], 5, seed=0, chunk=2))["random"]
     (first, *_), played = records.record(evaluated, "random", 1, seed=0).actions, evaluated.evaluator(["random"], 5)
-    ended = played.compiled()(evaluated.parameters(0), held_out_key(0, "evaluation"), evaluated.context)
+    ended = played.jit_final_values()(evaluated.parameters(0), held_out_key(0, "evaluation"), evaluated.context)
     monkeypatch.setattr(rollouts, "STEPS", 4)
     monkeypatch.setattr(rollouts, "_STEPS_PER_CHECK", 4)
     pieces = dict(reports.rollout(evaluated, ["random"], 5, seed=0))["random"]
@@ -124,7 +124,7 @@ def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
             assert actual["policies"][name][metric]["mean"][:901] == curve["mean"]
     assert actual["differences"] == expected["differences"]
     evaluator = long.evaluator(["right"], 6)
-    ended = evaluator.compiled()(long.parameters(0), held_out_key(0, "evaluation"), long.context)
+    ended = evaluator.jit_final_values()(long.parameters(0), held_out_key(0, "evaluation"), long.context)
     assert np.mean(ended["length"]) == pytest.approx(expected["policies"]["right"]["length"]["mean"][-1])
     assert len(records.record(long, "right", 0, seed=0).actions) == ended["length"][0]
 

@@ -112,7 +112,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_sets_of_different_arms_do_not_mix(tmp_path: Path) -> None:
     wide = {name: np.zeros((40, 5), np.float32) for name in ("observation", "next_observation")}
     paths = [str(save(tmp_path / "a.npz")), str(save(tmp_path / "b.npz", **wide))]
-    with pytest.raises(ExpertDatasetError, match=r"a\.npz have 3 numbers, those of .*b\.npz 5"):
+    with pytest.raises(ExpertDatasetError, match=r"a\.npz have 3 numbers, but 5 in .*b\.npz"):
         expert_dataset.read_all(paths)
 
 

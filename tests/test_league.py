@@ -19,7 +19,7 @@ from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime.rollouts import announced, held_out_key
+from jaxrl.runtime.rollouts import announce, held_out_key
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 8
@@ -268,7 +268,7 @@ def test_results_by_hand():
     ended = {"score_difference": np.array([3.0, -1.0, 0.0, 2.0]), "win": np.array([1.0, 0, 0, 1])}
     ended["draw"] = np.array([0.0, 0, 1, 0])
     said: list[str] = []
-    played = announced([("a", "b", ended)], "4 games", said.append)
+    played = announce([("a", "b", ended)], "4 games", said.append)
     (result,) = league.results(played, ["score_difference", "win"])
     assert (result["first"], result["second"], result["win"]["mean"]) == ("a", "b", 0.5)
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)

@@ -27,7 +27,7 @@ from jaxrl.integrations.export.greedy import greedy_of
 from jaxrl.nn import distributions
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.rollouts import Evaluator, learned
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 ROWS, AGENTS, ACTIONS = 50_000, 2, 4  # 10^5 choices of an action
 REPLAY: dict[str, Any] = {"batch_size": 8, "buffer_size": 64, "hidden_size": 4, "depth": 1}
@@ -128,8 +128,8 @@ def test_closed_actions_are_never_played(name: str) -> None:
     greedy = policy(LOGITS, action_mask=MASK.astype(np.int8))[0]
     check(greedy)
     np.testing.assert_array_equal(greedy, np.where(MASK, LOGITS, -np.inf).argmax(-1))
-    evaluator = Evaluator(batched(policy.env), learned(policy.algo, "sample"), 256, make_mesh(1))
-    assert float(evaluator.compiled()(policy.params, jax.random.key(3), ())["closed"].max()) == 0
+    evaluator = Evaluator(batched(policy.env), learned_policy(policy.algo, "sample"), 256, make_mesh(1))
+    assert float(evaluator.jit_final_values()(policy.params, jax.random.key(3), ())["closed"].max()) == 0
 
 
 @pytest.mark.parametrize("name", ["ppo", "coma", "ddpg", "ddpg_expected", "bicnet"])
@@ -220,8 +220,8 @@ def test_masking_false_plays_closed_actions_and_says_so() -> None:
     assert policy(LOGITS)[0].shape == MASK.shape[:2]
     with pytest.raises(ValueError, match="ignores action masks, as in its training"):
         policy(LOGITS, action_mask=MASK)
-    evaluator = Evaluator(batched(policy.env), learned(policy.algo), 256, make_mesh(1))
-    assert float(evaluator.compiled()(policy.params, jax.random.key(3), ())["closed"].mean()) > 1
+    evaluator = Evaluator(batched(policy.env), learned_policy(policy.algo), 256, make_mesh(1))
+    assert float(evaluator.jit_final_values()(policy.params, jax.random.key(3), ())["closed"].mean()) > 1
 
 
 def test_an_algorithm_that_ignores_masks_is_found_out() -> None:

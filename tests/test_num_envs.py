@@ -31,7 +31,7 @@ def algo_of(*argv: str) -> tuple[Any, config.Config]:
     """The algorithm of a command, without compiling anything."""
     settings = parse([*argv, "--devices", "1"]).config
     if settings.algo == "student":
-        settings = config.changed(settings, {"teacher_weight": 0.0, "guide_steps": 0})
+        settings = config.apply_changes(settings, {"teacher_weight": 0.0, "guide_steps": 0})
     spec, run = settings.make_env().spec, settings.run
     return algos.find(settings.algo)(spec, DataParallel(run.num_envs), **settings.algo_settings), settings
 

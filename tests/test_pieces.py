@@ -18,7 +18,7 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime import pieces as in_pieces
 from jaxrl.runtime.not_finite import not_finite_error
-from jaxrl.runtime.pieces import Done, Pieces
+from jaxrl.runtime.pieces import Pieces, StageProgress
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, Position
 from jaxrl.runtime.trainer import Trainer
@@ -53,7 +53,7 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
     (phase,) = trainer.algo.phases
     block, pieces = trainer.make_block(phase), make_pieces(trainer)
     state, other = trainer.init(jax.random.key(3)), trainer.init(jax.random.key(3))
-    reports: list[Done] = []
+    reports: list[StageProgress] = []
     assert pieces.measure(other) > 0  # leaves no trace
     for _ in range(3):
         state, expected = block(state, jnp.int32(1))
@@ -105,7 +105,7 @@ def test_only_long_iterations_are_run_in_pieces() -> None:
     def in_pieces_wanted(num_envs: int, backend: str) -> bool:
         env = Corridor(num_agents=AGENTS)
         algo = Coma(env.spec, DataParallel(num_envs))
-        return in_pieces.wanted(algo, algo.phases[0], backend)
+        return in_pieces.needs_pieces(algo, algo.phases[0], backend)
 
     min_envs = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
     assert (

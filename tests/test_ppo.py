@@ -25,7 +25,7 @@ from jaxrl.algos.ppo import Ppo, PpoParameters
 from jaxrl.rl import running_statistics
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.running_statistics import RunningStatistics
-from jaxrl.runtime.rollouts import Evaluator, learned
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 7, 6, 2, 3, 4
 DISCRETE = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
@@ -457,8 +457,8 @@ QUICK = {
 
 def greedy_score(trainer: Any, state: Any, name: str) -> float:
     """Mean of a metric at the end of 64 held-out episodes."""
-    evaluator = Evaluator(trainer.env, learned(trainer.algo), 64, make_mesh(1))
-    return float(np.mean(evaluator.compiled()(trainer.policies(state), jax.random.key(9), ())[name]))
+    evaluator = Evaluator(trainer.env, learned_policy(trainer.algo), 64, make_mesh(1))
+    return float(np.mean(evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())[name]))
 
 
 @pytest.mark.long

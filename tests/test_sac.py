@@ -28,7 +28,7 @@ from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.nn import distributions
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.replay import TERMINATED, TRUNCATED
-from jaxrl.runtime.rollouts import Evaluator, learned, scripted
+from jaxrl.runtime.rollouts import Evaluator, learned_policy, scripted_policy
 
 OBS, ACTIONS, TASKS = 5, 3, 2
 ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400, num_tasks=TASKS)
@@ -328,8 +328,8 @@ def test_the_point_mass_is_learned() -> None:
     assert alpha[140:150].mean() < alpha[:3].mean()
     policy = trainer.algo.policy(state.algo)
     distances = {}
-    for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
-        evaluate = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled()
+    for name, acts in (("greedy", learned_policy(trainer.algo)), ("random", scripted_policy(batched(env), "random"))):
+        evaluate = Evaluator(batched(env), acts, 64, make_mesh(1)).jit_final_values()
         distances[name] = float(evaluate(policy, jax.random.key(7), ())["distance"].mean())
     assert distances["random"] > 0.4 and distances["greedy"] < 0.1, distances
 

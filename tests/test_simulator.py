@@ -230,7 +230,7 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
         value = dataset.reward[rows] + 0.99 * (smallest - alpha * density)
         np.testing.assert_allclose(dataset.value[rows], value, rtol=1e-3, atol=2e-3)
     expert_dataset.write(tmp_path / "set.npz", dataset)
-    assert expert_dataset.read(tmp_path / "set.npz", least_episodes=3).episodes.tolist() == [4, 3]
+    assert expert_dataset.read(tmp_path / "set.npz", min_episodes=3).episodes.tolist() == [4, 3]
 
 
 # The verbs
@@ -326,7 +326,7 @@ def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, 
     assert not out.exists()
     argv = [str(run), "--out", str(out), "--episodes", "6", "--policy", "random,learned,scripted", "--task", "above"]
     assert collect.main(argv) == 0
-    dataset = expert_dataset.read(out, least_episodes=6)
+    dataset = expert_dataset.read(out, min_episodes=6)
     assert len(dataset) == 72 and dataset.task_names == ("above",) and dataset.environment == "reach"
     assert np.isfinite(dataset.value).all()
 

@@ -42,7 +42,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
         "steps": spec.horizon,
         "at": at,
         "moments": moments,
-        "labels": Scoring.of(spec).labels,
+        "labels": Scoring.from_spec(spec).labels,
         "policies": curves_by_policy,
     }
 
@@ -76,7 +76,7 @@ def test_matches(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = itertools.count(1)
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
-    table = evaluation_tables.match_table({"matches": matches, "labels": Scoring.of(spec).labels})
+    table = evaluation_tables.match_table({"matches": matches, "labels": Scoring.from_spec(spec).labels})
     screen = print_plain(capsys, table)
     whole = "\n".join(screen)
     for one in matches:
@@ -99,7 +99,7 @@ def test_leagues(capsys: pytest.CaptureFixture[str]) -> None:
         name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
         for k, name in enumerate(players)
     }
-    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.of(spec).labels}
+    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.from_spec(spec).labels}
     screen = print_plain(capsys, *evaluation_tables.league_tables(report))
     for name, row in ratings.items():
         assert f"{name} {row['elo']:.0f} {row['low']:.0f} to {row['high']:.0f}" in [

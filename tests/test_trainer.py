@@ -443,7 +443,7 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iter
 
 def test_tensors_are_named_by_their_layers() -> None:
     trainer = off_policy.trainer_of("ddpg expected")
-    names = set(trainer.checked(trainer.shapes().algo, {}))
+    names = set(trainer.tensors_to_check(trainer.shapes().algo, {}))
     assert {"actor.params.params.fc1_kernel", "target_critic.params.norm2_scale"} < names
 
 

@@ -25,7 +25,7 @@ from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
 from jaxrl.rl.data_parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.runtime import memory_plan
-from jaxrl.runtime.rollouts import keys_of_step, scripted
+from jaxrl.runtime.rollouts import keys_of_step, scripted_policy
 from jaxrl.runtime.trainer import key_of_env
 
 STAGES = ("rules", "observation", "policy")
@@ -111,7 +111,7 @@ class EnvTimer:
         self.compile_seconds: dict[str, float] = {}
         self.temporary: dict[str, float] = {}
         self._context = env.context(start())
-        self._act = scripted(env, policy)
+        self._act = scripted_policy(env, policy)
         mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)
         indices = jnp.arange(num_envs, dtype=jnp.int32)
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(jax.random.key(seed), indices)

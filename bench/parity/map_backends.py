@@ -16,7 +16,7 @@ from envs_jax.coverage.env import Coverage
 from envs_jax.coverage.types import State
 from envs_jax.progress import start
 from jaxrl.rl.data_parallel import graphs
-from jaxrl.runtime.rollouts import scripted
+from jaxrl.runtime.rollouts import scripted_policy
 
 TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
 
@@ -45,7 +45,7 @@ def _rollout(env: Coverage, keys: Array, steps: int) -> Any:
 
 def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:
     batch = batched(env)
-    context, policy = batch.context(start()), scripted(batch, "random")
+    context, policy = batch.context(start()), scripted_policy(batch, "random")
 
     def step(t: Array, carry: Any) -> Any:
         state, timestep = carry

@@ -37,7 +37,7 @@ from jaxrl.evaluation.league import rules_of
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.statistics import interval
 from jaxrl.evaluation.tables import format_estimate
-from jaxrl.runtime.rollouts import held_out_key, keys_of_step, learned, scripted
+from jaxrl.runtime.rollouts import held_out_key, keys_of_step, learned_policy, scripted_policy
 from jaxrl.runtime.trainer import key_of_env
 
 METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")
@@ -63,7 +63,9 @@ def play(
     evaluated = evaluated.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
     env, half, context = evaluated.env, evaluated.settings["snakes"] // 2, rules_of(evaluated).outside
     board = Board(evaluated.settings["height"], evaluated.settings["width"])
-    policy = learned(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted(env, name)
+    policy = (
+        learned_policy(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted_policy(env, name)
+    )
     rule = oracle.Settings(*(evaluated.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
     keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
     state, timestep = jax.jit(env.reset)(keys, context)

@@ -1,13 +1,13 @@
-"""python -m jaxrl.collect RUN --out FILE.npz: an expert dataset of what several policies come across.
+"""python -m jaxrl.collect RUN --out FILE.npz: record the steps of several policies, labelled by an expert.
 
-RUN is a run of sac (or of an algorithm made after it) on reach, the expert whose labels are written: mu, log_std and
-value. Episodes are played in the run's environment or, with --simulator metaworld, in real Meta-World, by the policies
-of --policy in turn; each of them meets the run's own goals in order: its pool, or with goals "uniform" the list of
---pool_seed. --task names what is played, with the simulator also another of its tasks, such as drawer-close-v3.
+RUN is the expert: a run of sac, or of an algorithm derived from it, on reach. The labels are mu, log_std and value. The
+policies of --policy play in turn, in the run's environment or, with --simulator metaworld, in real Meta-World. Each of
+them gets the run's goals in order: its pool or, with goals "uniform", the list of --pool_seed. --task names the task;
+with the simulator it may also be another of its tasks, such as drawer-close-v3.
 
-With --expert scripted the scripted policy of the task gives mu instead (its action, in [-1, 1]); log_std and value are
-still the run's. Values are r + gamma (min Q(s', a') - alpha log pi(a' | s')) of the run's critics, for a' that its
-policy draws: the soft value of the step itself.
+With --expert scripted, mu is the action of the task's scripted policy, in [-1, 1]; log_std and value are still the
+run's. Values are r + gamma (min Q(s', a') - alpha log pi(a' | s')) of the run's critics, where a' is drawn from its
+policy: the soft value of the step itself.
 """
 
 import argparse
@@ -29,19 +29,20 @@ from jaxrl.runtime.load import load_all_weights
 
 _POLICIES = "random,sampled,scripted"
 _EPISODES = 150  # 60,000 steps in episodes of 400, the size of the published datasets
-_MOST_EPISODES = 100_000
+_MAX_EPISODES = 100_000
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", metavar="FILE", help="the expert dataset to write, an .npz file")
-    add("--episodes", default=str(_EPISODES), metavar="N", help=f"of all policies together (default: {_EPISODES})")
+    add("--out", metavar="FILE", help="file to write, an expert dataset that ends in .npz")
+    add("--episodes", default=str(_EPISODES), metavar="N",
+        help=f"number of episodes of all policies together (default: {_EPISODES})")  # fmt: skip
     add("--policy", default=_POLICIES, metavar="A,B,...",
-        help=f"who plays, in turn: greedy, sampled or baselines (default: {_POLICIES})")  # fmt: skip
-    add_choice(parser, "--expert", EXPERTS, f"whose mu is written (default: {EXPERTS[0]})", EXPERTS[0])
-    add_seed(parser, "of what is random in policies and labels")
-    add_int(parser, "--chunk", 1, _MOST_EPISODES, simulator.ARMS,
-            f"episodes played side by side (default: {simulator.ARMS})")  # fmt: skip
+        help=f"policies that play in turn: greedy, sampled or baselines (default: {_POLICIES})")  # fmt: skip
+    add_choice(parser, "--expert", EXPERTS, f"source of the labels mu (default: {EXPERTS[0]})", EXPERTS[0])
+    add_seed(parser, "policies and labels")
+    add_int(parser, "--chunk", 1, _MAX_EPISODES, simulator.ARMS, "number of episodes played in parallel; more of them "
+            f"are faster and need more memory (default: {simulator.ARMS})")  # fmt: skip
     add_simulator(parser)
 
 
@@ -59,26 +60,28 @@ def main(argv: Sequence[str]) -> int:
     if not flags.out.endswith(".npz"):
         raise UsageError(f"--out {short_repr(flags.out)}: an expert dataset is an .npz file: give it that ending")
     names = parse_policies(flags.policy)
-    episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MOST_EPISODES)
+    episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MAX_EPISODES)
     task = own_task(flags)
-    subject = read() if task is None else read("task")
-    simulator.reach_of(subject)
-    if not isinstance(subject.algo, Sac):
-        found = type(subject.algo).__name__.lower()
-        raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
-    subject.check_policies(names)
+    evaluated_policy = read() if task is None else read("task")
+    simulator.reach_of(evaluated_policy)
+    if not isinstance(evaluated_policy.algo, Sac):
+        algo_name = type(evaluated_policy.algo).__name__.lower()
+        raise UsageError(
+            f"labels come from a worker, a run of sac, but {flags.run} is a run of {algo_name}: name another run"
+        )
+    evaluated_policy.check_policies(names)
     path = output(flags.out, "--out")
     weights = load_all_weights(flags.run, not flags.last, flags.checkpoint)
-    world = simulator.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
-    made = collect(subject, weights, world, names, episodes, flags.seed, flags.expert)
-    expert_dataset.write(path, made)
+    world = simulator.world_of(flags.simulator, evaluated_policy, task, min(flags.chunk, -(-episodes // len(names))))
+    dataset = collect(evaluated_policy, weights, world, names, episodes, flags.seed, flags.expert)
+    expert_dataset.write(path, dataset)
     print(
-        f"wrote {flags.out}: {len(made):,} steps, {episodes:,} episodes of {', '.join(made.task_names)} in "
+        f"wrote {flags.out}: {len(dataset):,} steps, {episodes:,} episodes of {', '.join(dataset.task_names)} in "
         f"{world.description}"
     )
-    if made.episodes.min() < expert_dataset.LEAST_EPISODES:
+    if dataset.episodes.min() < expert_dataset.MIN_EPISODES:
         print(
-            f"warning: collective takes sets with at least {expert_dataset.LEAST_EPISODES} episodes of each task, to "
+            f"warning: collective takes sets with at least {expert_dataset.MIN_EPISODES} episodes of each task, to "
             "hold some out: collect more",
             file=sys.stderr,
         )

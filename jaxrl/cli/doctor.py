@@ -1,8 +1,8 @@
 """python -m jaxrl.doctor [--algo coma --num_envs 4096 ...]: is this machine ready, and will that run fit?
 
-Devices, driver and library versions, and whether JAX really uses the GPU. With --algo or --config (and any other flag
-of training): the run is compiled, not started, and its memory compared with what is free. Exit code 0 if all is well, 1
-if a GPU lies idle or the run does not fit.
+Prints devices, driver and library versions, and whether JAX really uses the GPU. With --algo or --config (and any other
+flag of training) the run is compiled, but not started, and its memory is compared with the free memory. The exit code
+is 0 if all is well, 1 if a GPU is not used or the run does not fit.
 """
 
 import itertools
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__)
         resuming = request.resume is not None
         if resuming:
-            config = configuration.resumed(request.config, request.changes)
+            config = configuration.apply_resume_changes(request.config, request.changes)
         else:
             config = loading.resolve_config(request.config)
     if config is not None:

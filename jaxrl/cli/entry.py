@@ -23,9 +23,9 @@ def _backend_works() -> bool:
 
 
 def hide_repeated_errors() -> None:
-    """Hide the tracebacks of a failed write to disk, of which our command says one sentence.
+    """Hide the tracebacks of a failed write to disk, which our command reports in one sentence.
 
-    Orbax logs them, asyncio too, and TensorStore prints one for each array that is written after orbax has given up.
+    Orbax and asyncio log them, and TensorStore prints one for each array that is written after orbax has given up.
     """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
@@ -46,7 +46,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Turn UserErrors of a main function into one sentence on stderr and their exit code, without a traceback."""
 
     @functools.wraps(main)
-    def wrapped(argv: Sequence[str] | None = None) -> int:
+    def run_command(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             interrupt.install()
             hide_repeated_errors()
@@ -64,7 +64,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except KeyboardInterrupt as stop:
-            interrupt.answered()
+            interrupt.stop_raising()
             number = next(iter(stop.args), signal.SIGINT)
             print(f"stopped by {signal.Signals(number).name}, before anything was saved", file=sys.stderr)
             if argv is None:  # compilation threads crash when Python exits
@@ -79,4 +79,4 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             print(f"error: {sentence}", file=sys.stderr)
             return 1
 
-    return wrapped
+    return run_command

@@ -1,11 +1,12 @@
-"""python -m jaxrl.export RUN --format FORMAT --out DIR: the policy of a run as files that other programs read.
+"""python -m jaxrl.export RUN --format FORMAT --out DIR: write the policy of a run as files for other programs.
 
-safetensors: policy.safetensors, the parameters by name. stablehlo: policy.stablehlo, the greedy policy as a function
-for JAX alone. onnx: policy.onnx, the same for ONNX runtimes. numpy: agent.py and weights.npz, the same in Python with
-NumPy alone. policy.json beside them says how they are called.
+safetensors: policy.safetensors holds the parameters by name. stablehlo: policy.stablehlo is the greedy policy as a
+function for JAX, without jaxrl. onnx: policy.onnx is the same function for ONNX runtimes. numpy: agent.py and
+weights.npz are the same function in Python, with only NumPy. Each of them comes with policy.json, which says how the
+function is called.
 
-jidi: submission.py and weights.npz for the snakes games of the Jidi platform, 3v3 and 1v1, in either side, with NumPy
-alone. It draws from the policy, without exploration, or with --greedy plays its best action.
+jidi: submission.py and weights.npz play the snakes games of the Jidi platform, 3v3 and 1v1, on either side, with only
+NumPy. Actions are sampled from the policy, without exploration; with --greedy they are its best actions.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     parser = Parser(prog="python -m jaxrl.export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run")
-    add_choice(parser, "--format", FORMATS, "what to write")
-    parser.add_argument("--out", metavar="DIR", help="directory to write to; it is made if it is not there")
+    add_choice(parser, "--format", FORMATS, "format of the files")
+    parser.add_argument("--out", metavar="DIR", help="directory to write to; it is made if it does not exist")
     parser.add_argument(
-        "--greedy", action="store_true", help="jidi: play the best action instead of drawing one, as the others do"
+        "--greedy", action="store_true", help="jidi: play the best action, as the other formats do, instead of sampling"
     )
     add_checkpoint(parser)
     flags = parser.parse_args(list(argv))

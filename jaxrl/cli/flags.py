@@ -15,13 +15,13 @@ from jaxrl import algos
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
-    changed,
+    apply_changes,
     check_value,
     read_training_run,
     schema_of,
     suggestion,
 )
-from jaxrl.runtime.declared import Field, fields_named, has_opponents
+from jaxrl.runtime.declared import Field, find_fields, has_opponents
 from jaxrl.runtime.presets import base, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
@@ -47,8 +47,8 @@ def _parse(field: Field, text: str) -> Any:
 class Parser(argparse.ArgumentParser):
     """An argparse parser with one-sentence errors.
 
-    They name the closest flag or, in a command that trains `algo`, what a published system's flag is called here, or
-    the algorithms that have such a flag.
+    For an unknown flag they name the closest one. In a command that trains `algo` they also say what the flag of a
+    published system is called here, or which algorithms have such a flag.
     """
 
     def __init__(self, algo: str = "", **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _flag_of(word: str) -> str | None:
-    """Return the advice for a name without its flag, None for another word."""
+    """Return the advice for a name that needs its flag before it, None for any other word."""
     for flag, names in (("--algo", algos.ALGORITHMS), ("--config", presets()), ("--env", registered())):
         if word in names:
             return f"did you mean {flag} {word}?"
@@ -97,7 +97,7 @@ def _flag_of(word: str) -> str | None:
 
 def _owners(name: str) -> list[str]:
     """Return the algorithms that have a setting with a flag of this name."""
-    fields = {algo: fields_named(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
+    fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
     return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
@@ -118,8 +118,8 @@ def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
-        "environments for which it was made; with --help: its settings too",
+        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset is used in the "
+        "environments for which it was made; with --help its settings are listed, too",
     )
     known = ", ".join(registered())
     others = ", ".join(ADAPTERS)
@@ -130,15 +130,14 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "module:Class of your own",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
+        "--config", metavar="FILE", help="preset, a name from configs/ or a YAML file; by default the algorithm's"
     )
-    parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
+    parser.add_argument("--resume", metavar="RUN", help="continue this run exactly from its last checkpoint")
 
 
-# Settings of a run listed first in the help, and those listed where an environment has this attribute.
 _DEVICE_FLAGS = ("--gpu", "--cuda", "--tpu", "--cpu")  # of other trainers
-_FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
-_SHOWN_WITH_OPPONENTS = ("self_play", "self_play_every")
+_FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")  # in the help
+_OPPONENT_SETTINGS = ("self_play", "self_play_every")  # in the help of environments with opponents only
 
 
 def parse(
@@ -151,39 +150,39 @@ def parse(
 
     `add_flags` adds the flags of the command itself, at the end of the help. Raises UsageError.
     """
-    former, resume = _base(list(argv), prog)
+    config, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
-    parser = Parser(former.algo, prog=prog, description=description, usage=usage)
+    parser = Parser(config.algo, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema = schema_of(former.algo, former.env)
+    schema = schema_of(config.algo, config.env)
     groups: dict[str, Any] = {"first": parser}
     titles = {
-        "algorithm": f"algorithm {former.algo} (of another: --algo NAME --help)",
-        "environment": f"environment {former.env} (of another: --env NAME --help)",
+        "algorithm": f"algorithm {config.algo} (of another: --algo NAME --help)",
+        "environment": f"environment {config.env} (of another: --env NAME --help)",
         "run": "more of the run",
     }
     groups |= {section: parser.add_argument_group(title) for section, title in titles.items()}
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(former.env)
-            _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
+            hidden = name in _OPPONENT_SETTINGS and not has_opponents(config.env)
+            _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
     groups["run"].add_argument(
-        "--checkpoint", metavar="N", help="with --init_from RUN: the checkpoint of this number, as in RUN/checkpoints"
+        "--checkpoint", metavar="N", help="with --init_from RUN: number of the checkpoint, as in RUN/checkpoints"
     )
     if add_flags is not None:
         add_flags(parser)
-    flags = parser.parse_args(translate_flags(argv, former.algo, schema))
+    flags = parser.parse_args(translate_flags(argv, config.algo, schema))
     changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
     if flags.checkpoint is not None:
         if resume is not None:
             raise _resumes_newest(resume, flags.checkpoint)
         changes["init_from"] = _checkpoint_of(changes.get("init_from", ""), flags.checkpoint)
-    return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
+    return Request(apply_changes(config, changes) if resume is None else config, resume, changes, flags)
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
-    """Return the configuration that the flags change, found before its own flags are known, and the run to resume."""
+    """Return the configuration that the flags change, and the run to resume; settings have no flags yet."""
     parser = Parser(prog=prog, add_help=False)
     _sources(parser)
     known, others = parser.parse_known_args(argv)
@@ -211,7 +210,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
 
 
 def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:
-    """Return the refusal of a checkpoint of a run that is resumed."""
+    """Return the error for --resume together with a checkpoint."""
     return UsageError(
         f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, give "
         f"--init_from {run} --checkpoint {checkpoint} instead"
@@ -231,9 +230,9 @@ def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> N
     value = ",".join(map(str, default)) if isinstance(default, tuple) else default
     bounds = "" if field.between is None else f"{format_bound(field.between[0])} to {format_bound(field.between[1])}; "
     text = f"{field.help} ({bounds}default: {value if value != '' else 'empty'})".replace("%", "%%")
-    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
+    options: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
     text = argparse.SUPPRESS if hidden else text
-    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **alone)
+    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **options)
 
 
 def _metavar(kind: Any) -> str:
@@ -247,17 +246,21 @@ def add_environment(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Add the settings of one environment as flags of a command without an algorithm, as a group.
 
-    A name that the command itself uses keeps the command's meaning. `current` settings (those of a run) replace the
-    class's defaults. Return a function from argparse's result to all settings, which raises UsageError.
+    A name that the command itself uses keeps the command's meaning. `current` settings, from a run, replace the class's
+    defaults. Returns a function from argparse's result to all settings, which raises UsageError.
 
     Raises UsageError: unknown environment.
     """
-    fields = fields_named(env, "environment")
+    fields = find_fields(env, "environment")
     defaults = {name: field.default for name, field in fields.items()} | (current or {})
-    group, own = parser.add_argument_group(f"environment {env}"), {}
+    group, flag_fields = parser.add_argument_group(f"environment {env}"), {}
     for name, field in fields.items():
         if field.flag:
             with contextlib.suppress(argparse.ArgumentError):
                 _add_flag(group, field, defaults[name])
-                own[name] = field
-    return lambda parsed: defaults | {name: _parse(own[name], parsed[name]) for name in own if name in parsed}
+                flag_fields[name] = field
+
+    def read_settings(parsed: dict[str, Any]) -> dict[str, Any]:
+        return defaults | {name: _parse(field, parsed[name]) for name, field in flag_fields.items() if name in parsed}
+
+    return read_settings

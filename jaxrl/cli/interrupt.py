@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost: what is raised while JAX traces and compiles may be ignored, so it is raised again."""
+"""Ctrl-C that is not lost: JAX may ignore an exception while it traces and compiles, so it is raised again."""
 
 import functools
 import gc
@@ -10,10 +10,10 @@ _LATER, _AGAIN = 0.02, 1.0  # seconds
 
 
 def install() -> None:
-    """Let signals that end a command raise KeyboardInterrupt with their number until `answered`.
+    """Let signals that end a command raise KeyboardInterrupt with their number until `stop_raising`.
 
-    Handlers other than Python's own stay in place. A SIGINT that the process was started to ignore, as a script's `&`
-    asks, is answered, too: it was sent on purpose.
+    Handlers that are not Python's own stay in place. SIGINT is answered even if the process was started to ignore it,
+    as by `&` in a script: it was sent on purpose.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -22,13 +22,13 @@ def install() -> None:
             signal.signal(number, functools.partial(_interrupt, number))
 
 
-def answered() -> None:
+def stop_raising() -> None:
     """Stop raising: the caller has caught the KeyboardInterrupt and ends the program."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _interrupt(first: int, number: int, frame: types.FrameType | None) -> None:
-    """Raise KeyboardInterrupt for signal `first`, now and, as it may be lost, again by the alarm clock."""
+    """Raise KeyboardInterrupt for signal `first` now, and again at the next alarm, because it may be lost."""
     signal.signal(signal.SIGALRM, functools.partial(_interrupt, first))
     # Python prints and ignores exceptions in callbacks of its garbage collector, and JAX has such a callback.
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]

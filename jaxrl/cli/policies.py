@@ -1,4 +1,4 @@
-"""The command line of verbs that take a run, or an environment and its scripted policies."""
+"""The command line of commands that take a run, or an environment and its scripted policies."""
 
 import argparse
 import dataclasses
@@ -27,18 +27,18 @@ def parse(
 ) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
     """Return the command's own flags, and a function that loads the policies that the command line asks for.
 
-    `[RUN] [--last | --checkpoint N] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. The
-    function takes the names of settings whose flags the command handles itself.
+    Flags are `[RUN] [--last | --checkpoint N] [--env NAME]`, the flags of `add_flags`, and every setting of the
+    environment. The function takes the names of settings whose flags the command handles itself.
 
     Raises:
         UserError: one sentence; with `source_required` also if the command line names neither a run nor an environment.
     """
     parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it out for scripted "
-        "policies")  # fmt: skip
+    add("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; without it only scripted "
+        "policies play")  # fmt: skip
     add_checkpoint(parser)
-    add("--env", metavar="NAME", help="without a run: the environment"
+    add("--env", metavar="NAME", help="environment, where no run is named"
         + ("" if source_required else f" (default: {DEFAULT_ENV})"))  # fmt: skip
     add_flags(parser)
     run, env, current = _source(parser, list(argv))
@@ -51,10 +51,10 @@ def parse(
         raise UsageError(f"name a run, {prog} RUN, or an environment for its scripted policies, --env {DEFAULT_ENV}")
 
     def read(*without: str) -> EvalPolicy:
-        named = {name: value for name, value in vars(parsed).items() if name not in without}
-        settings = settings_of(named)
-        found = load(run, env, settings, not parsed.last, parsed.checkpoint)
-        return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
+        parsed_values = {name: value for name, value in vars(parsed).items() if name not in without}
+        settings = settings_of(parsed_values)
+        policy = load(run, env, settings, not parsed.last, parsed.checkpoint)
+        return dataclasses.replace(policy, given=frozenset(settings) & frozenset(parsed_values))
 
     return parsed, read
 
@@ -89,25 +89,25 @@ def parse_policies(text: str) -> list[str]:
 
 def add_simulator(parser: argparse.ArgumentParser) -> None:
     """Add the flag of commands that can play in a simulator."""
-    add_choice(parser, "--simulator", SIMULATORS, "play the run's own goals in order (its pool, or with goals "
-               "'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may also name one of "
-               "the simulator's own, such as drawer-close-v3, with its own reward and success; or in jax, the same "
-               "episodes in the run's environment")  # fmt: skip
+    add_choice(parser, "--simulator", SIMULATORS, "play the run's own goals in order (its pool or, with goals "
+               "'uniform', the list of --pool_seed): metaworld plays in real Meta-World (extra 'real'), where --task "
+               "may also name one of its own tasks, such as drawer-close-v3, with its own reward and success; jax "
+               "plays the same episodes in the run's environment")  # fmt: skip
 
 
 def own_task(flags: argparse.Namespace) -> str | None:
-    """Return the simulator's own task named on the command line; None: --task, if given, is the environment's.
+    """Return the simulator's own task that the command line names; None if --task is absent or the environment's.
 
     Raises UsageError: several of its tasks, or one of its tasks without it.
     """
     names = parse_list(getattr(flags, "task", None) or "")
     if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
         return None
-    own = [name for name in names if name.endswith("-v3")]
+    simulator_tasks = [name for name in names if name.endswith("-v3")]
     if flags.simulator != "metaworld":
-        if own:
-            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: use --simulator metaworld")
+        if simulator_tasks:
+            raise UsageError(f"'{simulator_tasks[0]}' is a task of Meta-World itself: use --simulator metaworld")
         return None  # a task of an environment other than reach, or an unknown one
-    if own and len(names) > 1:
+    if simulator_tasks and len(names) > 1:
         raise UsageError(f"Meta-World plays one of its own tasks at a time, not {flags.task}: name one")
     return names[0] if len(names) == 1 else None

@@ -1,4 +1,4 @@
-"""What commands set in their own process before JAX has devices; a program that imports jaxrl sets it itself."""
+"""Settings of JAX that commands make in their own process before it has devices; `import jaxrl` makes none."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ _DAMAGED = "Error reading persistent compilation cache entry"  # the beginning o
 
 
 def divide_cores(devices: int) -> None:
-    """Let JAX divide the cores of a CPU into devices, 0 = one for each, unless the user has or it is too late."""
+    """Let JAX divide the cores of a CPU into devices (0 = one for each), unless the user has done so, or JAX began."""
     cores = len(os.sched_getaffinity(0))
     number = devices or 2 ** int(math.log2(min(cores, 8)))
     if "JAX_NUM_CPU_DEVICES" not in os.environ and number > 1:
@@ -27,13 +27,13 @@ def divide_cores(devices: int) -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled programs in ~/.cache/jaxrl, unless the user has named a folder or a shortest time to JAX.
+    """Keep compiled programs in ~/.cache/jaxrl, unless the user has set JAX's folder or minimum compile time.
 
-    Entries that JAX cannot read are deleted: it warns, compiles the program and writes it, but never over an entry.
+    Entries that JAX cannot read are deleted, because JAX compiles such a program again but never replaces an entry.
     """
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_root()))
-    # JAX's default leaves the dozens of small programs out that a start makes
+    # By default JAX leaves out small programs, of which a start has dozens
     if jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # type: ignore[attr-defined]
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if not isinstance(warnings.showwarning, _DamagedEntries):

@@ -1,9 +1,9 @@
-"""python -m jaxrl.render RUN --out mission.html: one held-out episode as a page, an animation or a picture.
+"""python -m jaxrl.render RUN --out mission.html: draw a held-out episode as a page, an animation or a picture.
 
 The suffix of --out decides: .html plays in any browser without a network, .gif is an animation, .png one picture of
-the whole episode. Episode N is episode N of `jaxrl.evaluate` with the same seed. Without RUN, a scripted policy:
-python -m jaxrl.render --policy ig --q 7 --out mission.html. If the run was evaluated before, the mean curves of other
-policies are drawn beside the episode's.
+the whole episode. Episode N is episode N of `jaxrl.evaluate` with the same seed. Without RUN a scripted policy plays:
+python -m jaxrl.render --policy ig --q 7 --out mission.html. If the run was evaluated before, the page also shows the
+mean curves of other policies.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from jaxrl.evaluation.reports import FILE
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", metavar="FILE", help=f"what to write; it ends in {', '.join(records.SUFFIXES)}")
-    add("--policy", metavar="NAME", help="who acts: greedy (default with a run), sampled or a baseline")
-    add_int(parser, "--episode", 0, 2**31 - 1, 0, "number of the held-out episode (default: 0)")
-    add_seed(parser, "of the held-out set")
+    add("--out", metavar="FILE", help=f"file to write; it ends in {', '.join(records.SUFFIXES)}")
+    add("--policy", metavar="NAME", help="policy that acts: greedy (default with a run), sampled or a baseline")
+    add_int(parser, "--episode", 0, 2**31 - 1, 0, "number of the held-out episode, from 0 on (default: 0)")
+    add_seed(parser, "the held-out episodes")
 
 
 def _out(text: str | None) -> Path:
@@ -49,24 +49,24 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
     path = _out(flags.out)
-    subject = records.with_opponents(read())
-    name = policy_key(flags.policy or "greedy") if flags.policy or subject.run else None
+    evaluated_policy = records.with_opponents(read())
+    name = policy_key(flags.policy or "greedy") if flags.policy or evaluated_policy.run else None
     if name is None:
-        raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(subject.policies)}")
-    subject.check_policies([name])
-    viewer = records.viewer_of(subject)
-    beside: tuple[records.References, records.FinalMeans] = ({}, {})
-    if subject.run and is_file(subject.run / FILE):
+        raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(evaluated_policy.policies)}")
+    evaluated_policy.check_policies([name])
+    viewer = records.viewer_of(evaluated_policy)
+    references: tuple[records.References, records.FinalMeans] = ({}, {})
+    if evaluated_policy.run and is_file(evaluated_policy.run / FILE):
         try:
-            beside = records.read_evaluation(subject.run / FILE, subject, name)
+            references = records.read_evaluation(evaluated_policy.run / FILE, evaluated_policy, name)
         except UserError as error:
             print(f"note: drawn without the curves of other policies, {error}", file=sys.stderr)
-    shown = records.record(subject, name, flags.episode, flags.seed, *beside)
-    content = records.draw(viewer, shown, path.suffix.lower())
+    record = records.record(evaluated_policy, name, flags.episode, flags.seed, *references)
+    content = records.draw(viewer, record, path.suffix.lower())
     write_output(path, content, "--out")
-    score = subject.env.spec.score
-    words, _, unit = subject.env.spec.label(score).partition(", ")
-    told = f"{words} {float(shown.curves[score][-1]):.3f} {unit}".rstrip()
-    print(f"{display_name(name)}, episode {flags.episode}: {shown.steps} steps, {told} at the end")
+    score = evaluated_policy.env.spec.score
+    words, _, unit = evaluated_policy.env.spec.label(score).partition(", ")
+    score_text = f"{words} {float(record.curves[score][-1]):.3f} {unit}".rstrip()
+    print(f"{display_name(name)}, episode {flags.episode}: {record.steps} steps, {score_text} at the end")
     print(f"wrote {path} ({len(content) / 2**20:.2f} MiB) in {time.monotonic() - began:.0f} s")
     return 0

@@ -1,7 +1,7 @@
-"""python -m jaxrl.runs [FOLDER_OR_RUN ...]: lists runs, the newest first; --compare and --out put them side by side.
+"""python -m jaxrl.runs [FOLDER_OR_RUN ...]: list runs, the newest first; --compare and --out compare them.
 
-Without names, all runs in runs/. The score is that of the environment, at the end: on the episodes that select the best
-checkpoint, else on those of training.
+Without names it lists all runs in runs/. The score is the environment's, at the end of the run: of the episodes that
+select the best checkpoint, otherwise of training.
 """
 
 import json
@@ -25,13 +25,13 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m jaxrl.runs", description=__doc__)
     add = parser.add_argument
     add("paths", nargs="*", metavar="FOLDER_OR_RUN", help="runs, or folders of runs (default: runs)")
-    add("--compare", action="store_true", help="the settings in which these runs differ, and their scores")
+    add("--compare", action="store_true", help="print the settings in which these runs differ, and their scores")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--json", action="store_true", help="print JSON instead of a table")
     instead.add_argument("--out", metavar="FILE.html", help="write a page with the curves of these runs")
     flags = parser.parse_args(list(argv))
     path = _page_path(flags.out)
-    jax.config.update("jax_platforms", "cpu")  # a GPU belongs to the runs that are looked at
+    jax.config.update("jax_platforms", "cpu")  # the GPU may be in use by these runs
     runs = run_summary.find(
         flags.paths or [run_summary.RUNS], lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr)
     )
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _page_path(text: str | None) -> Path | None:
-    """Return the path of the page, None if none is wanted. Raises UserError."""
+    """Return the path of the page, None without --out. Raises UserError."""
     if text is None:
         return None
     if Path(text).suffix.lower() not in (".html", ".htm"):

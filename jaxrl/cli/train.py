@@ -1,6 +1,6 @@
 """python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume.
 
-Jobs that may be stopped and queued again begin and continue with one command: --resume_or_start NAME.
+Jobs that may be stopped and queued again use one command for both: --resume_or_start NAME.
 """
 
 import argparse
@@ -33,25 +33,25 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     with hosts.join(place, flags.host_timeout):
         if place is not None:
-            asked = {
+            requested = {
                 **request.config.plain(),
                 **request.changes,
                 "--resume": request.resume,
                 "--resume_or_start": flags.resume_or_start,
             }
-            hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
+            hosts.require_same({**requested, **versions(), "local devices": jax.local_device_count()})
         if flags.resume_or_start is not None:
-            ended = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
+            outcome = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
         elif request.resume is not None:
-            ended = runs.resume(request.resume, request.config, request.changes)
+            outcome = runs.resume(request.resume, request.config, request.changes)
         else:
-            ended = runs.start(request.config)
-        if hosts.writes() and any(ended.directory.glob("*/config.yaml")):  # several trials
+            outcome = runs.start(request.config)
+        if hosts.writes() and any(outcome.directory.glob("*/config.yaml")):  # several trials
             from jaxrl.evaluation import learning_curves  # scipy, which training does not need
 
-            learning_curves.report(ended.directory, print)
-        print(fold(ended.sentence), f"run directory: {ended.directory}", sep="\n", flush=True)
-        if ended.abandoned:
+            learning_curves.report(outcome.directory, print)
+        print(fold(outcome.sentence), f"run directory: {outcome.directory}", sep="\n", flush=True)
+        if outcome.abandoned:
             raise entry.AbandonedError
     return 0
 
@@ -60,12 +60,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume_or_start",
         metavar="NAME",
-        help="resume the run runs/ALGO_ENV/NAME, or start it under that name if there is none: one command for jobs "
-        "that are queued again",
+        help="resume the run runs/ALGO_ENV/NAME, or start it under that name if it does not exist: one command for "
+        "jobs that are queued again",
     )
-    group = parser.add_argument_group("several hosts (SLURM, Open MPI and torchrun are found without the first three)")
+    group = parser.add_argument_group("several hosts (under SLURM, Open MPI and torchrun leave the first three out)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
-    group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
-    group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")
-    limit = "longest wait for the other hosts at the start, in seconds"
+    group.add_argument("--num_hosts", type=int, metavar="N", help="number of hosts of this run; 1 = only this host")
+    group.add_argument("--host_index", type=int, metavar="I", help="number of this host, 0 to N - 1")
+    limit = "seconds to wait for the other hosts at the start"
     add_int(group, "--host_timeout", 1, 10**6, hosts.JOIN, f"{limit} (default: {hosts.JOIN})")

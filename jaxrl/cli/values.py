@@ -1,4 +1,4 @@
-"""Flags that are no settings, and their values."""
+"""Flags that are not settings, and their values."""
 
 import argparse
 import re
@@ -33,16 +33,16 @@ def add_int(parser: argparse._ActionsContainer, flag: str, low: int, high: int, 
     )
 
 
-def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
-    """Add the flag --seed."""
-    add_int(parser, "--seed", 0, 2**32 - 1, 0, f"{of} (default: 0)")
+def add_seed(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """Add the flag --seed; `purpose` names what it determines."""
+    add_int(parser, "--seed", 0, 2**32 - 1, 0, f"random seed of {purpose} (default: 0)")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a checkpoint of a run."""
-    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
-    add_int(parser, "--checkpoint", 0, 10**10 - 1, None, "the run's checkpoint of this number, that of its folder in "
-            "RUN/checkpoints (which may also be named as RUN)")  # fmt: skip
+    parser.add_argument("--last", action="store_true", help="use the run's newest checkpoint instead of its best")
+    add_int(parser, "--checkpoint", 0, 10**10 - 1, None, "use the run's checkpoint of this number, which is the name "
+            "of its folder in RUN/checkpoints (this folder may also be named as RUN)")  # fmt: skip
 
 
 def find_checkpoint(flags: argparse.Namespace) -> int | None:

@@ -18,7 +18,7 @@ from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, no_player
 from jaxrl.evaluation.statistics import interval, is_share
-from jaxrl.runtime.rollouts import Opponent, held_out_key, learned
+from jaxrl.runtime.rollouts import Opponent, held_out_key, learned_policy
 
 ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
 
@@ -89,7 +89,7 @@ def play(
     """
     rules, names, others = rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
-    program = subject.evaluator(names, games, chunk, sides).compiled()
+    program = subject.evaluator(names, games, chunk, sides).jit_final_values()
     theirs = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
         context, each = rules.outside if second in opponents else rules.opponents[second], []
@@ -107,7 +107,7 @@ def _opponent(subject: EvalPolicy) -> Opponent:
     """Return a run's policy as an opponent for the other team."""
     assert subject.algo is not None
     see: Any = subject.env
-    return Opponent(see.opponent_view, learned(subject.algo, LEARNED[ranked(subject)[0]]))
+    return Opponent(see.opponent_view, learned_policy(subject.algo, LEARNED[ranked(subject)[0]]))
 
 
 def rules_of(subject: EvalPolicy) -> MatchRules:

@@ -25,9 +25,9 @@ from jaxrl.runtime.rollouts import (
     Evaluator,
     Opponent,
     both_teams,
-    learned,
-    scripted,
+    learned_policy,
     scripted_names,
+    scripted_policy,
     switch_policy,
 )
 from jaxrl.runtime.run_directory import choose_checkpoint
@@ -116,7 +116,8 @@ class EvalPolicy:
         if rules and rules.outside is not None and opponents is None:
             raise no_player(rules)
         policies = [
-            learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(self.env, name) for name in names
+            learned_policy(algo, LEARNED[name]) if algo and name in LEARNED else scripted_policy(self.env, name)
+            for name in names
         ]
         policy = switch_policy(self.env, policies)
 

@@ -12,7 +12,7 @@ from jaxrl.evaluation import league, simulator
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
 from jaxrl.evaluation.statistics import estimate_difference, is_share, marks, summarise
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.rollouts import announced, by_task, extend, held_out_key
+from jaxrl.runtime.rollouts import announce, by_task, extend, held_out_key
 from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1
@@ -66,7 +66,7 @@ def evaluate(
     else:
         subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
         rollouts = simulator.rollout(subject, world, names, episodes, seed)
-    all_curves: dict[str, dict[str, np.ndarray]] = dict(announced(rollouts, f"{episodes:,} episodes", say))
+    all_curves: dict[str, dict[str, np.ndarray]] = dict(announce(rollouts, f"{episodes:,} episodes", say))
     longest = max(len(curves[spec.score]) for curves in all_curves.values())  # after its end an episode does not change
     policies: dict[str, dict[str, Any]] = {name: {} for name in names}
     for metric in _order(spec, all_curves[names[0]]):
@@ -114,7 +114,7 @@ def play_matches(
     rules, spec = league.rules_of(subject), subject.env.spec
     games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
-    played = list(announced(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say))
+    played = list(announce(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say))
     # Game i begins in the same state in all matches: the run's policies are compared by their means over the opponents.
     score_of = {(first, second): ended[spec.score] for first, second, ended in played}
     means = {
@@ -145,7 +145,7 @@ def play_league(
     games = games or players.rules.num_games
     spec = next(iter(players.runs.values())).env.spec
     metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
-    played = announced(players.play(games, seed, chunk), f"{games:,} games", say)
+    played = announce(players.play(games, seed, chunk), f"{games:,} games", say)
     matches = league.results(played, metrics)
     return {
         "format": FORMAT,
@@ -153,7 +153,7 @@ def play_league(
         "games": games,
         "actions": {name: display_name(league.ranked(run)[0]) for name, run in players.runs.items()},
         "score": spec.score,
-        "labels": Scoring.of(spec).labels,
+        "labels": Scoring.from_spec(spec).labels,
         "anchor": players.anchor,
         "ratings": players.ratings(matches, games),
         "matches": matches,
@@ -178,7 +178,7 @@ def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
         **({"seeds": subject.seeds} if subject.seeds > 1 else {}),
         "score": subject.env.spec.score,
         "score_mode": subject.env.spec.score_mode,
-        "labels": Scoring.of(subject.env.spec).labels,
+        "labels": Scoring.from_spec(subject.env.spec).labels,
         "steps": subject.env.spec.horizon,
     }
 

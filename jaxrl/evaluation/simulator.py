@@ -18,7 +18,7 @@ from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.runtime.rollouts import by_task, held_out_key, keys_of_step, learned, scripted, values
+from jaxrl.runtime.rollouts import by_task, held_out_key, keys_of_step, learned_policy, scripted_policy, values
 from jaxrl.runtime.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")
@@ -110,7 +110,7 @@ def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., t
         script = world.scripted
         return lambda params, memory, state, timestep, keys, t: (jnp.asarray(script()), memory)
     algo = subject.algo
-    policy = learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name)
+    policy = learned_policy(algo, LEARNED[name]) if algo and name in LEARNED else scripted_policy(subject.env, name)
 
     def act(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
         return policy(params, memory, state, timestep, keys_of_step(keys, t))

@@ -30,7 +30,7 @@ class Console:
     Args:
         label: {metric of the environment} -> "words" or "words, unit".
         every: seconds between groups. Blocks that follow one another faster are left out, except the first ones, the
-            last one and those with an evaluation.
+            last one and blocks with an evaluation.
         stream: where to write; stdout by default.
     """
 
@@ -85,9 +85,9 @@ class Console:
             thread.join()
 
     def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
-        """Write how far a long iteration is, unless it is not the first time and the last line is recent.
+        """Write how far a long iteration is, except when a line was written recently.
 
-        In a terminal it is a bar, which the next line of any kind replaces.
+        In a terminal it is a bar, which the next line replaces.
 
         Args:
             activity: what is running, for example "iteration 3: rolling out".
@@ -112,7 +112,7 @@ class Console:
                 self.say(line)
 
     def block(self, info: Mapping[str, Any]) -> None:
-        """Write the state after a block, or leave it out. All entries may be absent.
+        """Write the state after a block, unless the last group is recent. All entries may be absent.
 
         Args:
             info: phase (a few words; `fraction` and the time left are then of this phase), fraction (share done, or
@@ -161,8 +161,8 @@ class Console:
         start = f"  {heading:{_HEADING_WIDTH}}" if heading else ""
         line = start
         for label, text in cells:
-            least = len(label) + 1 + (_NUMBER_WIDTH if heading else _COUNT_WIDTH)
-            self._cell_widths[label] = max(self._cell_widths.get(label, least), len(label) + 1 + len(text))
+            min_width = len(label) + 1 + (_NUMBER_WIDTH if heading else _COUNT_WIDTH)
+            self._cell_widths[label] = max(self._cell_widths.get(label, min_width), len(label) + 1 + len(text))
             cell = f"{label} {text}".ljust(self._cell_widths[label])
             if line != start and len(line) + 2 + len(cell.rstrip()) > self._width:
                 self._write(fold(line.rstrip(), self._width, 4))
@@ -173,15 +173,15 @@ class Console:
 
 
 class Log(Console):
-    """The replacement of a console for runs started by a program instead of a person.
+    """Replaces the console in runs that a program starts.
 
-    Sentences and lines go to the logger "jaxrl", or to stdout where they are to be printed and the logger leaves them
-    out; warnings always go to the logger.
+    Sentences and lines go to the logger "jaxrl". If it drops messages of level INFO and `printed` is set, they go to
+    stdout instead. Warnings always go to the logger.
 
     Args:
-        callbacks: take the argument of each `block`.
-        every, label: as of a console.
-        printed: print what the logger leaves out.
+        callbacks: functions that get the argument of each `block`.
+        every, label: as in `Console`.
+        printed: print what the logger drops.
     """
 
     def __init__(

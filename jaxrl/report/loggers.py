@@ -1,9 +1,8 @@
-"""A further writer of metrics (`--logger wandb`): Weights & Biases gets the rows of metrics.jsonl, too.
+"""A second writer of metrics (`--logger wandb`): Weights & Biases also gets the rows of metrics.jsonl.
 
-It is for looking at a run. It works in a thread of its own: a service that is slow, absent or broken neither delays nor
-stops training, and metrics.jsonl stays complete. A resumed run continues the same run of the service, whose id is in
-the run directory, and gets the rows that a killed process did not send. A run offline is a file for each process, which
-`wandb sync` sends.
+It works in its own thread: a service that is slow, absent or broken neither delays nor stops training, and
+metrics.jsonl stays complete. A resumed run continues the same run of the service, whose id is in the run directory, and
+sends the rows that a killed process did not send. Offline, each process writes a file, which `wandb sync` sends.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ Row = tuple[int, Mapping[str, Any], int | None]  # iteration, metrics, step
 
 
 def check_name(text: str) -> None:
-    """Raise ValueError unless `text` names a logger, or none."""
+    """Raise ValueError unless `text` is the name of a logger or "none"."""
     if text not in (NONE, WANDB):
         raise ValueError(f"unknown logger {text!r}: choose from: {NONE}, {WANDB}")
 
@@ -46,18 +45,18 @@ def check(text: str) -> None:
 
 
 def open_writer(directory: Path, text: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> Writer:
-    """Return the writer of a run: of its files, and to the logger `text`."""
+    """Return the writer of a run: to its files and, unless `text` is "none", to the logger."""
     return Writer(directory) if text == NONE else WandbWriter(directory, settings, say)
 
 
 class WandbWriter(Writer):
-    """A writer that hands its rows to Weights & Biases, too; after the first error there it is silent.
+    """A writer that also sends its rows to Weights & Biases, until the first error there.
 
-    Offline if this machine has no login and WANDB_MODE is not set.
+    It works offline if this machine has no login and WANDB_MODE is not set.
 
     Args:
-        directory: of the run; files of wandb go into its folder wandb.
-        settings: of the run.
+        directory: the run directory; files of wandb go into its folder wandb.
+        settings: the settings of the run.
         say: receives a warning.
     """
 
@@ -87,7 +86,7 @@ class WandbWriter(Writer):
         self._put([(iteration, scalars, step)])
 
     def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
-        """Trim the files, and hand over those of the rows left that the service does not have."""
+        """Trim the files, and send the remaining rows that the service does not have."""
         problem = super().trim(after_iteration, mark)
         rows = iterate_rows(self._directory, (self._directory / METRICS).stat().st_size)
         each = ((row.pop("iteration"), row, row.pop("step", None)) for row in rows)
@@ -118,7 +117,7 @@ class WandbWriter(Writer):
             self._fail(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def _open_run(self) -> Any:
-        """Return the service's run, a new one or that of the id in the run directory."""
+        """Return the service's run: the one of the id in the run directory, or a new one."""
         import wandb
 
         mode, file = os.environ.get("WANDB_MODE"), self._directory / f"{WANDB}.id"

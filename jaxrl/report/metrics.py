@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.report.writer import Writer
 
-ROWS = 10_000  # of a whole run, about
+ROWS = 10_000  # of a whole run, approximately
 _DENSE = 250  # rows, at least, in each doubling of the iterations of a run, until it has its final spacing
 
 
@@ -23,7 +23,7 @@ class Throughput:
         self.mark(env_steps, updates)
 
     def mark(self, env_steps: int, updates: int) -> float:
-        """Record that a block has ended with these counters; return the seconds since the last mark."""
+        """Record the counters at the end of a block; return the seconds since the last mark."""
         now = time.monotonic() - self._paused
         seconds = now - self._marks[-1][0] if self._marks else 0.0
         self._marks.append((now, env_steps, updates))
@@ -49,8 +49,8 @@ class Throughput:
 class TimeLeft:
     """Estimates the seconds left of a phase.
 
-    The rate is that since the first block of this process and phase, so that resuming a run does not bias it. A block's
-    "seconds" of training, if it has them, leave out the compiler.
+    The rate is measured from the first block of this phase in this process, so that resuming a run does not bias it.
+    It uses a block's "seconds" of training, if there are any, because they exclude compilation.
     """
 
     def __init__(self) -> None:
@@ -71,10 +71,11 @@ class TimeLeft:
 
 
 def choose_spacing(iteration: int, total_iterations: int) -> int:
-    """Return the iterations per row of metrics at this iteration of a run that plans so many.
+    """Return the iterations per row of metrics at this iteration of a run of `total_iterations`.
 
-    A whole run has some 10,000 rows. Up to iteration 500 each one has a row; from then on the spacing doubles whenever
-    the iteration does, up to that of the whole run, so that a run stopped early still has hundreds.
+    A whole run has about 10,000 rows. Up to iteration 500 each iteration has a row. After that the spacing doubles
+    whenever the iteration does, up to the spacing of the whole run, so that a run stopped early still has hundreds of
+    rows.
     """
     doublings = (iteration // _DENSE).bit_length() - 1
     return min(-(-total_iterations // ROWS), 1 << max(doublings, 0)) or 1
@@ -83,9 +84,9 @@ def choose_spacing(iteration: int, total_iterations: int) -> int:
 class MetricAggregator:
     """Aggregates iterations into lines of metrics.jsonl.
 
-    Names: rollout/ are means over the episodes that ended, train/ is reported by the algorithm, eval/ comes from the
-    session's evaluations, time/ is measured in time and therefore differs from run to run; nothing else does.
-    Counters, such as env_steps, belong to no group.
+    Names that begin with rollout/ are means over the episodes that ended, train/ comes from the algorithm, eval/ from
+    the session's evaluations. Only time/ depends on the clock and therefore differs from run to run. Counters, such as
+    env_steps, have no such beginning.
 
     Args:
         writer: takes the lines.
@@ -126,8 +127,8 @@ class MetricAggregator:
             return
         learning = {f"train/{name}": total / number for name, (total, number) in self.group["learning"].items()}
         sums = dict(self.group["episodes"])
-        ended = sums.pop("episodes", 0.0)
-        episodes = {name: value / ended for name, value in sums.items()} if ended else {}
+        episode_count = sums.pop("episodes", 0.0)
+        episodes = {name: value / episode_count for name, value in sums.items()} if episode_count else {}
         self.episodes = episodes or self.episodes  # the console shows the last ones that ended
         self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith(("loss", "accuracy"))}
         self.group = {}
@@ -135,7 +136,7 @@ class MetricAggregator:
             counters["iteration"],
             {
                 **{name: number for name, number in counters.items() if name not in ("iteration", "step")},
-                "episodes": ended,
+                "episodes": episode_count,
                 **{f"rollout/{name}": value for name, value in episodes.items()},
                 **learning,
                 "time/unix": time.time(),

@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
 
 def make_table(corner: str, titles: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Return a table under a corner (title of the names) and titles; where it is too wide, cells get more lines."""
+    """Return a table; `corner` is the title of the column of names. If it is too wide, cells get more lines."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(Text(corner), overflow="fold")
     for title in titles:

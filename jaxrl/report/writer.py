@@ -2,8 +2,8 @@
 
 Every line is written to the operating system at once, so a killed process loses none. `trim` removes the lines
 after the checkpoint that a run resumes from. It reads the file from its end, so that a resume costs the same after any
-number of rows. Events reach the disk every few seconds and before a checkpoint. Each process adds a file of them, and
-begins it with TensorBoard's mark of a restart: TensorBoard drops the points from there on that are in earlier files.
+number of rows. Events reach the disk every few seconds and before a checkpoint. Each process writes its own event file,
+which begins with TensorBoard's mark of a restart: TensorBoard then drops later points of earlier files.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from jaxrl.common.errors import UserError
 
 METRICS = "metrics.jsonl"
-LOST = "metrics.lost.jsonl"  # lines of a run that had to start again
+LOST = "metrics.lost.jsonl"  # lines of a run that started again without a checkpoint
 EVENTS = "events"
 FLUSH = 5.0  # seconds between flushes of the events
 _BLOCK = 2**16  # bytes that are read at a time from the end of the lines
@@ -74,8 +74,10 @@ class Writer:
         return (self._directory / METRICS).open("ab", buffering=0), _Events(self._directory / EVENTS)
 
     def mark(self) -> dict[str, Any] | None:
-        """Bring all events to the disk; return what a checkpoint keeps of the lines: their bytes, and a digest of the
-        first one, which tells the lines of a run from those of another."""
+        """Write all events to the disk; return the mark of the lines for a checkpoint.
+
+        It holds their bytes, and a digest of the first line, by which lines of another run are recognised.
+        """
         path = self._directory / METRICS
         with _one_sentence(self._directory):
             if self._events is not None:
@@ -127,7 +129,7 @@ class Writer:
 
 
 class NullWriter(Writer):
-    """A writer without files, for processes that are not the one that writes."""
+    """A writer without files, for hosts that do not write."""
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Do nothing."""
@@ -177,12 +179,12 @@ class _Events:
         self.flush()
 
     def flush(self) -> None:
-        """Bring the events to the disk."""
+        """Write the events to the disk."""
         self._file.flush()
         self._flushed = time.time()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the disk is full: the lines have told so
+        with contextlib.suppress(OSError):  # the disk is full: writing the lines has raised this error
             self._file.close()
 
 
@@ -238,7 +240,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> None:
-    """Check that the lines in a directory are those that a checkpoint's `mark` describes.
+    """Check that a checkpoint's `mark` describes the lines in a directory.
 
     Raises MetricsError: they begin with another row, or a damaged one. Older checkpoints have no mark, and pass.
     """
@@ -251,8 +253,8 @@ def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> Non
         raise MetricsError(f"line 1 of {path} is damaged: fix or remove that line")
     if mark and mark.get("first") and first and _digest(first) != mark["first"]:
         raise MetricsError(
-            f"{path} is not of this run: it begins with another row than the one that the run wrote; put the run's own "
-            "file back, or move this one away to continue without the former rows"
+            f"{path} is not of this run: its first row differs from the row that the run wrote; put the run's own "
+            "file back, or move this one away to continue without the previous rows"
         )
 
 
@@ -299,7 +301,7 @@ def _digest(line: bytes) -> str:
 
 
 def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | None]:
-    """Return the bytes up to the last line of an iteration that is not later, and its object; 0 and None without one.
+    """Return the bytes up to the last line that is not of a later iteration, and its object; 0 and None without one.
 
     Raises:
         OSError: the file cannot be read.

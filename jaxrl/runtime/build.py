@@ -30,10 +30,9 @@ from jaxrl.rl.data_parallel import (
 )
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_device
-from jaxrl.runtime.pieces import Pieces, make_programs
-from jaxrl.runtime.pieces import wanted as in_pieces
+from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
-from jaxrl.runtime.rollouts import Evaluator, learned
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import Trainer
@@ -46,9 +45,9 @@ class Run:
 
     Attributes:
         config: with every automatic value written out, as in config.yaml.
-        limit: bytes that it may use on a device.
+        limit: bytes that the run may use on a device.
         notes: sentences for the user.
-        resuming: whether it goes on from its settings.
+        resuming: whether it continues a run, whose settings are fixed.
     """
 
     config: Config
@@ -72,58 +71,58 @@ class Run:
 
     @property
     def eval_episodes(self) -> int:
-        """Return the episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
+        """Return the number of episodes of an evaluation, equal on 1, 2, 4 and 8 devices."""
         multiple = math.lcm(8, self.mesh.size)
         return -(-self.config.run.eval_episodes // multiple) * multiple
 
 
-def fixed_settings(setup: Run) -> dict[str, Any]:
+def fixed_settings(run: Run) -> dict[str, Any]:
     """Return the settings that must not change within a run, as JSON returns them."""
     free = (*FREE_ON_RESUME, "rollout_chunk")  # depends on the number of devices, and changes no result
-    fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
+    fixed = {name: value for name, value in run.config.plain().items() if name not in free}
     return dict(json.loads(json.dumps(fixed)))
 
 
 def iterations_for(env_steps: int, algo: Algorithm) -> int:
     """Convert environment steps to the nearest number of iterations of the phase with most steps, at least 1; 0 to 0.
 
-    Iterations without steps count like the others, so that phases that only learn are evaluated, too.
+    Iterations without environment steps count, too, so that phases that only learn are evaluated.
     """
     steps = max(phase.steps for phase in algo.phases) * algo.layout.num_envs
     return max(1, round(env_steps / max(steps, 1))) if env_steps else 0
 
 
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
-    """Resolve sizes and choose chunks that fit into memory; `compile_run` checks the rest. Raises UsageError."""
+    """Resolve sizes and choose chunks by the free memory; `compile_run` checks that the run fits. Raises UsageError."""
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise UsageError(
             "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
             "without compilation call its reset and step yourself"
         )
     config = config if resuming else for_this_device(config)
-    run, env = config.run, batched(config.make_env())
+    settings, env = config.run, batched(config.make_env())
     _check_environment(env.env)
     with usage_errors():
         layout, warning = _layout(config, env.spec), None
         combined = combinations(config)
-        for values in combined:  # are checked
+        for values in combined:  # to check them
             _make_algorithm(config, env.spec, layout, custom, values)
-        trials = run.num_seeds * len(combined)
+        trials = settings.num_seeds * len(combined)
         if trials > 1:
-            devices = _devices_of_trials(run, trials)
+            devices = _devices_of_trials(settings, trials)
         else:
-            devices, warning = choose_devices(run.devices, layout.num_envs, layout.shards)
+            devices, warning = choose_devices(settings.devices, layout.num_envs, layout.shards)
             layout = dataclasses.replace(layout, devices=devices)
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
-        limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
+        limit = int(settings.memory_gb * memory_plan.GIB) if settings.memory_gb else min(hosts.gather(free))
         algo = _make_algorithm(config, env.spec, layout, custom)
         rollout_chunk, learn_chunk = memory_plan.choose_chunks(
-            run, env, algo, limit / max(trials // devices, 1), resuming
+            settings, env, algo, limit / max(trials // devices, 1), resuming
         )
         algo = _make_algorithm(config, env.spec, dataclasses.replace(layout, learn_chunk=learn_chunk), custom)
         _check_phases(config.algo, algo.phases)
-        total = _total_env_steps(run, algo)
-    store = precision.rollout_dtype(run.rollout_dtype)
+        total = _total_env_steps(settings, algo)
+    store = precision.rollout_dtype(settings.rollout_dtype)
     resolved = config.with_run(
         num_envs=layout.num_envs,
         logical_shards=layout.shards,
@@ -131,41 +130,41 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         learn_chunk=learn_chunk,
         total_env_steps=total,
         total_episodes=0,
-        schedule_env_steps=run.schedule_env_steps or total,
+        schedule_env_steps=settings.schedule_env_steps or total,
         compute_dtype=jnp.dtype(layout.compute_dtype).name,
         rollout_dtype=store.name,
     )
     mesh = make_mesh(devices)
     trainer = Trainer(
-        env=_with_self_play(env, algo, run),
+        env=_with_self_play(env, algo, settings),
         algo=algo,
         layout=algo.layout,
         mesh=mesh,
-        block=run.block_iterations,
+        block=settings.block_iterations,
         rollout_chunk=rollout_chunk,
         store=store,
         total_env_steps=resolved.run.schedule_env_steps,
-        seeds=run.num_seeds,
+        seeds=settings.num_seeds,
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
-    parts = part_of_an_episode(algo, total)
-    warnings = [line for line in (warning, parts, _cut_short(algo.phases, layout.num_envs, total)) if line]
-    notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
+    incomplete = _warn_of_incomplete_phases(algo.phases, layout.num_envs, total)
+    warnings = (warning, part_of_an_episode(algo, total), incomplete)
+    notes = [*algo.summary(), *(f"warning: {line}" for line in warnings if line)]
     return Run(resolved, env, algo, trainer, mesh, limit, notes, resuming)
 
 
 def build_algorithm(config: Config, custom: Custom = STANDARD) -> Algorithm:
-    """Return the algorithm of a run as a single device has it: for its policy and weights. Raises UsageError."""
+    """Return the algorithm of a run on a single device, from which policies and weights come. Raises UsageError."""
     with usage_errors():
         spec = config.make_env().spec
         return _make_algorithm(config, spec, _layout(config, spec), custom)
 
 
 def _check_environment(env: Environment) -> None:
-    """Raise UsageError with the sentence of `check_env` where a user's environment breaks the contract of types.
+    """Raise UsageError with the sentence of `check_env` if a user's environment breaks the contract of types.
 
-    The tests check the package's own environments.
+    The package's own environments are checked by its tests.
     """
     if type(env).__module__.partition(".")[0] == "envs_jax":
         return
@@ -175,22 +174,22 @@ def _check_environment(env: Environment) -> None:
         raise UsageError(str(error)) from None
 
 
-def _devices_of_trials(run: RunSettings, trials: int) -> int:
+def _devices_of_trials(settings: RunSettings, trials: int) -> int:
     """Return the number of devices that share the trials. Raises UsageError."""
     if hosts.number() > 1:
         raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
     present = jax.local_device_count()
-    if run.devices > present:
-        raise UsageError(f"--devices {run.devices}, but there are only {present}: choose {present} or fewer")
-    return largest_divisor(trials, run.devices or present)
+    if settings.devices > present:
+        raise UsageError(f"--devices {settings.devices}, but there are only {present}: choose {present} or fewer")
+    return largest_divisor(trials, settings.devices or present)
 
 
 def _layout(config: Config, spec: EnvSpec) -> DataParallel:
     """Return the layout on one device, without learn_chunk. Raises UsageError."""
-    run, cls = config.run, algos.find(config.algo)
-    num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
+    settings, cls = config.run, algos.find(config.algo)
+    num_envs = settings.num_envs or cls.default_num_envs(spec, config.algo_settings)
     batch = cls.batch(spec, config.algo_settings, num_envs)
-    shards = run.logical_shards or logical_shards(num_envs, batch)
+    shards = settings.logical_shards or logical_shards(num_envs, batch)
     fitting = largest_divisor(math.gcd(num_envs, batch, 8), shards)
     if num_envs % shards:
         raise UsageError(
@@ -202,21 +201,21 @@ def _layout(config: Config, spec: EnvSpec) -> DataParallel:
             f"logical_shards {shards} does not divide {batch}, the number of samples that '{config.algo}' with these "
             f"settings draws at once: use --logical_shards {fitting}"
         )
-    dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
+    dtype = precision.compute_dtype(settings.compute_dtype, jax.default_backend())
     return DataParallel(num_envs, shards, compute_dtype=dtype)
 
 
 def _make_algorithm(
     config: Config, spec: EnvSpec, layout: DataParallel, custom: Custom, changes: Mapping[str, Any] | None = None
 ) -> Algorithm:
-    """Return the algorithm, with `changes` of its settings. Raises ValueError: impossible settings."""
+    """Return the algorithm, some of whose settings `changes` replaces. Raises ValueError: impossible settings."""
     return algos.find(config.algo)(spec, layout, custom=custom, **{**config.algo_settings, **(changes or {})})
 
 
 def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
     """Return the number of devices to use, equal on every host, and a warning if some are left out.
 
-    `requested` are the devices of every host, 0 for all; `num_envs` and `shards` belong to the whole run.
+    `requested` is the number of devices on every host, 0 for all; `num_envs` and `shards` are of the whole run.
 
     Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
@@ -248,12 +247,12 @@ def _power_of_two(limit: int) -> int:
     return 1 << (limit.bit_length() - 1)
 
 
-def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
+def _with_self_play(env: BatchedEnvironment, algo: Algorithm, settings: RunSettings) -> BatchedEnvironment:
     """Return the environment, with the run's snapshots as the other team if requested. Raises UsageError."""
     if not getattr(env.env, "accepts_opponent_actions", False):
         return env
     games = algo.layout.num_envs // algo.layout.shards
-    snapshots = largest_divisor(games, run.self_play)
+    snapshots = largest_divisor(games, settings.self_play)
     if any(phase.restart for phase in algo.phases):
         raise UsageError(
             "the opponent 'self' needs an algorithm whose environments go on from iteration to iteration: choose "
@@ -263,7 +262,7 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
         raise UsageError(
             "the opponent 'self' needs a policy without a carry: choose scripted ones, such as --opponent 2"
         )
-    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, iterations_for(run.self_play_every, algo))
+    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, iterations_for(settings.self_play_every, algo))
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
@@ -274,30 +273,30 @@ def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
             raise UsageError(f"phase '{phase.name}' of algorithm '{name}' would never end: give it `iterations`")
 
 
-def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
-    """Return the run's total; the sum of all phases if each is finite and the user gives no total."""
+def _total_env_steps(settings: RunSettings, algo: Algorithm) -> int:
+    """Return the total of the run, or the sum of all phases if all are finite and the user gives no total."""
     spec = algo.spec
-    if run.total_env_steps and run.total_episodes:
+    if settings.total_env_steps and settings.total_episodes:
         raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
-    if run.total_episodes:
+    if settings.total_episodes:
         restarted = all(phase.restart or not phase.steps for phase in algo.phases)
-        steps = run.total_episodes * (spec.horizon + (not restarted))  # else each reset is a step, too
+        steps = settings.total_episodes * (spec.horizon + (not restarted))  # else each reset is a step, too
         if not (spec.fixed_horizon or spec.full_length):
             raise UsageError(
                 f"episodes of '{spec.name}' differ in length: use --total_env_steps, at most {steps:,} for "
-                f"{run.total_episodes:,} episodes"
+                f"{settings.total_episodes:,} episodes"
             )
         return steps
-    if not run.total_env_steps:
+    if not settings.total_env_steps:
         lengths = [phase.steps * (phase.iterations or 0) for phase in algo.phases if phase.steps]
         if all(lengths):
             return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
-    return run.total_env_steps
+    return settings.total_env_steps
 
 
 def part_of_an_episode(algo: Algorithm, total: int) -> str | None:
-    """Warn of a run in which no environment can finish an episode: what comes late in episodes is never seen."""
+    """Return a warning if no environment can finish an episode, so that the end of episodes is never trained on."""
     each, horizon = total // algo.layout.num_envs, algo.spec.horizon
     if each >= horizon or any(phase.restart for phase in algo.phases):
         return None
@@ -308,14 +307,14 @@ def part_of_an_episode(algo: Algorithm, total: int) -> str | None:
     )
 
 
-def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:
+def _warn_of_incomplete_phases(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:
     """Return a warning if the total of environment steps ends before all phases are complete."""
-    made = Position().remaining(phases, num_envs, total)
-    wanted = [1 if phase.iterations is None else phase.iterations for phase in phases]
-    cut = [phase.name for phase, own, number in zip(phases, wanted, made, strict=True) if number < own]
+    possible = Position().remaining(phases, num_envs, total)
+    requested = [1 if phase.iterations is None else phase.iterations for phase in phases]
+    cut = [phase.name for phase, count, limit in zip(phases, requested, possible, strict=True) if limit < count]
     if not cut:
         return None
-    needed = f"{sum(own * phase.steps * num_envs for phase, own in zip(phases, wanted, strict=True)):,}"
+    needed = f"{sum(count * phase.steps * num_envs for phase, count in zip(phases, requested, strict=True)):,}"
     if any(phase.iterations is None for phase in phases):
         needed += " or more"
     return (
@@ -326,14 +325,14 @@ def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | No
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """The functions of a run; those that are needed first are compiled, the others when they are called first.
+    """The functions of a run, each compiled when it is called first, if not before.
 
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
         blocks: (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase;
             None for a phase that is already complete.
-        evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
-        needed: peak bytes on a device of every compiled function, with a checkpoint in progress.
+        evaluate: (policy, key, context) -> metrics, None if no evaluation will come; see `Evaluator`.
+        needed: peak bytes of each compiled function on a device while a checkpoint is written.
     """
 
     start: Program | None
@@ -342,7 +341,7 @@ class CompiledRun:
     needed: list[int]
 
     def compile(self, *programs: Program | Pieces | None, at_once: bool = True) -> None:
-        """Compile these programs, all if none is named, `at_once` in threads. Raises memory_plan.TooLargeError."""
+        """Compile these programs, or all if none is named; `at_once` in threads. Raises memory_plan.TooLargeError."""
         chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
         for program in chosen if at_once else ():
             program.begin()
@@ -351,99 +350,100 @@ class CompiledRun:
 
 
 def compile_run(
-    setup: Run,
+    run: Run,
     inputs: Any,
     say: Callable[[str], None],
     position: Position | None = None,
     evaluated: int = 0,
 ) -> CompiledRun:
-    """Compile the remaining programs of a run ahead of time; check its state's memory before, and theirs afterwards.
+    """Compile the programs that the rest of a run needs; check that its state and then each program fits into memory.
 
-    On a CPU the start and the phases up to the first that learns are compiled here, at once, and each other program
-    when it is needed. GPUs can run out of memory, and hosts must compile in the same order: there all is compiled here.
+    On a CPU only the start and the phases up to the first that learns are compiled here, in parallel, and the others
+    when they are needed. GPUs can run out of memory, and hosts must compile in the same order: in both cases all
+    programs are compiled here.
 
     Args:
-        setup, inputs: the run, and what `Algorithm.init` takes.
-        say: receives sentences about seconds and bytes.
+        run, inputs: the run, and what `Algorithm.init` takes.
+        say: receives a sentence with seconds and bytes for each program.
         position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
     Raises:
         UsageError: the settings of algorithm and environment do not go together.
         memory_plan.TooLargeError: the run does not fit.
     """
-    trainer, run, algo = setup.trainer, setup.config.run, setup.algo
+    trainer, settings, algo = run.trainer, run.config.run, run.algo
     with usage_errors(traced=True):
         shapes = trainer.shapes()
     state_bytes = memory_plan.local_size(shapes)
-    replicated = shardings(setup.mesh, REPLICATED)
-    by_trial = shardings(setup.mesh, SPLIT) if trainer.trials > 1 else replicated
+    replicated = shardings(run.mesh, REPLICATED)
+    by_trial = shardings(run.mesh, SPLIT) if trainer.trials > 1 else replicated
     needed: list[int] = []
 
     def check(size: int) -> int:
-        return memory_plan.check_fits(size, setup.limit, shapes, setup.config, algo, setup.resuming)
+        return memory_plan.check_fits(size, run.limit, shapes, run.config, algo, run.resuming)
 
     def place(tree: Any, sharding: Any = replicated) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def program(what: str, make: Callable[[], tuple[Any, ...]], others: int = 0) -> Program:
+    def program(what: str, make: Callable[[], tuple[Any, ...]], other_bytes: int = 0) -> Program:
         def report(executable: Any, seconds: float) -> None:
-            needed.append(check(memory_plan.compiled_bytes(executable) + others))
+            needed.append(check(memory_plan.compiled_bytes(executable) + other_bytes))
             say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed[-1])} per device")
 
         return Program(make, report)
 
     def block(phase: Phase) -> Program | Pieces:
         single = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
-        if single and in_pieces(algo, phase, jax.default_backend()):
+        if single and needs_pieces(algo, phase, jax.default_backend()):
             return pieces(phase)
-        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))
+        count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+        return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, count))
 
     def pieces(phase: Phase) -> Pieces:
-        made, longest, sizes = make_programs(trainer, phase), [0.0], [0]
-        rows = memory_plan.local_size(made["begin"][2])
+        programs, longest, sizes = make_programs(trainer, phase), [0.0], [0]
+        buffer_bytes = memory_plan.local_size(programs["begin"][2])
 
         def piece(name: str) -> Program:
             def report(executable: Any, seconds: float) -> None:
-                others = rows if name in {stage.name for stage in algo.learn_stages} else 0
-                sizes.append(check(memory_plan.compiled_bytes(executable) + others))
+                other_bytes = buffer_bytes if name in {stage.name for stage in algo.learn_stages} else 0
+                sizes.append(check(memory_plan.compiled_bytes(executable) + other_bytes))
                 longest.append(seconds)
                 if name == "end":  # the last one
                     needed.append(max(sizes))
-                    most = gibibytes(max(sizes))
-                    say(f"compiled phase '{phase.name}' in {max(longest):.1f} s; it needs {most} per device")
+                    peak = gibibytes(max(sizes))
+                    say(f"compiled phase '{phase.name}' in {max(longest):.1f} s; it needs {peak} per device")
 
-            return Program(lambda: made[name], report)
+            return Program(lambda: programs[name], report)
 
         envs = trainer.layout.num_envs // trainer.chunks()
-        return Pieces({name: piece(name) for name in made}, algo, phase, trainer.chunks(), envs)
+        return Pieces({name: piece(name) for name in programs}, algo, phase, trainer.chunks(), envs)
 
     def evaluation() -> tuple[Any, ...]:
-        rules = setup.env.env.match_rules
+        rules = run.env.env.match_rules
         # As many episodes at a time as in training or, where environments go on, as fit.
         chunk, devices = trainer.rollout_chunk, trainer.mesh.size if trainer.trials > 1 else 1
         if env_bytes := memory_plan.size((shapes.env, shapes.timestep)) // trainer.layout.num_envs // devices:
-            chunk = max(chunk, memory_plan.most_environments(setup.limit, env_bytes))
+            chunk = max(chunk, memory_plan.most_environments(run.limit, env_bytes))
         evaluator = Evaluator(
-            setup.eval_env,
-            learned(algo, "sample" if rules and rules.sampled else "greedy"),
-            setup.eval_episodes,
-            setup.mesh,
+            run.eval_env,
+            learned_policy(algo, "sample" if rules and rules.sampled else "greedy"),
+            run.eval_episodes,
+            run.mesh,
             chunk,
             algo.init_carry,
             trainer.trials,
         )
         policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
-        context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
-        return evaluator.compiled(), policy, keys, context
+        context = place(jax.eval_shape(run.eval_env.context, jax.eval_shape(start_progress)))
+        return evaluator.jit_final_values(), policy, keys, context
 
     check(state_bytes)
-    at = position or Position()
-    left = at.remaining(algo.phases, trainer.layout.num_envs, run.total_env_steps)
+    current = position or Position()
+    remaining = current.remaining(algo.phases, trainer.layout.num_envs, settings.total_env_steps)
     keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
-    blocks = [block(phase) if number else None for phase, number in zip(algo.phases, left, strict=True)]
+    blocks = [block(phase) if count else None for phase, count in zip(algo.phases, remaining, strict=True)]
     evaluate = start = None
-    if run.eval_every and (any(left) or evaluated != at.iterations):
+    if settings.eval_every and (any(remaining) or evaluated != current.iterations):
         evaluate = program("the evaluation", evaluation, state_bytes)
     if position is None:
         start = program("the start", lambda: (trainer.make_init(), keys, inputs))

@@ -7,7 +7,7 @@
 
 Orbax's CheckpointManager commits a checkpoint by renaming its folder once all is written, the manifest included; then
 it deletes old ones. The digests are there because orbax loads arrays with changed bytes without a word. The manager is
-only for writing: it expects to be alone, and undamaged folders. It gets one flat dictionary from leaf names
+only for writing: it expects undamaged folders and no other process. It gets one flat dictionary from leaf names
 ("algo.params.Conv_0.kernel") to plain arrays, so that the format does not depend on the Python classes of the state.
 """
 
@@ -77,10 +77,10 @@ class Checkpoints:
 
         Args:
             step: its number, at least 0; an existing checkpoint of this number is deleted first.
-            state: pytree of jax.Arrays, of which one has elements; typed PRNG keys and arrays of any sharding may be
-                among them.
+            state: pytree of jax.Arrays, at least one of them not empty; leaves may be typed PRNG keys and have any
+                sharding.
             meta: a JSON object that can be read without the arrays.
-            best: this is the best checkpoint from now on.
+            best: whether this is the best checkpoint so far.
 
         Raises:
             CheckpointError: this save could not be started, or the one before it failed.
@@ -135,7 +135,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _failure_in_one_sentence(self) -> Iterator[None]:
-        """Raise the error of a failed save as one sentence; the next save makes a manager, which clears its files."""
+        """Raise the error of a failed save as one sentence; the next save makes a manager, which clears the files."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -210,15 +210,15 @@ class Checkpoints:
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the shardings to restore to, on any devices; a leaf
                 without a sharding goes to the first local device.
-            step: which one; by default the newest intact one. `warn` gets a sentence for each damaged one.
-            prefix: read only the part of the state there, such as "algo.params", whose shape `like` then is; leaves
-                outside it may be anything.
-            best: read the best one, if one was kept.
-            intact: `newest` has just checked this step; do not verify its files again.
+            step: number of the checkpoint; by default the newest intact one. `warn` gets a sentence for each damaged
+                one.
+            prefix: name of the only part of the state to read, such as "algo.params"; `like` then describes this part.
+            best: read the best checkpoint, if there is one.
+            intact: do not verify the files of this step, because `newest` has just done so.
 
         Raises:
-            CheckpointError: no intact checkpoint, leaves of other names, shapes or types than `like` has, or training
-                that replaces checkpoints faster than they are read.
+            CheckpointError: there is no intact checkpoint; its leaves have other names, shapes or types than `like`; or
+                training replaces checkpoints faster than they are read.
         """
         self.wait()
         for _ in range(2):  # training may replace it while it is read
@@ -277,17 +277,17 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
     if difference.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in difference:
         raise CheckpointError(
-            f"the environment has changed since checkpoint {folder} was written: {difference}; use its former code, or "
-            "begin a new run with --init_from"
+            f"the environment has changed since checkpoint {folder} was written: {difference}; use its previous code, "
+            "or begin a new run with --init_from"
         )
     raise CheckpointError(
         f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the run was "
-        "started with, its networks= and optimizers= included"
+        "started with, including its networks= and optimizers="
     )
 
 
 def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
-    """Return a pytree like `like`, whose leaves are described by `leaves`. Raises OSError, ValueError."""
+    """Return the arrays of a checkpoint in the structure of `like`, with these leaves. Raises OSError, ValueError."""
     values, structure = jax.tree.flatten(like)
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shardings = [getattr(value, "sharding", None) or first_device for value in values]
@@ -316,7 +316,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
 
 
 def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any:
-    """Return `like` with the shape of a vector in the place of each tree that was stored as one."""
+    """Return `like`, with the shape of a vector in place of each tree that the checkpoint stores as one vector."""
 
     def find(path: Any) -> Leaf | None:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -334,7 +334,7 @@ def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any
 
 
 def _without_vectors(state: Any, like: Any) -> Any:
-    """Return `state` with the trees of `like` again."""
+    """Return `state`, with the trees of `like` in place of its vectors."""
 
     def unflatten(value: Any, part: Any) -> Any:
         if jax.tree_util.all_leaves([part]):

@@ -1,7 +1,7 @@
 """Settings of a run: defaults of the dataclasses < a YAML preset < flags.
 
-A configuration is one flat mapping: `algo`, `env`, the fields of `RunSettings`, those of the environment's class
-and those of the algorithm's class. The same mapping, fully resolved, is written to a run's config.yaml.
+A configuration is one flat mapping: `algo`, `env`, and the fields of `RunSettings`, of the environment's class and of
+the algorithm's class. The same mapping, with every automatic value written out, is a run's config.yaml.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
-from jaxrl.runtime.declared import Field, fields_named, fields_of
+from jaxrl.runtime.declared import Field, fields_of, find_fields
 from jaxrl.runtime.published import hint
 from jaxrl.runtime.run_directory import CONFIG, check_version, open_run
 from jaxrl.runtime.spaces import check_spaces
@@ -34,7 +34,7 @@ DEFAULT_ENV = {
     "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "ppo": "reach",
     "collective": "reach", "student": "reach",
 }  # fmt: skip
-MOST_ENVS = 2**24  # environments of a run
+MAX_ENVS = 2**24  # of a run
 _COUNT = (0, 1e15)
 
 
@@ -43,90 +43,124 @@ class RunSettings:
     """Length, size, devices and outputs of a run."""
 
     num_envs: int = setting(
-        0, "number of parallel environments; 0 = what the algorithm's settings imply", between=(0, MOST_ENVS)
+        0,
+        "number of environments stepped in parallel; 0 = what the algorithm's settings imply; more of them use the "
+        "device better and need more memory",
+        between=(0, MAX_ENVS),
     )
-    seed: int = setting(0, "random seed", between=(0, 2**32 - 1))
+    seed: int = setting(0, "random seed of the run", between=(0, 2**32 - 1))
     num_seeds: int = setting(
-        1, "runs in one program, with this seed and the next ones; devices share the seeds", between=(1, 4096)
+        1,
+        "number of seeds trained together in one program: the seed of the run and the next ones; devices share them",
+        between=(1, 4096),
     )
     sweep: str = setting(
         "",
-        "values of settings of the algorithm that are compared in one program, such as actor_lr=1e-4,3e-4; several "
-        "settings, separated by spaces, in all combinations; each with all seeds",
+        "values of the algorithm's settings to compare in one program, such as actor_lr=1e-4,3e-4; several settings "
+        "are separated by spaces, and each combination of their values is trained with each seed",
     )
     total_env_steps: int = setting(
-        0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
-    )
+        0, "stop after this many environment steps, summed over all environments and rounded up to whole iterations",
+        between=_COUNT,
+    )  # fmt: skip
     total_episodes: int = setting(
-        0, "stop after this many episodes, where all have one length: coverage, reach, snakes", between=_COUNT
-    )
+        0, "stop after this many episodes, summed over all environments; only where all episodes have the same length: "
+        "coverage, reach, snakes", between=_COUNT,
+    )  # fmt: skip
     max_seconds: float = setting(
-        0.0, "stop after this many seconds of training (of each process); does not change schedules", between=(0, 1e9)
-    )
+        0.0, "stop after this many seconds of training in this process; 0 = no limit; schedules do not depend on it",
+        between=(0, 1e9),
+    )  # fmt: skip
     schedule_env_steps: int = setting(
-        0, "environment steps over which schedules run; 0 = the total of the first start", between=_COUNT
+        0,
+        "environment steps over which schedules of the algorithm's settings run; 0 = the total of the first start; a "
+        "larger number makes them slower",
+        between=_COUNT,
     )
     init_from: str = setting(
         "",
-        "initial weights: a run (its best checkpoint, or that of --checkpoint), the folder of a checkpoint, or "
-        "actor.pth[,critic.pth] of the published snakes trainer; empty = random",
+        "source of the initial weights: a run (its best checkpoint, or the one that --checkpoint names), the folder of "
+        "a checkpoint, or actor.pth[,critic.pth] of the published snakes trainer; empty = random weights",
     )
-    devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
+    devices: int = setting(0, "number of local devices that share the work; 0 = all", between=(0, 1e6))
     cpu_devices: int = setting(
-        1, "devices that the cores of a CPU are divided into, by this command on a single host; 0 = one for each core, "
-        "but 1, 2, 4 or 8 (JAX_NUM_CPU_DEVICES counts more)", between=(0, 8),
+        1, "number of devices into which the command divides the cores of a CPU, on a single host; 0 = one for each "
+        "core, but 1, 2, 4 or 8; the variable JAX_NUM_CPU_DEVICES overrides it", between=(0, 8),
     )  # fmt: skip
     logical_shards: int = setting(
-        0, "parts of the batch that are sampled separately; 0 = the largest of 8, 4, 2, 1 that fits"
+        0,
+        "number of parts of the batch that are sampled separately, independent of the number of devices; 0 = the "
+        "largest of 8, 4, 2, 1 that fits; at most as many devices can share the batch",
     )
     rollout_chunk: int = setting(
-        0, "environments rolled out at a time in phases that restart them; 0 = by the free memory",
-        between=(0, MOST_ENVS),
-    )  # fmt: skip
+        0,
+        "number of environments that a device rolls out at a time in phases that restart them; 0 = chosen by the free "
+        "memory; a larger chunk needs more memory",
+        between=(0, MAX_ENVS),
+    )
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, accumulated over the minibatch; 0 = by the free memory",
+        0,
+        "number of samples whose gradient a device computes at a time; the minibatch adds these gradients up; 0 = "
+        "chosen by the free memory; a larger chunk needs more memory",
         between=(0, 1e9),
+    )
+    compute_dtype: Compute = setting(
+        "auto", "dtype of matrix products and convolutions; auto = bfloat16 on accelerators, float32 on CPUs"
+    )
+    rollout_dtype: Store = setting(
+        "auto", "dtype in which observations with values in [0, 1] are stored; auto = float16"
+    )
+    memory_gb: float = setting(
+        0.0, "memory in GiB that the run may use on each device; 0 = all free memory", between=(0, 1e6)
+    )
+    block_iterations: int = setting(
+        64, "maximum number of iterations in one compiled call; longer calls cost less overhead and report less often",
+        between=(1, 10_000),
     )  # fmt: skip
-    compute_dtype: Compute = setting("auto", "dtype of matmuls and convolutions; auto = bfloat16 on accelerators")
-    rollout_dtype: Store = setting("auto", "dtype of stored observations in [0, 1]; auto = float16")
-    memory_gb: float = setting(0.0, "memory limit per device in GiB; 0 = all free memory", between=(0, 1e6))
-    block_iterations: int = setting(64, "maximum number of iterations per compiled call", between=(1, 10_000))
-    block_seconds: float = setting(1.0, "target duration of a compiled call in seconds", between=(1e-3, 1e6))
+    block_seconds: float = setting(
+        1.0, "target duration of a compiled call in seconds; longer calls cost less overhead and report less often",
+        between=(1e-3, 1e6),
+    )  # fmt: skip
     log_every: int = setting(
-        0, "iterations per row of metrics, which are averaged; 0 = as many as make some 10,000 rows of the whole run, "
-        "fewer at its beginning", between=(0, 1e9),
+        0, "number of iterations averaged into one row of metrics; 0 = about 10,000 rows for the whole run, with fewer "
+        "iterations per row at its beginning", between=(0, 1e9),
     )  # fmt: skip
     self_play: int = setting(
         4,
-        "maximum number of learner snapshots that play where the opponent is 'self'; divides the number of games",
+        "maximum number of snapshots of the learner that play where the opponent is 'self', lowered to a divisor of "
+        "the number of games; more of them vary the opponents more and need more memory",
         between=(1, 1000),
     )
     self_play_every: int = setting(
         256_000,
-        "environment steps (all environments together) between snapshots, in whole iterations; a new one replaces the "
-        "oldest",
+        "environment steps between two snapshots, summed over all environments and rounded to whole iterations; a new "
+        "snapshot replaces the oldest",
         between=(1, 1e12),
     )
     eval_every: int = setting(
         0,
-        "environment steps (all environments together) between evaluations that select the best checkpoint, in whole "
-        "iterations; 0 = never",
+        "environment steps between two evaluations that select the best checkpoint, summed over all environments and "
+        "rounded to whole iterations; 0 = no evaluations",
         between=(0, 1e12),
     )
     eval_episodes: int = setting(
-        64, "episodes per selection evaluation, rounded up to a multiple of 8", between=(1, 100_000)
+        64,
+        "number of episodes of an evaluation that selects the best checkpoint, rounded up to a multiple of 8; more of "
+        "them make the choice more reliable and take longer",
+        between=(1, 100_000),
     )
     checkpoint_every: int = setting(
-        0, "iterations between checkpoints; 0 = by checkpoint_minutes alone", between=(0, 1e9)
+        0, "number of iterations between checkpoints; 0 = only checkpoint_minutes decides", between=(0, 1e9)
     )
     checkpoint_minutes: float = setting(
         5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
     )
     keep_checkpoints: int = setting(
-        3, "newest checkpoints to keep, in addition to the best one", between=(1, 1_000_000)
-    )
-    runs: str = setting("runs", "folder of the run directories")
-    logger: str = setting("none", "a further writer of metrics: wandb")
+        3, "number of newest checkpoints to keep, in addition to the best one; more of them need more disk space",
+        between=(1, 1_000_000),
+    )  # fmt: skip
+    runs: str = setting("runs", "folder in which run directories are made")
+    logger: str = setting("none", "service that also gets the metrics: wandb, or none")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -137,8 +171,8 @@ class RunSettings:
         loggers.check_name(self.logger)
 
 
-# Settings that may change when a run is resumed. Devices change the order of sums of floats; none of the others changes
-# the result of the next iteration.
+# Settings that may change when a run is resumed. Devices change the order in which floats are added; no other of these
+# settings changes the result of the next iteration.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "cpu_devices", "memory_gb", "block_iterations",
     "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
@@ -185,15 +219,15 @@ class Config:
 
 
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
-    """Return all settings by name, `with_env` those of the environment, too, whose package must then be installed.
+    """Return all settings by name; `with_env` includes the environment's, whose package must then be installed.
 
     Raises UsageError for unknown names and for duplicates.
     """
-    of_algo = fields_named(algo, "algorithm")
+    algo_fields = find_fields(algo, "algorithm")
     schema = fields_of(RunSettings, "run")
     for section, fields in (
-        ("environment", fields_named(env, "environment") if with_env else {}),
-        ("algorithm", of_algo),
+        ("environment", find_fields(env, "environment") if with_env else {}),
+        ("algorithm", algo_fields),
     ):
         for name, field in fields.items():
             if name in schema or name in ("algo", "env", "config", "resume"):
@@ -209,9 +243,9 @@ def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
 def check_value(field: Field, value: Any, where: str) -> Any:
     """Convert a value from YAML, the command line or Python to the field's type, see `exact_value`.
 
-    Numbers may be text, as YAML 1.1 reads 1e-3 as a word, and words may be paths. Raises UsageError.
+    Numbers may be text, because YAML 1.1 reads 1e-3 as a word. Words may be paths. Raises UsageError.
     """
-    kind, given = field.kind, value
+    kind, converted = field.kind, value
     if typing.get_origin(kind) is tuple:
         parts = value.tolist() if getattr(value, "ndim", 0) == 1 else value
         if isinstance(parts, list | tuple):
@@ -221,11 +255,11 @@ def check_value(field: Field, value: Any, where: str) -> Any:
                 fields = [dataclasses.replace(field, kind=inner) for inner in kinds]
                 return tuple(check_value(inner, part, where) for inner, part in zip(fields, parts, strict=True))
     elif kind in (int, float) and isinstance(value, str) and (number := _number(value)) is not None:
-        given = number
+        converted = number
     elif kind is str and isinstance(value, str | os.PathLike):
-        given = expand_home(os.fspath(value))
+        converted = expand_home(os.fspath(value))
     try:
-        exact = exact_value(field.name, given, kind)
+        exact = exact_value(field.name, converted, kind)
         finite = kind is not float or math.isfinite(exact)
     except ValueError as error:
         if kind not in (int, float):
@@ -254,13 +288,13 @@ def _number(value: Any) -> int | float | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value can be that of a setting."""
+    """Return whether a value has a type that a setting can have."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
-# Settings of older runs that are gone, each with the only value with which a run is the same without it; None: any
+# Settings that only older runs have, each with the one value that changes nothing; None: no value changes anything
 _GONE = {
     "exact_sharding": None, "compiler_options": None, "imitation_updates": None, "imitation_batch": None,
     "imitation_episodes": 0, "eps_spread": 0, "value_clip": 0, "target_kl": 0,
@@ -268,7 +302,7 @@ _GONE = {
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the settings of a YAML file, without those that are gone. Raises UsageError where it cannot be read."""
+    """Read the settings of a YAML file, without settings that no longer exist. Raises UsageError: it cannot be read."""
     loaded = {
         name: value
         for name, value in read_mapping(path, "configuration").items()
@@ -281,7 +315,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
-    """Return a run's directory and its configuration for using its policies on this machine.
+    """Return a run's directory and its configuration, with which its policies can be used on this machine.
 
     Raises:
         RunError: no such run, or its environment has changed since.
@@ -308,11 +342,11 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
 
 
 def convert_old(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the settings of an older run to counts of environment steps, without the loggers that are gone.
+    """Convert the settings of an older run to counts of environment steps, without loggers that no longer exist.
 
-    Algorithms with a replay had `updates_per_step`, counted `eps_decay` in steps of the batch, and evaluations and
-    snapshots in iterations. Older runs of PPO look like new ones:
-    resumed, they are evaluated after every iteration. Older runs of COMA have settings that are gone, and are refused.
+    Algorithms with a replay buffer had `updates_per_step`. They counted `eps_decay` in steps of the batch, and
+    evaluations and snapshots in iterations. Older runs of PPO look like new ones: when they are resumed, they are
+    evaluated after every iteration. Older runs of COMA have settings that no longer exist, and are refused.
     """
     if isinstance(written := values.get("logger"), str) and "mlflow" in written:
         values = values | {"logger": loggers.WANDB if loggers.WANDB in written else loggers.NONE}
@@ -322,7 +356,7 @@ def convert_old(values: dict[str, Any]) -> dict[str, Any]:
     )
     if not isinstance(algo, str) or not envs or not updates:
         return values
-    if "env_steps_per_update" not in fields_named(algo, "algorithm"):
+    if "env_steps_per_update" not in find_fields(algo, "algorithm"):
         return values
     converted = {name: value for name, value in values.items() if name != "updates_per_step"}
     converted["env_steps_per_update"] = envs / updates
@@ -337,8 +371,8 @@ def convert_old(values: dict[str, Any]) -> dict[str, Any]:
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
     """Build a configuration from a flat mapping with at least `algo`.
 
-    Without the environment (`with_env`), settings that are neither the run's nor the algorithm's are its own, as they
-    stand: enough to list runs, also where the environment's package is not installed.
+    Where `with_env` is false, settings that are neither the run's nor the algorithm's are the environment's and are not
+    checked. This is enough to list runs where the environment's package is not installed.
 
     Raises UsageError.
     """
@@ -372,7 +406,7 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
     return Config(algo, env, run, sections["environment"], sections["algorithm"])
 
 
-def changed(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
+def apply_changes(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
     """Apply the user's changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
     if any(changes.get(name) for name in TOTALS):
@@ -384,7 +418,7 @@ def changed(config: Config, changes: dict[str, Any], where: str = "the command l
     return result
 
 
-def resumed(config: Config, changes: dict[str, Any]) -> Config:
+def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
     """Return the configuration of a resumed run. Raises UsageError that names a setting that may not change."""
     for name, value in changes.items():
         if name not in FREE_ON_RESUME and value != config.flat()[name]:
@@ -393,7 +427,7 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
                 f"{short_repr(value)}): "
                 f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
             )
-    return changed(config, changes)
+    return apply_changes(config, changes)
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:
@@ -410,9 +444,9 @@ def suggestion(word: str, known: dict[str, str]) -> str:
         akin += [name for name, text in known.items() if text.startswith(meaning) and name not in akin]
     if akin:
         return f"did you mean {' or '.join(akin[:4])}?"
-    bare = {name.strip("-"): name for name in known}  # dashes are alike in all flags
-    near = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.5)
-    return f"did you mean '{bare[near[0]]}'?" if near else "see --help for all of them"
+    bare = {name.strip("-"): name for name in known}  # all flags begin with dashes
+    matches = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.5)
+    return f"did you mean '{bare[matches[0]]}'?" if matches else "see --help for all of them"
 
 
 def env_of(values: dict[str, Any]) -> str | None:

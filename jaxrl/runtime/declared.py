@@ -26,14 +26,14 @@ class Field:
 def fields_of(cls: type, section: str) -> dict[str, Field]:
     """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
-    given = ("spec", "layout", "custom") if section == "algorithm" else ()
+    arguments = ("spec", "layout", "custom") if section == "algorithm" else ()
     fields = {
         f.name: Field(
             *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
             *(f.metadata.get("flag", True), f.metadata.get("between")),
         )
         for f in dataclasses.fields(cls)
-        if f.init and f.name not in given
+        if f.init and f.name not in arguments
     }
     for field in fields.values():
         if field.default is dataclasses.MISSING:
@@ -47,7 +47,7 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
     return fields
 
 
-def fields_named(name: str, section: str) -> dict[str, Field]:
+def find_fields(name: str, section: str) -> dict[str, Field]:
     """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
     with usage_errors():
         cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)

@@ -24,7 +24,7 @@ _JAX_LIMIT = re.compile(r"jax(lib)?\b(\[\w+\])?[^;]*(<|==|~=)")  # a requirement
 
 
 class Finding(NamedTuple):
-    """A line of the report: what was checked, and what was found; "bad" makes the exit code 1."""
+    """A line of the report: what was checked, and the result; "bad" makes the exit code 1."""
 
     name: str
     value: str
@@ -35,9 +35,10 @@ Section = tuple[str, list[Finding]]  # title, lines
 
 
 def checks(config: Config | None = None, resuming: bool = False) -> Iterator[Section]:
-    """Check everything; yield the sections as results arrive, only that of the machine where JAX finds no device.
+    """Check everything; yield each section as soon as its results are known.
 
-    `config` is the run to check, new or resumed, None for the machine alone. Raises UsageError: impossible settings.
+    `config` is the run to check, new or resumed. Where it is None or JAX has no device, only the machine is checked.
+    Raises UsageError: impossible settings.
     """
     findings = look_at_devices(find_nvidia())
     yield "machine", findings
@@ -130,7 +131,7 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
     findings = []
     if nvidia is not None:
         driver = f"driver {nvidia.driver or 'unknown'}" + (f", CUDA up to {nvidia.cuda}" if nvidia.cuda else "")
-        findings.append(Finding("NVIDIA", f"{_counted(nvidia.names)}; {driver}"))
+        findings.append(Finding("NVIDIA", f"{_count_names(nvidia.names)}; {driver}"))
     plugins = installed_plugins()
     try:
         devices = jax.local_devices()
@@ -140,15 +141,15 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
         cause = f"{said}, and JAX_PLATFORMS={platforms} allows no other: unset it"
         cause = why_unused(nvidia, plugins, os.environ, said) if nvidia else cause
         return [*findings, Finding("JAX", cause, "bad")]
-    platform, number = devices[0].platform, len(devices)
-    memory = gibibytes(memory_plan.free_memory(devices[0], number)) + " may be used" + " on each" * (number > 1)
+    platform, count = devices[0].platform, len(devices)
+    memory = gibibytes(memory_plan.free_memory(devices[0], count)) + " may be used" + " on each" * (count > 1)
     cores = f", {os.cpu_count()} cores" if platform == "cpu" else ""
-    kinds = _counted([device.device_kind for device in devices])
+    kinds = _count_names([device.device_kind for device in devices])
     findings.append(Finding("JAX device", f"{kinds} ({platform}{cores}), {memory}"))
     if platform != "cpu":
         findings.append(Finding("accelerator", "JAX uses it", "good"))
-        if nvidia is not None and len(nvidia.names) > number:
-            idle = f"JAX sees {number} of {len(nvidia.names)} GPUs (CUDA_VISIBLE_DEVICES, or a scheduler's share)"
+        if nvidia is not None and len(nvidia.names) > count:
+            idle = f"JAX sees {count} of {len(nvidia.names)} GPUs (CUDA_VISIBLE_DEVICES, or a scheduler's share)"
             findings.append(Finding("accelerator", idle, "hint"))
     elif nvidia is not None:
         findings.append(Finding("accelerator", why_unused(nvidia, plugins, os.environ), "bad"))
@@ -165,18 +166,18 @@ def find_jax_limits(packages: Iterable[importlib.metadata.Distribution]) -> list
     limits = {}
     for package in packages:
         for requirement in package.requires or ():
-            asked, _, marker = requirement.partition(";")
-            if _JAX_LIMIT.match(asked) and "extra" not in marker and package.name not in ("jax", "jaxlib", *PLUGINS):
+            bound, _, marker = requirement.partition(";")
+            if _JAX_LIMIT.match(bound) and "extra" not in marker and package.name not in ("jax", "jaxlib", *PLUGINS):
                 limits[package.name] = (
-                    f"{package.name} {package.version} asks for {asked.strip()}: installing it lowered JAX without a "
+                    f"{package.name} {package.version} asks for {bound.strip()}: installing it lowered JAX without a "
                     f"word if a newer one was there (now {importlib.metadata.version('jax')}); for the newest JAX "
                     "leave it out, or give it a virtual environment of its own"
                 )
     return [limits[name] for name in sorted(limits)]
 
 
-def _counted(names: Sequence[str]) -> str:
-    """ "2 x H200, 1 x T4"."""
+def _count_names(names: Sequence[str]) -> str:
+    """Return names with their counts, such as "2 x H200, 1 x T4"."""
     return ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
 
 
@@ -200,20 +201,22 @@ def look_at_checkpoints(run: str) -> list[Finding]:
 
 def look_at_memory(config: Config, resuming: bool = False) -> list[Finding]:
     """Compile a new or resumed run without running it; check whether it fits. Raises UsageError."""
-    setup = build.build_run(config, resuming)
-    run = setup.config.run
-    about = f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments"
-    device = f"{setup.mesh.size} x {jax.local_devices()[0].device_kind}, {run.logical_shards} logical shards"
-    chunks = f"{run.rollout_chunk:,} environments rolled out at a time, {run.learn_chunk:,} samples per gradient"
+    run = build.build_run(config, resuming)
+    settings = run.config.run
+    about = f"{run.config.algo} on {run.config.env}, {settings.num_envs:,} environments"
+    device = f"{run.mesh.size} x {jax.local_devices()[0].device_kind}, {settings.logical_shards} logical shards"
+    chunks = (
+        f"{settings.rollout_chunk:,} environments rolled out at a time, {settings.learn_chunk:,} samples per gradient"
+    )
     findings = [
-        Finding("run", f"{about}, {run.total_env_steps:,} environment steps"),
-        *(Finding("run", note, "hint" if note.startswith("warning") else "") for note in setup.notes),
+        Finding("run", f"{about}, {settings.total_env_steps:,} environment steps"),
+        *(Finding("run", note, "hint" if note.startswith("warning") else "") for note in run.notes),
         Finding("layout", f"{device}; {chunks}"),
     ]
     try:
-        programs = build.compile_run(setup, None, lambda line: findings.append(Finding("program", line)), Position())
+        programs = build.compile_run(run, None, lambda line: findings.append(Finding("program", line)), Position())
         programs.compile()
     except memory_plan.TooLargeError as error:
         return [*findings, Finding("fits", f"no: {error}", "bad")]
-    needed = f"{gibibytes(max(programs.needed))} per device, of {gibibytes(setup.limit)}"
+    needed = f"{gibibytes(max(programs.needed))} per device, of {gibibytes(run.limit)}"
     return [*findings, Finding("fits", f"yes: it needs {needed}", "good")]

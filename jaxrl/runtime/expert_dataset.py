@@ -1,8 +1,8 @@
 """Expert datasets: recorded steps labelled with the action distribution of each task's expert, as files.
 
-An expert dataset is one .npz file (NumPy's archive of arrays), from any program that can play an environment. N rows
-are steps; those of one episode are contiguous, and every row but an episode's last is followed by its
-successor. K tasks, D observation dims, n action dims.
+An expert dataset is one .npz file (NumPy's archive of arrays). Any program that can play an environment may write one.
+Each of N rows is a step. The rows of an episode are contiguous and in order. There are K tasks, D numbers in an
+observation and n in an action.
 
 | array            | type, shape   | meaning |
 |------------------|---------------|---------|
@@ -33,14 +33,14 @@ from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 VERSION = 1
-LEAST_EPISODES = 5  # of each task, so that some can be held out
+MIN_EPISODES = 5  # of each task, so that some can be held out
 _FLOATS = {
     "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
 }  # fmt: skip
 _INTEGERS = ("task", "step")
 _NAMES = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
-_MOST_LOG_STD = 50  # its square and its exponential are still finite in float32
-_ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
+_MAX_LOG_STD = 50  # its square and its exponential are still finite in float32
+_SAME_SIZE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
 class ExpertDatasetError(UserError):
@@ -76,7 +76,7 @@ class ExpertDataset:
 def write(path: Path | str, dataset: ExpertDataset) -> None:
     """Write a dataset, all or nothing. Raises ExpertDatasetError if it is invalid, or the file cannot be written."""
     arrays = dataclasses.asdict(dataset) | {"version": np.int32(VERSION), "task_names": np.array(dataset.task_names)}
-    _check(arrays, str(path), least_episodes=0)
+    _check(arrays, str(path), min_episodes=0)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     try:
@@ -87,7 +87,7 @@ def write(path: Path | str, dataset: ExpertDataset) -> None:
         ) from None
 
 
-def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDataset:
+def read(path: Path | str, min_episodes: int = MIN_EPISODES) -> ExpertDataset:
     """Read and check a dataset, with a minimum of episodes for every task.
 
     Raises ExpertDatasetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
@@ -102,7 +102,7 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDatase
             f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or create it "
             f"again"
         ) from None
-    _check(arrays, str(path), least_episodes)
+    _check(arrays, str(path), min_episodes)
     del arrays["version"]
     arrays |= {name: arrays[name].astype(np.float32) for name in _FLOATS}
     arrays |= {name: arrays[name].astype(np.int32) for name in _INTEGERS}
@@ -122,7 +122,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
             sizes = getattr(sets[0], field).shape[1], getattr(one, field).shape[1]
             if sizes[0] != sizes[1]:
                 raise ExpertDatasetError(
-                    f"{what} of {paths[0]} have {sizes[0]} numbers, those of {path} {sizes[1]}: "
+                    f"{what} of {paths[0]} have {sizes[0]} numbers, but {sizes[1]} in {path}: "
                     "use datasets of one arm and one kind of observation"
                 )
     task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])
@@ -130,7 +130,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
     return ExpertDataset(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
 
 
-def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
+def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
     """Raise ExpertDatasetError with the first error."""
 
     def refuse(sentence: str) -> ExpertDatasetError:
@@ -164,21 +164,21 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         if not np.all(finite):
             row = int(np.argmin(finite))
             raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
-    for one, other in _ALIKE:
-        sizes = arrays[one].shape[1], arrays[other].shape[1]
+    for first, second in _SAME_SIZE:
+        sizes = arrays[first].shape[1], arrays[second].shape[1]
         if not sizes[0]:
-            raise refuse(f"has an empty {one}: give observations and actions")
+            raise refuse(f"has an empty {first}: give observations and actions")
         if sizes[0] != sizes[1]:
-            raise refuse(f"mixes sizes: {one} has {sizes[0]} numbers, {other} {sizes[1]}")
+            raise refuse(f"mixes sizes: {first} has {sizes[0]} numbers, {second} {sizes[1]}")
     for name in ("action", "mu"):
         if np.abs(arrays[name]).max() > 1 + 1e-6:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
-    if np.abs(arrays["log_std"]).max() > _MOST_LOG_STD:
-        raise refuse(f"has values of log_std outside ±{_MOST_LOG_STD}: give the logarithm of the standard deviation")
-    _check_episodes(arrays, refuse, least_episodes)
+    if np.abs(arrays["log_std"]).max() > _MAX_LOG_STD:
+        raise refuse(f"has values of log_std outside ±{_MAX_LOG_STD}: give the logarithm of the standard deviation")
+    _check_episodes(arrays, refuse, min_episodes)
 
 
-def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) -> None:
+def _check_episodes(arrays: dict[str, Any], refuse: Any, min_episodes: int) -> None:
     step, task, names = arrays["step"], arrays["task"], arrays["task_names"]
     if len(task) and not 0 <= task.min() <= task.max() < len(names):
         raise refuse(f"names {len(names)} tasks, but has rows of task {task.max() if task.min() >= 0 else task.min()}")
@@ -196,8 +196,8 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
             f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them equal"
         )
     for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
-        if episodes < least_episodes:
+        if episodes < min_episodes:
             raise refuse(
                 f"has too few episodes of the task {short_repr(str(name))} to hold some out: {episodes}; collect "
-                f"{least_episodes}"
+                f"{min_episodes}"
             )

@@ -5,7 +5,7 @@ here in the same order. Decisions that depend on clocks, signals and the state o
 together (`first`, `gather`, `on_first`). In a run of one process every function here returns at once.
 
 JAX's coordination service connects the hosts, stores what they exchange, and knows which of them live. It is a part of
-host 0: where that is killed, JAX aborts the others with words of its own.
+host 0: if host 0 is killed, JAX aborts the others with a message of its own.
 """
 
 import atexit
@@ -44,7 +44,7 @@ _RANKS = {"PMI_SIZE": "PMI_RANK", "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK", 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """One process of a run, as far as the flags tell; JAX asks the launcher for what is None."""
+    """One process of a run, as far as the flags say; JAX asks the launcher for what is None."""
 
     coordinator: str | None  # "HOST:PORT" of host 0
     number: int | None  # of hosts
@@ -53,7 +53,7 @@ class ProcessInfo:
 
 
 def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
-    """Return the place of this process, None if it trains alone: without flags and launcher, or with `number` 1.
+    """Return the place of this process, None if it is the only host: without flags and launcher, or with `number` 1.
 
     The arguments are `--coordinator`, `--num_hosts` and `--host_index`.
 
@@ -81,7 +81,7 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
                 raise UsageError(
                     f"{size} says that {_count(size)} processes were started, but not where the first one is: for one "
                     f"run give each --coordinator HOST:PORT --num_hosts {_count(size)} --host_index ${rank}, for a "
-                    "run of this process alone --num_hosts 1"
+                    "run of only this process --num_hosts 1"
                 )
         if tasks == 1:
             return None
@@ -139,7 +139,7 @@ def join(place: ProcessInfo | None, timeout: int) -> Iterator[None]:
 
 
 def _connect(place: ProcessInfo, timeout: int) -> None:
-    """Wait for the other hosts in a thread: JAX's wait is deaf to signals, and aborts the process at its time-out."""
+    """Connect to the other hosts in a thread, as JAX ignores signals while it waits and then aborts the process."""
     address = place.coordinator or "the address that the launcher gives"
     if place.index == 0 and place.coordinator:
         _require_free_port(int(place.coordinator.rpartition(":")[2]))
@@ -180,7 +180,7 @@ def _connect(place: ProcessInfo, timeout: int) -> None:
 
 
 def _require_free_port(port: int) -> None:
-    """Raise UserError if the port is taken, by which JAX's coordination service would crash."""
+    """Raise UserError if the port is in use, because JAX's coordination service would then crash."""
     dual = socket.has_dualstack_ipv6()
     try:
         family = socket.AF_INET6 if dual else socket.AF_INET
@@ -308,7 +308,10 @@ def require_same(facts: Mapping[str, Any]) -> None:
 
 
 def require_visible(directory: Path) -> None:
-    """Raise UserError unless every host sees the run directory that host 0 has made; it is named if one is lost."""
+    """Raise UserError unless every host sees the run directory that host 0 has made.
+
+    If a host ends later, the error message of the others names this directory.
+    """
     global _run
     _run, until = directory, time.monotonic() + VISIBLE_TIMEOUT_S
     while not directory.is_dir() and time.monotonic() < until:

@@ -25,14 +25,14 @@ _FRESH = 0xF2E54  # random stream of the networks without weights in the files o
 
 
 def open_trials(run: str | Path) -> tuple[Path, Config]:
-    """Return a directory of a run or of trials, and the configuration of its first trial alone.
+    """Return the directory of a run or of trials, and the configuration of its first trial as a run of its own.
 
-    Raises UserError: there is no such run, or it is a sweep, whose combinations are to be named.
+    Raises UserError: there is no such run, or it is a sweep, of which one combination must be named.
     """
     directory, config = read_run(run)
     if config.run.sweep:
-        named = " or ".join(dict.fromkeys(str(directory / trial.combination) for trial in trials(config)))
-        raise UsageError(f"{run} is a sweep: name one of its combinations, {named}")
+        names = " or ".join(dict.fromkeys(str(directory / trial.combination) for trial in trials(config)))
+        raise UsageError(f"{run} is a sweep: name one of its combinations, {names}")
     return directory, config.with_run(devices=1, num_seeds=1)
 
 
@@ -46,9 +46,10 @@ def _state_shapes(algo: Algorithm) -> AlgoState:
 def read_states(
     directory: Path, algo: Algorithm, best: bool, checkpoint: int | None = None
 ) -> tuple[list[AlgoState], int]:
-    """Return each trial's state without optimizers: of the best checkpoint if `best` and intact, else of the newest.
+    """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
 
-    `algo` is that of one trial; `checkpoint` is the number of another checkpoint.
+    It is the checkpoint of the number `checkpoint`, else the best one if `best` and intact, else the newest. `algo` is
+    the algorithm of one trial.
     """
     shapes = _without_optimizers(_state_shapes(algo).replicated)
     root, config, indices = locate(directory)
@@ -69,7 +70,7 @@ def read_states(
 
 
 def _without_optimizers(tree: Any) -> Any:
-    """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
+    """Drop the optimizers' states: policies and weights do not need them, so users need not pass their optimizers."""
 
     def drop(x: Any) -> Any:
         return Learner(x.params, ()) if isinstance(x, Learner) else x
@@ -78,7 +79,7 @@ def _without_optimizers(tree: Any) -> Any:
 
 
 def _anywhere(tree: Any) -> Any:
-    """Return copies of arrays that may be used on any device."""
+    """Return copies of arrays that are not committed to a device."""
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
@@ -87,8 +88,8 @@ def load_policies(
 ) -> list[Policy]:
     """Return the policy of each seed of a run, or of one of its folders of trials; `best` checkpoint or newest.
 
-    `custom` are the user-defined networks that it was trained with. `checkpoint` is the number of another checkpoint,
-    whose folder may also be named as the run.
+    `custom` holds the user-defined networks of the training. `checkpoint` is the number of another checkpoint; its
+    folder may also be named instead of the run.
 
     Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
@@ -103,7 +104,7 @@ def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, c
 
 
 def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
-    """Return what `Algorithm.weights` gives of the first seed of a run, critics included; see `load_policies`."""
+    """Return `Algorithm.weights` of the first seed of a run, which include critics; see `load_policies`."""
     algo, _, states, _ = _read_run(run, best, STANDARD, checkpoint)
     return _anywhere(algo.weights(states[0]))
 
@@ -118,7 +119,7 @@ def _read_run(
 
 
 def resolve_config(config: Config) -> Config:
-    """Return the configuration of a new run, with the settings that follow from the runs it names.
+    """Return the configuration of a new run, with settings taken from the runs that it starts from.
 
     Raises UserError: not run directories, or runs that are not compatible.
     """
@@ -126,22 +127,22 @@ def resolve_config(config: Config) -> Config:
     if not issubclass(cls, MultiStage):
         return config
     if config.run.init_from:
-        named = (*cls.sources, *cls.recordings)
-        raise UsageError(f"'{config.algo}' starts from --{named[0]}: remove --init_from")
+        names = (*cls.sources, *cls.recordings)
+        raise UsageError(f"'{config.algo}' starts from --{names[0]}: remove --init_from")
 
     def source(run: str) -> UpstreamRun:
         other = open_trials(run)[1]
         return UpstreamRun(run, build_algorithm(other), other.algo_settings)
 
-    found = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
-    recorded = recordings_of(cls, config)
+    upstream_runs = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
+    recordings = recordings_of(cls, config)
     with usage_errors():
-        settings = cls.resolve_inputs(config.make_env().spec, config.algo_settings, found, recorded)
+        settings = cls.resolve_inputs(config.make_env().spec, config.algo_settings, upstream_runs, recordings)
     return dataclasses.replace(config, algo_settings=settings)
 
 
 def resolve_latest(config: Config) -> Config:
-    """Replace `runs/latest` in settings by the run itself, since it will soon mean this run."""
+    """Replace `runs/latest` in settings by the run that it names now, because it will soon name the new run."""
 
     def follow(name: str) -> str:
         run, checkpoint = run_directory.split_checkpoint(name)
@@ -150,8 +151,8 @@ def resolve_latest(config: Config) -> Config:
         return str(run_directory.checkpoint_folder(run, checkpoint))
 
     cls = algos.find(config.algo)
-    named = cls.sources if issubclass(cls, MultiStage) else ()
-    sources = {name: ",".join(map(follow, named_runs(config, name))) for name in named}
+    names = cls.sources if issubclass(cls, MultiStage) else ()
+    sources = {name: ",".join(map(follow, named_runs(config, name))) for name in names}
     config = dataclasses.replace(config, algo_settings={**config.algo_settings, **sources})
     return config.with_run(init_from=follow(config.run.init_from)) if config.run.init_from else config
 
@@ -163,25 +164,25 @@ def named_runs(config: Config, setting: str) -> list[str]:
 
 def recordings_of(cls: type[MultiStage], config: Config) -> dict[str, dict[str, Any]]:
     """Return the expert datasets that settings name, concatenated per setting. Raises ExpertDatasetError."""
-    named = {setting: named_runs(config, setting) for setting in cls.recordings}
-    return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
+    paths_by_setting = {setting: named_runs(config, setting) for setting in cls.recordings}
+    return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in paths_by_setting.items() if paths}
 
 
-def load_inputs(setup: Run) -> Any:
+def load_inputs(run: Run) -> Any:
     """Return the `inputs` of `Algorithm.init`: weights of the runs named by settings or by `init_from`, or None.
 
     Raises UserError: not run directories, damaged checkpoints, or networks that do not fit.
     """
-    config = setup.config
-    if isinstance(setup.algo, MultiStage):
-        weights = {name: tuple(map(_weights_of, named_runs(config, name))) for name in setup.algo.sources}
-        recorded = recordings_of(type(setup.algo), config)
-        return weights | {name: setup.algo.to_dataset(recording) for name, recording in recorded.items()}
-    return load_weights(config.run.init_from, setup) if config.run.init_from else None
+    config = run.config
+    if isinstance(run.algo, MultiStage):
+        weights = {name: tuple(map(_weights_of, named_runs(config, name))) for name in run.algo.sources}
+        recordings = recordings_of(type(run.algo), config)
+        return weights | {name: run.algo.to_dataset(recording) for name, recording in recordings.items()}
+    return load_weights(config.run.init_from, run) if config.run.init_from else None
 
 
 def _weights_of(name: str) -> Any:
-    """Return the weights of a run, or of a checkpoint, of an earlier stage. Raises UserError if it is unfinished."""
+    """Return the weights of a run of an earlier stage, or of its checkpoint. Raises UserError: it is not finished."""
     run, checkpoint = run_directory.choose_checkpoint(name)
     directory, config = open_trials(run)
     algo = build_algorithm(config)
@@ -201,19 +202,19 @@ def _weight_shapes(config: Config, custom: Custom = STANDARD) -> Any:
 
 
 def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
-    """Return whether a run with these settings changed, if there can be one, has weights of other shapes."""
+    """Return whether these changes of settings are possible and change the shapes of the weights."""
     try:
-        return bool(_weight_shapes(configuration.changed(config, changes)) != _weight_shapes(config))
+        return bool(_weight_shapes(configuration.apply_changes(config, changes)) != _weight_shapes(config))
     except UserError:
         return False
 
 
-def load_weights(name: str, setup: Run) -> Any:
+def load_weights(name: str, run: Run) -> Any:
     """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
 
     Args:
         name: a run, the folder of one of its checkpoints, or files.
-        setup: the run that starts from them.
+        run: the run that starts from them.
 
     Raises:
         UserError: another algorithm, networks of another shape, or files that cannot be read.
@@ -221,24 +222,28 @@ def load_weights(name: str, setup: Run) -> Any:
     if name.endswith(".pth"):  # torch_weights needs networks of its own
         from jaxrl.runtime import torch_weights
 
-        key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
-        return _anywhere(torch_weights.load(name, setup.algo, key))
-    run, checkpoint = run_directory.choose_checkpoint(name)
-    directory, config = open_trials(run)
-    if config.algo != setup.config.algo:
-        raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not match")
-    here, there = setup.config.flat(), config.flat()
-    names: Iterable[str] = setup.algo.compatible_settings
-    if other_shapes := _weight_shapes(setup.config, setup.algo.custom) != _weight_shapes(config):
-        settings = (*setup.config.env_settings, *setup.config.algo_settings)
+        key = jax.random.fold_in(jax.random.key(run.config.run.seed), _FRESH)
+        return _anywhere(torch_weights.load(name, run.algo, key))
+    source, checkpoint = run_directory.choose_checkpoint(name)
+    directory, config = open_trials(source)
+    if config.algo != run.config.algo:
+        raise UsageError(
+            f"{source} was trained with '{config.algo}', not '{run.config.algo}': its weights do not match"
+        )
+    here, there = run.config.flat(), config.flat()
+    names: Iterable[str] = run.algo.compatible_settings
+    if other_shapes := _weight_shapes(run.config, run.algo.custom) != _weight_shapes(config):
+        settings = (*run.config.env_settings, *run.config.algo_settings)
         names = settings if here["env"] == there["env"] else ("env",)
-    odd = [name for name in names if here[name] != there[name]]
+    different = [name for name in names if here[name] != there[name]]
     if other_shapes:
-        odd = [name for name in odd if _makes_other_networks(setup.config, {name: there[name]})] or odd
-    if odd:
-        built = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
-        raise UsageError(f"the networks of {run} do not match: they were built with {built[0]}; here {built[1]}")
+        different = [name for name in different if _makes_other_networks(run.config, {name: there[name]})] or different
+    if different:
+        built = [", ".join(f"{name} {flat[name]}" for name in different) for flat in (there, here)]
+        raise UsageError(f"the networks of {source} do not match: they were built with {built[0]}; here {built[1]}")
     if other_shapes:
-        raise UsageError(f"the networks of {run} do not match: they were built by another version of '{config.algo}'")
+        raise UsageError(
+            f"the networks of {source} do not match: they were built by another version of '{config.algo}'"
+        )
     algo = build_algorithm(config)
     return _anywhere(algo.weights(read_states(directory, algo, True, checkpoint)[0][0]))

@@ -1,7 +1,7 @@
-"""Memory of a run: what a device has, what compiled programs need of it, chunks that bound it, and the refusal.
+"""Memory of a run: what a device has, what compiled programs need, the sizes of chunks, and the refusal.
 
-Nothing large is allocated before the run is known to fit: first the bytes of its state are compared with what is free,
-then, for each compiled program, the compiler's figures.
+Nothing large is allocated before the run is known to fit. First the bytes of its state are compared with the free
+memory, then the compiler's figures for each program.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from jaxrl.runtime.config import Config, RunSettings
 from jaxrl.runtime.train_state import TrainState
 
 GIB = 2**30
-SHARE = 0.15  # of the memory, for the environments that are stepped, or for the activations of a gradient
+SHARE = 0.15  # of the memory, for the environments of a rollout, or for the activations of a gradient
 CPU_ROLLOUT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
 SAMPLE_BYTES = 2**17  # of the activations of our larger networks, about
@@ -39,7 +39,7 @@ class TooLargeError(UserError):
 
 
 def free_memory(device: jax.Device, devices: int = 1) -> int:
-    """Return the bytes that a run may use on each of `devices` devices of this host, which are like this one.
+    """Return the bytes that a run may use on each of `devices` devices of this host; `device` is one of them.
 
     CPU devices share the memory that the system reports as available (within a container's limit).
     """
@@ -76,7 +76,7 @@ def size(tree: Any) -> int:
 
 
 def local_size(tree: Any) -> int:
-    """Return the bytes that a pytree of shapes with shardings has on one device."""
+    """Return the bytes that a pytree of shapes with shardings needs on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
@@ -86,36 +86,37 @@ def rollout_env_bytes(env: BatchedEnvironment) -> int:
 
 
 def most_environments(limit: float, env_bytes: int) -> int:
-    """Return how many environments may be stepped together: three copies, before, after and the compiler's."""
+    """Return how many environments may be stepped together, each in three copies: before, after and temporary."""
     return int(SHARE * limit / max(3 * env_bytes, 1))
 
 
 def compiled_bytes(compiled: Any) -> int:
-    """Return the peak bytes of a compiled call on a device: arguments, results that do not reuse them, temporaries."""
+    """Return the peak bytes of a compiled call on a device: arguments, temporaries, results not stored in arguments."""
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
 
 
 def choose_chunks(
-    run: RunSettings, env: BatchedEnvironment, algo: Algorithm, limit: float, adapt: bool
+    settings: RunSettings, env: BatchedEnvironment, algo: Algorithm, limit: float, adapt: bool
 ) -> tuple[int, int]:
     """Return the environments that are rolled out at a time on a device, and its samples per gradient.
 
     Args:
-        run: `rollout_chunk` and `learn_chunk`, 0 for what is quick and takes a share of the memory.
+        settings: `rollout_chunk` and `learn_chunk`, 0 for what is quick and takes a share of the memory.
         env, algo: with the layout of the run.
         limit: bytes of a device for each trial.
-        adapt: lower numbers that do not divide the environments and samples of a device, whose number may have changed.
+        adapt: lower a chunk that does not divide the environments or samples of a device, because the number of devices
+            may have changed.
 
     Raises UsageError: a number does not divide.
     """
     layout, cpu = algo.layout, jax.default_backend() == "cpu"
     envs, samples = layout.local_envs, algo.gradient_samples * layout.local_shards
-    rollout = _fit("rollout_chunk", min(run.rollout_chunk, envs), envs, adapt)
+    rollout = _fit("rollout_chunk", min(settings.rollout_chunk, envs), envs, adapt)
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         rollout = _divide(envs, most_environments(limit, rollout_env_bytes(env)), CPU_ROLLOUT if cpu else envs)
-    learn = _fit("learn_chunk", run.learn_chunk, samples, adapt)
+    learn = _fit("learn_chunk", settings.learn_chunk, samples, adapt)
     if not learn and samples > 1:  # else the algorithm cannot split its gradients
         most = max(int(SHARE * limit / SAMPLE_BYTES), CPU_SAMPLES)
         learn = _divide(samples, most, CPU_SAMPLES if cpu else samples)
@@ -123,7 +124,7 @@ def choose_chunks(
 
 
 def _fit(name: str, chunk: int, whole: int, adapt: bool) -> int:
-    """Return a requested chunk that divides the whole, 0 for none. Raises UsageError."""
+    """Return the requested chunk, 0 if none is; `adapt` lowers it to a divisor of `whole`. Raises UsageError."""
     if not chunk or whole <= 1 or whole % chunk == 0:
         return chunk
     if not adapt:
@@ -146,7 +147,7 @@ def check_fits(
     """Return the bytes that a run needs on a device while a checkpoint is written.
 
     Args:
-        needed: bytes of its state, or of a compiled program with all that lives beside it.
+        needed: bytes of its state, or of a compiled program and everything else in memory while it runs.
         limit: bytes that may be used.
         state: shapes of its state with their shardings.
         config, algo: what is trained.

@@ -32,14 +32,14 @@ def _is_finite(tree: Any, axes: int) -> Any:
 
 
 def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
-    """Count the time steps with a value that is not finite after an action that was finite, by field.
+    """Count by field the time steps that hold a value that is not finite although the action before was finite.
 
     Args:
         trajectory: leaves [T, B, ...].
         last: the time steps [B, ...] after it.
 
     Returns:
-        {name: float32[]}; `split_faults` finds them among the sums over episodes.
+        {name: float32[]}; `split_faults` separates them from the sums over episodes.
     """
     acted, faults = _is_finite(trajectory.action, 2), {}
     for field in _FIELDS:
@@ -78,11 +78,11 @@ def not_finite_error(
     directory: Path,
     faulty: Collection[str] = (),
 ) -> NotFiniteError:
-    """Return the error of a block with a value that is not finite, which names it and the update.
+    """Return the error for a block with a value that is not finite; it names the tensor and the update.
 
     Args:
         fetched: metrics of the block, fetched; the first value that is not finite is in its last iteration.
-        several: whether there are several trials, the axis before that of updates.
+        several: whether there are several trials; their axis is before the axis of updates.
         names: `Trainer.tensor_names` of the phase.
         before: position before the block.
         phase: of the block.
@@ -91,7 +91,7 @@ def not_finite_error(
         faulty: `faulty_fields` of this block and earlier ones.
     """
     row, name = int(fetched.done) - 1, names[int(fetched.not_finite)]
-    at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
+    place = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
     first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
         phase.updates
         - values[row].shape[-1]
@@ -100,13 +100,13 @@ def not_finite_error(
         if np.ndim(values[row]) == 1 + several and not np.all(np.isfinite(values[row]))
     ]
     if first:
-        at = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({at})"
-    kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
+        place = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({place})"
+    checkpoint_note = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
     if faulty:
         return NotFiniteError(
             f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}, and "
-            f"{name} is not finite at {at}; {kept}: fix the environment; envs_jax.testing.check_env can "
+            f"{name} is not finite at {place}; {checkpoint_note}: fix the environment; envs_jax.testing.check_env can "
             "help find the step"
         )
     remedy = "lower the learning rate" + (f" in a new run with --init_from {directory}" if steps else "")
-    return NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
+    return NotFiniteError(f"{name} is not finite at {place}; {checkpoint_note}: {remedy}")

@@ -1,9 +1,9 @@
 """A long iteration in pieces of about a second, between which the host shows progress and answers signals.
 
-A block of iterations is one compiled call, which nothing can look into or interrupt. That is right as long as an
-iteration takes seconds; thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
-iteration does, with the same functions (`make_programs`). The state that the iteration began with stays intact
-until its last piece, so that an iteration can be given up at any time.
+A block of iterations is one compiled call, which cannot be observed or interrupted. That is right as long as an
+iteration takes seconds, but thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
+iteration does, with the same functions (`make_programs`). The state before the iteration stays intact until the last
+piece, so that an iteration can be given up at any time.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 from jaxrl.runtime.trainer import Trainer, key_of_iteration
 
-# Agent transitions of an iteration from which it is run in pieces.
+# Iterations of at least so many agent transitions are run in pieces.
 MIN_TRANSITIONS = 2**14
 MIN_TRANSITIONS_ACCELERATOR = 2**20
 PIECE_SECONDS = 1.0  # target duration of a piece
-ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
+ADVISED_SECONDS = 60.0  # where an iteration takes longer, the user gets advice
 ROLLOUT = "rollout"
 
 
-class Done(NamedTuple):
+class StageProgress(NamedTuple):
     """How far an iteration is.
 
     Attributes:
@@ -51,15 +51,15 @@ class Done(NamedTuple):
     seconds_left: float | None
 
 
-def wanted(algo: Algorithm, phase: Phase, backend: str) -> bool:
-    """Return whether iterations of a phase are so long that they are run in pieces."""
+def needs_pieces(algo: Algorithm, phase: Phase, backend: str) -> bool:
+    """Return whether iterations of a phase are long enough to be run in pieces."""
     transitions = phase.steps * algo.layout.num_envs * algo.spec.num_agents
-    least = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
-    return bool(phase.updates and algo.learn_stages) and transitions >= least
+    minimum = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
+    return bool(phase.updates and algo.learn_stages) and transitions >= minimum
 
 
 def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
-    """Return jits that together are an iteration of a phase, with the shapes of their arguments.
+    """Return the jitted functions that together are an iteration of a phase, with the shapes of their arguments.
 
     "buffers": state -> empty buffers of what is collected.
     "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.
@@ -95,34 +95,34 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
     def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
         state, metrics, episodes = trainer.finish(state, phase, *algo.end_learning(work), *buffers[2:])
         metrics = dict(sorted(metrics.items()))  # as they come out of a block, so that the first bad one is the same
-        tensors = trainer.checked(state.algo, metrics)
+        tensors = trainer.tensors_to_check(state.algo, metrics)
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
         episodes, faults = split_faults(episodes)
         return state, BlockMetrics(metrics, episodes, first, jnp.int32(1), faults)
 
-    def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
+    def jit_on_mesh(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
         return jax.jit(on_devices, donate_argnums=donated, compiler_options=graphs())
 
-    state, count = trainer.shapes(), trainer.placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
-    make_buffers = compiled(buffers, (specs,), collected, ())
-    rows = trainer.placed(jax.eval_shape(make_buffers, state), collected)
-    begin_learning = compiled(begin, (specs, collected), learning, ())
-    work = trainer.placed(jax.eval_shape(begin_learning, state, rows), learning)
+    state, count = trainer.shapes(), trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
+    make_buffers = jit_on_mesh(buffers, (specs,), collected, ())
+    buffer_shapes = trainer.place_shapes(jax.eval_shape(make_buffers, state), collected)
+    begin_learning = jit_on_mesh(begin, (specs, collected), learning, ())
+    work = trainer.place_shapes(jax.eval_shape(begin_learning, state, buffer_shapes), learning)
     counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
     programs: dict[str, tuple[Any, ...]] = {
         "buffers": (make_buffers, state),
-        ROLLOUT: (compiled(rollout, (specs, collected, *counts), result, (1,)), state, rows, count, count),
-        "begin": (begin_learning, state, rows),
+        ROLLOUT: (jit_on_mesh(rollout, (specs, collected, *counts), result, (1,)), state, buffer_shapes, count, count),
+        "begin": (begin_learning, state, buffer_shapes),
     }
     for name in dict.fromkeys(stage.name for stage in algo.learn_stages):
         stage = functools.partial(run_stage, name=name)
-        jitted = compiled(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
-        programs[name] = (jitted, state, work, count, count, count)
-    jitted = compiled(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
-    return programs | {"end": (jitted, state, rows, work)}
+        program = jit_on_mesh(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
+        programs[name] = (program, state, work, count, count, count)
+    program = jit_on_mesh(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
+    return programs | {"end": (program, state, buffer_shapes, work)}
 
 
 def announcement(seconds: float, num_envs: int) -> str:
@@ -191,7 +191,7 @@ class Pieces:
         return self._seconds_left(0, 0)
 
     def run(
-        self, state: TrainState, show: Callable[[Done], None], stop: Callable[[float], bool]
+        self, state: TrainState, show: Callable[[StageProgress], None], stop: Callable[[float], bool]
     ) -> tuple[TrainState, BlockMetrics] | None:
         """Run an iteration.
 
@@ -204,8 +204,8 @@ class Pieces:
             state and metrics, or None if it was given up.
         """
         buffers, work = self._take_buffers(state), None
-        for number, stage in enumerate(self.stages):
-            if number == 1:
+        for index, stage in enumerate(self.stages):
+            if index == 1:
                 began = time.perf_counter()
                 work = jax.block_until_ready(self.programs["begin"](state, buffers))
                 self.seconds["begin"] = time.perf_counter() - began
@@ -216,8 +216,8 @@ class Pieces:
                     buffers = self._run_steps(stage, state, buffers, start, end)
                 else:
                     work = self._run_steps(stage, state, work, start, end)
-                start, left = end, self._seconds_left(number, end)
-                show(self._done(stage, start, left))
+                start, left = end, self._seconds_left(index, end)
+                show(self._describe_progress(stage, start, left))
                 if stop(left):
                     self._buffers = buffers
                     return None
@@ -246,19 +246,19 @@ class Pieces:
         self.seconds[stage.name] = (time.perf_counter() - began) / (end - start)
         return changing
 
-    def _seconds_left(self, number: int, done: int) -> float:
+    def _seconds_left(self, index: int, done: int) -> float:
         """Return the seconds of what follows `done` steps of a stage, as far as measured."""
-        steps = [stage.steps for stage in self.stages[number:]]
+        steps = [stage.steps for stage in self.stages[index:]]
         steps[0] -= done
-        left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[number:], steps, strict=True))
-        return left + (self.seconds.get("begin", 0.0) if number == 0 else 0.0)
+        left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[index:], steps, strict=True))
+        return left + (self.seconds.get("begin", 0.0) if index == 0 else 0.0)
 
-    def _done(self, stage: Stage, done: int, left: float) -> Done:
+    def _describe_progress(self, stage: Stage, done: int, left: float) -> StageProgress:
         if stage.name == ROLLOUT:
             unit = "episodes" if self.phase.restart else "environments"
-            return Done("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
+            return StageProgress("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
         epochs = self.algo.learn_stages[-1].epoch + 1
         names = {stage.name for stage in self.algo.learn_stages}
         activity = f"training the {stage.name}" if len(names) > 1 else "learning"
         activity += f", epoch {stage.epoch + 1} of {epochs}" if epochs > 1 else ""
-        return Done(activity, done, stage.steps, "minibatches", left)
+        return StageProgress(activity, done, stage.steps, "minibatches", left)

@@ -73,10 +73,10 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: a process forked after JAX ran; shapes that do not fit; observations that are NaN, where values
-                are known; no mask where one is needed, one of other numbers or without an allowed action, one that the
-                environment does not have, that the policy ignores or that only a TimeStep can hold; masks or `first`
-                together with a TimeStep, which has its own; or no JAX key.
+            ValueError: the process was forked after JAX ran; shapes do not fit; observations are NaN (outside of
+                tracing); `key` is no JAX key; masks or `first` are passed together with a TimeStep, which has its own;
+                or the mask is missing, holds other numbers, closes all actions of an agent, is ignored by the policy,
+                is unknown to the environment, or can only be part of a TimeStep.
         """
         self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)
@@ -98,7 +98,7 @@ class Policy:
         return (action[0] if single else action), carry
 
     def _act_on_nothing(self, timestep: TimeStep) -> tuple[Array, Any]:
-        """Return the actions and the carry of a batch without rows, which some networks cannot divide."""
+        """Return the actions and the carry of an empty batch, on which some networks fail."""
 
         def act(timestep: TimeStep) -> tuple[Array, Any]:
             carry = self.algo.init_carry(self.params, timestep, jnp.zeros(1, jnp.int32))
@@ -108,7 +108,7 @@ class Policy:
         return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), jax.eval_shape(act, one))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: no optimizers, and arrays that need no JAX to be read."""
+        """Return what is pickled: NumPy arrays, which can be read without JAX, and no optimizers."""
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         state["params"] = jax.tree.map(np.asarray, self.params)
         if self.algo.custom.optimizers:
@@ -123,26 +123,26 @@ class Policy:
         return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
-        """Return a time step [B] from the caller's arrays, and whether it was that of a single environment."""
-        given = observation if isinstance(observation, TimeStep) else None
-        seen = observation if given is None else given.observation
-        wanted, found = jax.tree.leaves(self._blank.observation), [jnp.asarray(x) for x in jax.tree.leaves(seen)]
-        shapes = [x.shape[1:] for x in wanted]
-        single = [x.shape for x in found] == shapes
-        if not single and [x.shape[1:] for x in found] != shapes:
+        """Return a time step [B] from the caller's arrays, and whether they are of a single environment."""
+        timestep = observation if isinstance(observation, TimeStep) else None
+        observations = observation if timestep is None else timestep.observation
+        arrays = [jnp.asarray(x) for x in jax.tree.leaves(observations)]
+        shapes = [x.shape[1:] for x in jax.tree.leaves(self._blank.observation)]
+        single = [x.shape for x in arrays] == shapes
+        if not single and [x.shape[1:] for x in arrays] != shapes:
             raise ValueError(
                 f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
-                f"batch axis before them, not {[x.shape for x in found]}"
+                f"batch axis before them, not {[x.shape for x in arrays]}"
             )
-        if any(_is_nan(x) for x in found):
+        if any(_is_nan(x) for x in arrays):
             raise ValueError(f"observations of '{self.env.spec.name}' hold NaN: find out which step made them")
-        batch = () if single else (len(found[0]),)
-        if given is not None:
+        batch = () if single else (len(arrays[0]),)
+        if timestep is not None:
             if mask is not None or first is not False:
                 raise ValueError("a time step has its own masks and `first`: leave action_mask and first out")
             if self.algo.heeds_masks:
-                given = dataclasses.replace(given, action_mask=self._mask(given.action_mask, batch))
-            return (jax.tree.map(lambda x: x[None], given) if single else given), single
+                timestep = dataclasses.replace(timestep, action_mask=self._mask(timestep.action_mask, batch))
+            return (jax.tree.map(lambda x: x[None], timestep) if single else timestep), single
         if self.algo.heeds_masks and self.env.spec.next_mask is not independent_mask:
             raise ValueError(
                 f"the action masks of '{self.env.spec.name}' depend on other agents' actions: pass the whole "
@@ -156,30 +156,30 @@ class Policy:
                 "false): leave action_mask out, or train one with masking true"
             )
         mask = self._mask(mask, batch)
-        size = 1 if single else len(found[0])
+        size = 1 if single else len(arrays[0])
         blank = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), self._blank)
         structure = jax.tree.structure(self._blank.observation)
         return dataclasses.replace(
             blank,
-            observation=jax.tree.unflatten(structure, [x[None] if single else x for x in found]),
+            observation=jax.tree.unflatten(structure, [x[None] if single else x for x in arrays]),
             action_mask=mask[None] if single and mask is not None else mask,
             first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
         ), single
 
-    def _mask(self, given: Any, batch: tuple[int, ...]) -> Array | None:
+    def _mask(self, values: Any, batch: tuple[int, ...]) -> Array | None:
         """Return the caller's mask as bool[*batch, A, n], None where none is needed. Raises ValueError."""
         spec = self.env.spec
         if not isinstance(spec.action, Discrete):
             return None
         shape = (*batch, spec.num_agents, spec.action.n)
-        if given is None:
+        if values is None:
             if self._blank.action_mask is None or not self.algo.heeds_masks:
                 return None
             raise ValueError(
                 f"'{spec.name}' closes actions, the policy needs to know which: give action_mask, bool{list(shape)}, "
                 "true where an action is open (`timestep.action_mask`), or pass the whole time step"
             )
-        mask = given if isinstance(given, jax.Array) else np.asarray(given)
+        mask = values if isinstance(values, jax.Array) else np.asarray(values)
         if mask.dtype != np.bool_ and not np.issubdtype(mask.dtype, np.integer):
             raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
         if mask.shape != shape:
@@ -193,7 +193,7 @@ class Policy:
         return jnp.asarray(mask).astype(jnp.bool_)
 
     def _check_open(self, action: Array, mask: Array) -> None:
-        """Raise ValueError for an action that the caller's mask closes: a user's algorithm may ignore it."""
+        """Raise ValueError for an action that the caller's mask closes, because a user's algorithm may ignore masks."""
         if isinstance(action, jax.core.Tracer):
             return
         if not np.take_along_axis(np.asarray(mask), np.asarray(action)[..., None], -1).all():

@@ -12,7 +12,7 @@ from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.runtime import published
 from jaxrl.runtime.config import TOTALS, Config, build, env_of, read_yaml
-from jaxrl.runtime.declared import fields_named
+from jaxrl.runtime.declared import find_fields
 from jaxrl.runtime.run_directory import CONFIG
 
 
@@ -46,8 +46,8 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
 
     Args:
         algo: a registered name, or "module:Class"; None where a preset names it.
-        config: a preset or YAML file, also of a published system; None for that of the algorithm, if it has one.
-        env: an environment other than that of the preset.
+        config: a preset or YAML file, also of a published system; None for the algorithm's preset, if it has one.
+        env: an environment that replaces the preset's.
 
     Raises:
         UsageError: one sentence.
@@ -55,49 +55,51 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
     values, where = _preset(algo, config)
     if algo is not None and values.setdefault("algo", algo) != algo:
         raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
-    if env is not None and env != (former := env_of(values)):
-        if config is None and not (former and _related(former, env)):  # a preset for something else
+    if env is not None and env != (preset_env := env_of(values)):
+        if config is None and not (preset_env and _are_related(preset_env, env)):  # a preset for something else
             values, where = {"algo": values["algo"]}, "the command line"
-        values = _moved(values, env)
+        values = _move_to_env(values, env)
     return build(values, where)
 
 
 def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
-    """Return the YAML file of `--config`, else of `--algo` (a user's own class has none), and its name."""
+    """Return the settings of `--config`, else of the preset of `--algo` if there is one, and the name of their file."""
     if config is not None:
         path = find_preset(config)
         converted = published.convert(read_mapping(path, "configuration"), algo)
         return (read_yaml(path) if converted is None else _published_values(converted, path)), str(path)
     if algo is not None:
-        fields_named(algo, "algorithm")
+        find_fields(algo, "algorithm")
         if algo in presets():
             return read_yaml(presets()[algo]), str(presets()[algo])
     return {}, "the command line"
 
 
 def _published_values(converted: published.Converted, path: Path) -> dict[str, Any]:
-    """Return the settings of a published system's file and of the preset behind it; print what was made of the file."""
+    """Return the settings of a published system's file over its preset; print how the file was converted."""
     values = read_yaml(presets()[converted.preset]) | {"algo": converted.algo}
     if converted.settings.keys() & set(TOTALS):
         values |= dict.fromkeys(TOTALS, 0)
-    shown = ", ".join(f"{name} {short_repr(value)}" for name, value in converted.settings.items())
-    print(f"{path} is a file of {converted.system.name}; over the preset {converted.preset}: {shown}", file=sys.stderr)
+    changes = ", ".join(f"{name} {short_repr(value)}" for name, value in converted.settings.items())
+    print(
+        f"{path} is a file of {converted.system.name}; over the preset {converted.preset}: {changes}", file=sys.stderr
+    )
     for line in converted.left:
         print(f"not carried over: {line}", file=sys.stderr)
     return values | converted.settings
 
 
-def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
+def _move_to_env(values: dict[str, Any], env: str) -> dict[str, Any]:
     """Transfer a preset to another environment, dropping environment settings unless the two are related."""
-    former, kept = env_of(values), set()
-    dropped = set(fields_named(former, "environment")) if former else set()
-    if former and _related(former, env):
-        kept = set(fields_named(env, "environment"))
-    return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
+    previous_env, valid = env_of(values), set()
+    dropped = set(find_fields(previous_env, "environment")) if previous_env else set()
+    if previous_env and _are_related(previous_env, env):
+        valid = set(find_fields(env, "environment"))
+    return {name: value for name, value in values.items() if name not in dropped - valid} | {"env": env}
 
 
-def _related(one: str, other: str) -> bool:
-    """Return whether two environments are of one family, so that settings mean the same. Raises UsageError."""
+def _are_related(one: str, other: str) -> bool:
+    """Return whether two environments share a base class, so that settings mean the same. Raises UsageError."""
     with usage_errors():
         classes = [{*envs_jax.base.find(name).__mro__} - {*envs_jax.Environment.__mro__} for name in (one, other)]
     return bool(classes[0] & classes[1])

@@ -1,4 +1,4 @@
-"""A program that is compiled when it is needed, or sooner, while others are."""
+"""A program that is compiled when it is needed, or earlier in parallel with others."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ class Program:
         self._make, self._check = make, check
         self._began = 0.0
         self._thread: threading.Thread | None = None
-        self._made: Any = None
+        self._executable: Any = None
         self._results: Any = None
         self._seconds = 0.0
         self._error: BaseException | None = None
@@ -49,13 +49,13 @@ class Program:
 
     def _compile(self, lowered: Any) -> None:
         try:
-            self._made = lowered.compile()
+            self._executable = lowered.compile()
         except Exception as error:
             self._error = error
         self._seconds = time.monotonic() - self._began
 
     def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until it is compiled, handling signals.
+        """Wait until the program is compiled; signals are handled meanwhile.
 
         Raises:
             StopRequestedError: `stop()` became true meanwhile; the compiler is still at work.
@@ -71,16 +71,16 @@ class Program:
             self._thread.join(_POLL)
         if self._error is not None:
             raise self._error
-        self._check(self._made, self._seconds)
+        self._check(self._executable, self._seconds)
         self.ready = True
 
     def __call__(self, *arguments: Any) -> Any:
         self.finish()
-        return self._made(*arguments)
+        return self._executable(*arguments)
 
     def empty_results(self) -> Any:
-        """Return zeros like the program's results, placed like them."""
+        """Return zeros with the shapes, dtypes and shardings of the program's results."""
         self.finish()
         return jax.tree.map(
-            lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._made.output_shardings
+            lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._executable.output_shardings
         )

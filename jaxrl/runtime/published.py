@@ -24,10 +24,10 @@ class Name:
         theirs: a flag without its dashes, or a key of a YAML file by the last parts of its path.
         ours: the setting here; "" where there is none.
         note: the conversion, or what to do where there is no setting.
-        same: the same value means the same here whatever else is set: as a flag, the published name is accepted.
-        computed: `System.convert` makes the value, instead of a copy.
+        same: whether the same value always means the same here, so that the published name is accepted as a flag.
+        computed: whether `System.convert` computes the value; otherwise it is copied.
         only: where there is no setting, the one value that is possible here.
-        algos: the algorithms for which it counts; () = all of the system.
+        algos: the algorithms that have this setting; () = all of the system.
     """
 
     theirs: str
@@ -51,13 +51,12 @@ class System:
     Attributes:
         name, url: what people call it, and where it is.
         presets: {algorithm here: the preset that says what a configuration file leaves out}.
-        marks: keys of which each configuration file of the system has one, and no file of ours.
+        marks: keys that identify the system: each of its configuration files has one of them, and no file of ours does.
         names: the table.
-        unused: keys and sections that change nothing in training: without effect in the published code, or for other
+        unused: keys and sections that do not change training: the published code ignores them or they are for other
             programs.
-        choose: the values in a file by `Name.theirs` -> algorithm here. Raises UsageError: the file is for something
-            other than training.
-        convert: (algorithm, these values) -> settings that are not copies of one value. Raises UsageError.
+        choose: {`Name.theirs`: value in a file} -> algorithm here. Raises UsageError: the file is not for training.
+        convert: (algorithm, the same values) -> settings that are computed. Raises UsageError.
     """
 
     name: str
@@ -90,14 +89,14 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     times as many transitions are flown in all, in whole missions.
     """
     sizes = {"networks.batch_size": 600, "networks.batch_number": 5, "missions.n_agents": 4, "constraints.budget": 14}
-    size, number, agents, budget = (_whole(name, values.get(name, usual)) for name, usual in sizes.items())
+    size, count, agents, budget = (_whole(name, values.get(name, default)) for name, default in sizes.items())
     settings: Values = {}
-    transitions, of_mission = size * number, agents * (budget + 1)
+    transitions, per_mission = size * count, agents * (budget + 1)
     if sizes.keys() & values.keys():
-        settings |= {"minibatch_size": size, "num_envs": math.ceil(transitions / of_mission)}
+        settings |= {"minibatch_size": size, "num_envs": math.ceil(transitions / per_mission)}
     if "missions.n_episodes" in values:
         steps = _whole("missions.n_episodes", values["missions.n_episodes"])
-        settings["total_episodes"] = max(1, steps * transitions // of_mission)
+        settings["total_episodes"] = max(1, steps * transitions // per_mission)
     if values.get("critic.target_update_mode") == "soft":
         settings["tau"] = values.get("critic.tau", 0.01)
     return settings
@@ -238,7 +237,7 @@ def _choose_collective(values: Values) -> str:
 
 
 def _convert_collective(_: str, values: Values) -> Values:
-    """Return what the file counts in environment steps and we in iterations of one step of every environment."""
+    """Convert intervals from environment steps to iterations, which take one step in every environment."""
     envs = _whole("multitask.num_envs", values.get("multitask.num_envs", 1))
     every = {"eval_every": "eval_freq", "checkpoint_every": "save_freq"}
     return {ours: max(1, _whole(name, values[name]) // envs) for ours, name in every.items() if name in values}
@@ -303,7 +302,7 @@ SYSTEMS = (IPP_MARL, SNAKES, COLLECTIVE)
 
 
 def _whole(name: str, value: Any) -> int:
-    """Return a positive whole number of a file. Raises UsageError."""
+    """Return a value of a file as a positive whole number. Raises UsageError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12 or value != int(value):
         raise UsageError(f"{name} must be a positive whole number, not {short_repr(value)}")
     return int(value)
@@ -313,16 +312,16 @@ def _whole(name: str, value: Any) -> int:
 
 
 def systems_for(algo: str) -> list[System]:
-    """Return all systems, the one that an algorithm replaces first."""
+    """Return all systems, beginning with the system that an algorithm replaces."""
     return sorted(SYSTEMS, key=lambda system: algo not in system.presets)
 
 
 def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> list[str]:
-    """Return a command line with our names of the flags whose published names mean the same.
+    """Return a command line in which published flags that mean the same here have our names.
 
     Args:
-        argv: the words.
-        algo: what is trained: only the names of the system that it replaces are accepted.
+        argv: the words of the command line.
+        algo: the algorithm: only the names of the system that it replaces are accepted.
         known: our settings, whose names keep their meaning.
     """
     accepted = {
@@ -339,7 +338,7 @@ def hint(word: str, algo: str, prefix: str = "--") -> str | None:
 
     Args:
         word: a flag, or a name of a YAML file such as "experiment.num_train_steps".
-        algo: what is trained. Names of systems without it must be complete: a last part may mean anything.
+        algo: the algorithm. Names of other systems must be complete, because their last parts may mean anything.
         prefix: of our names.
     """
     word = word.lstrip("-")
@@ -370,8 +369,8 @@ class Converted:
         system: its system.
         algo: the algorithm here.
         preset: the preset that says what the file leaves out.
-        settings: those that the file says.
-        left: a line for each thing that does not carry over.
+        settings: the settings that the file changes.
+        left: a line for each setting that does not carry over.
     """
 
     system: System
@@ -433,16 +432,16 @@ def _leaves(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def _ends_with(path: str, name: str) -> bool:
-    """Return whether the last parts of a dotted path are those of a name."""
+    """Return whether a dotted path ends with all parts of a name."""
     return f".{path}".endswith(f".{name}")
 
 
 def _sections(unknown: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
     """Return unknown keys with their values, whole unknown sections as one."""
     known = [path for path in paths if path not in unknown]
-    found: dict[str, None] = {}
+    sections: dict[str, None] = {}
     for path in unknown:
         prefixes = list(itertools.accumulate(path.split("."), lambda head, part: f"{head}.{part}"))
         section = next(x for x in prefixes if x == path or not any(y.startswith(f"{x}.") for y in known))
-        found[f"{path} {short_repr(paths[path])}" if section == path else section] = None
-    return list(found)
+        sections[f"{path} {short_repr(paths[path])}" if section == path else section] = None
+    return list(sections)

@@ -1,4 +1,4 @@
-"""Rollouts without learning: learned and scripted policies through the same code, every metric as a curve."""
+"""Rollouts without learning, of learned and scripted policies with the same code; every metric is a curve."""
 
 import dataclasses
 import time
@@ -19,19 +19,19 @@ from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divi
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 1000  # of curves, that a device holds at a time
-_STEPS_PER_CHECK = 50  # between looks whether all episodes have ended
+_STEPS_PER_CHECK = 50  # after so many steps, check whether all episodes have ended
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
-Acted = tuple[Array, Any]
-Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
+PolicyOutput = tuple[Array, Any]
+Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], PolicyOutput]
 
 
-def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
+def learned_policy(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
-        action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
-        return action, memory
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
+        action, carry, _ = algo.act(params, carry, timestep, keys, ended(), mode)
+        return action, carry
 
     return policy
 
@@ -60,13 +60,13 @@ def uniform(env: Any, state: Any, timestep: TimeStep, key: Key) -> Array:
     return chosen
 
 
-def scripted(env: BatchedEnvironment, name: str) -> Policy:
+def scripted_policy(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
-        return action, memory
+        return action, carry
 
     return policy
 
@@ -74,23 +74,23 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
 def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         index, params = params
 
         def branch(one: Policy) -> Policy:
-            def act(*arguments: Any) -> Acted:
-                action, memory = one(*arguments)
-                return action.astype(env.spec.action.dtype), memory
+            def act(*arguments: Any) -> PolicyOutput:
+                action, carry = one(*arguments)
+                return action.astype(env.spec.action.dtype), carry
 
             return act
 
-        return jax.lax.switch(index, [branch(one) for one in policies], params, memory, state, timestep, keys)
+        return jax.lax.switch(index, [branch(one) for one in policies], params, carry, state, timestep, keys)
 
     return policy
 
 
 class Opponent(NamedTuple):
-    """A policy without a carry for the other team: its observations, with a key per game, and its action function."""
+    """A policy without a carry for the other team; `see` returns its observations and a key per game."""
 
     see: Callable[[BatchState], tuple[TimeStep, Array]]
     policy: Policy
@@ -102,20 +102,20 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
-    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
-        own, (k, others) = params
-        action, memory = first(own, memory, state, timestep, keys)
+    def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
+        first_params, (k, opponent_params) = params
+        action, carry = first(first_params, carry, state, timestep, keys)
 
         def branch(opponent: Opponent, params: PolicyParams) -> Callable[[], Array]:
             def act() -> Array:
-                seen, opponent_keys = opponent.see(state)
-                return opponent.policy(params, (), state, seen, opponent_keys)[0].astype(action.dtype)
+                view, opponent_keys = opponent.see(state)
+                return opponent.policy(params, (), state, view, opponent_keys)[0].astype(action.dtype)
 
             return act
 
-        branches = [branch(opponent, params) for opponent, params in zip(opponents, others, strict=True)]
+        branches = [branch(opponent, params) for opponent, params in zip(opponents, opponent_params, strict=True)]
         reaction = jax.lax.switch(k, [*branches, lambda: jnp.zeros_like(action)])
-        return jnp.concatenate([action, reaction], axis=1), memory
+        return jnp.concatenate([action, reaction], axis=1), carry
 
     return policy
 
@@ -124,18 +124,17 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
 class Evaluator:
     """Rolls out `episodes` episodes of one policy, compiled once per policy.
 
-    Episode i starts from the same state for every policy, and from one that training does not visit unless the
-    environment draws from a list: its randomness comes from a separate key (`held_out_key`, one for each held-out
-    set).
+    Episode i starts from the same state for every policy. Its random numbers come from a key that training never uses
+    (`held_out_key`), so that only environments that draw from a list repeat states of training.
 
     Attributes:
         env: the batched environment.
-        policy: see `learned` and `scripted`.
+        policy: see `learned_policy` and `scripted_policy`.
         init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
-        seeds: policies, each with a key of its own; the devices share them, and each rolls out all episodes of its own.
+        seeds: number of policies, each with its own key and all episodes; the devices share the policies.
         episodes: number over all devices.
-        chunk: most episodes at a time on a device; 0 = all.
-        mesh: the devices; as many are used as divide `episodes`.
+        chunk: maximum number of episodes at a time on a device; 0 = all.
+        mesh: the devices; the largest number of them that divides `episodes` is used.
     """
 
     env: BatchedEnvironment
@@ -147,12 +146,12 @@ class Evaluator:
     seeds: int = 1
 
     def _begin(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return the policy's carry, the states, time steps and statistics in which these episodes begin."""
+        """Return the initial carry of these episodes: the policy's carry, states, time steps and statistics."""
         state, timestep = self.env.reset(keys_of_episodes(seed_key, indices), context)
         return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
 
     def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
-        """Return what `_begin` does after step t, and the actions; an episode that has ended keeps its final state."""
+        """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
         policy_carry, state, timestep, statistics = carry
         action, policy_carry = self.policy(params, policy_carry, state, timestep, keys_of_step(keys, t))
         new_state, new_timestep = self.env.step_without_reset(state, action, context)
@@ -164,22 +163,22 @@ class Evaluator:
         return (policy_carry, new_state, new_timestep, new_statistics), action
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return what `_begin` does when all of these episodes have ended."""
+        """Return the carry at the end of all these episodes."""
         horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
 
-        def play_steps(number: int, first: Array, carry: Any) -> Any:
+        def play_steps(count: int, first: Array, carry: Any) -> Any:
             def one_step(k: Array, carry: Any) -> Any:
                 return self._step(params, keys, context, carry, first + k.astype(jnp.uint32))[0]
 
-            return jax.lax.fori_loop(0, number, one_step, carry)
+            return jax.lax.fori_loop(0, count, one_step, carry)
 
         carry = self._begin(params, indices, seed_key, context)
         if self.env.spec.fixed_horizon:
             return play_steps(horizon, jnp.uint32(0), carry)
-        number = min(horizon, _STEPS_PER_CHECK)
+        count = min(horizon, _STEPS_PER_CHECK)
         _, carry = jax.lax.while_loop(
             lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
-            lambda loop: (loop[0] + jnp.uint32(number), play_steps(number, *loop)),
+            lambda loop: (loop[0] + jnp.uint32(count), play_steps(count, *loop)),
             (jnp.uint32(0), carry),
         )
         return carry
@@ -187,10 +186,10 @@ class Evaluator:
     def _trace(
         self, see: Callable[..., Any], indices: Callable[[Array], Array]
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return two functions that together yield `see` (state, time step, statistics) at each time step.
+        """Return two functions that evaluate `see`(state, time step, statistics) at each time step.
 
         The first begins the episodes `indices(first)`: (parameters, key, context, first) -> (carry, one row). The
-        second plays on from step t: (..., carry, t) -> (carry, (rows, actions)) of `_steps`.
+        second continues them for `_steps` steps from step t: (..., carry, t) -> (carry, (rows, actions)).
         """
 
         def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
@@ -216,16 +215,16 @@ class Evaluator:
     def _collect(self, begin: Callable[..., Any], play_on: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
         """Call the functions of `_trace` until all episodes have ended; return all rows [t + 1, ...], actions [t, ...].
 
-        t is the horizon, or fewer steps, in whole `_steps`.
+        t is the horizon, or a smaller multiple of `_steps`.
         """
         spec = self.env.spec
         carry, row = begin(*arguments)
         rows, actions = [_fetch(row)], []
         for t in range(0, spec.horizon, self._steps):
-            carry, (more, acted) = play_on(*arguments, carry, np.uint32(t))
-            more, acted = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, acted))
+            carry, (more, more_actions) = play_on(*arguments, carry, np.uint32(t))
+            more, more_actions = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, more_actions))
             rows.append(_fetch(more))
-            actions.append(_fetch(acted))
+            actions.append(_fetch(more_actions))
             if not spec.fixed_horizon and np.asarray(carry[2].done).all():
                 break
         return jax.tree.map(_join, *rows), jax.tree.map(_join, *actions)
@@ -235,11 +234,11 @@ class Evaluator:
         """Return the number of devices that share the episodes, or the seeds."""
         return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
 
-    def compiled(self) -> Callable[..., dict[str, Array]]:
-        """Jit of (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
+    def jit_final_values(self) -> Callable[..., dict[str, Array]]:
+        """Jit (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
 
-        With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds
-        parameters, key and values have the seed as their first axis. It ends when all episodes of a chunk have.
+        With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds the first
+        axis of parameters, key and values is the seed. A chunk ends when all its episodes have ended.
         """
         local = self.episodes if self.seeds > 1 else self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
@@ -261,8 +260,8 @@ class Evaluator:
     def curves(self) -> Callable[..., dict[str, np.ndarray]]:
         """Return (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, for a single seed.
 
-        T is the horizon, or fewer steps once all episodes have ended: a multiple of `STEPS` then. A device holds the
-        curves of one chunk of episodes and `STEPS` steps.
+        T is the horizon or, if all episodes end earlier, a smaller multiple of `STEPS`. A device holds the curves of
+        one chunk of episodes and `STEPS` steps.
         """
         assert self.seeds == 1
         local = self.episodes // self.devices
@@ -307,7 +306,7 @@ class Evaluator:
         return values(statistics) | task
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, np.ndarray], np.ndarray]]:
-        """Return (parameters, key, context, index) -> all data of episode `index`, rolled out alone.
+        """Return (parameters, key, context, index) -> all data of the one episode `index`.
 
         Returns:
             the environment's states [T + 1, ...], time steps [T + 1, ...], curves [T + 1] and actions [T, A, ...], T as
@@ -317,14 +316,14 @@ class Evaluator:
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def jit_precisely(function: Callable[..., Any]) -> Callable[..., Any]:
             def precise(*arguments: Any) -> Any:
                 with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
                     return function(*arguments)
 
             return jax.jit(precise, compiler_options=graphs())
 
-        begin, play_on = map(jitted, self._trace(see, lambda index: jnp.reshape(index, (1,))))
+        begin, play_on = map(jit_precisely, self._trace(see, lambda index: jnp.reshape(index, (1,))))
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             rows, actions = self._collect(begin, play_on, params, key, context, index)
@@ -347,7 +346,7 @@ def _join(*parts: Any) -> Any:
 
 
 def extend(curve: np.ndarray, length: int) -> np.ndarray:
-    """Return a curve [t, ...] as [length, ...]; an episode that has ended keeps its last value."""
+    """Extend a curve [t, ...] to [length, ...] with its last value."""
     return np.concatenate([curve, np.repeat(curve[-1:], length - len(curve), axis=0)])
 
 
@@ -356,26 +355,26 @@ def values(statistics: EpisodeStatistics) -> dict[str, Array]:
     return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
 
 
-def final_means(spec: EnvSpec, ended: dict[str, np.ndarray]) -> dict[str, float]:
+def final_means(spec: EnvSpec, final_values: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the means over episodes of all metrics at their end [episodes], also by task."""
-    curves = {name: np.asarray(value)[None] for name, value in ended.items()}
+    curves = {name: np.asarray(value)[None] for name, value in final_values.items()}
     return {name: float(np.mean(curve)) for name, curve in by_task(spec, curves).items()}
 
 
 def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Replace the curve "task" of curves [T + 1, N] by the score of each task's episodes, "score/name" [T + 1, n]."""
+    """Replace the curve "task" of curves [T + 1, N] by the score of each task, "score/name" [T + 1, its episodes]."""
     names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
-    found = {name: curve for name, curve in curves.items() if name != "task"}
+    result = {name: curve for name, curve in curves.items() if name != "task"}
     if "task" in curves:
         for index, name in enumerate(names):
             chosen = np.asarray(curves["task"])[-1] == index
             if chosen.any():
-                found[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
-    return found
+                result[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
+    return result
 
 
-def announced(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
-    """Yield (name, ..., result) as they are rolled out; say for each how long it took."""
+def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield each (name, ..., result) of `rollouts`; say how long it took."""
     began, note = time.monotonic(), ", compiling included"
     for *names, result in rollouts:
         say(f"{' against '.join(names)}: {what} in {time.monotonic() - began:.1f} s{note}")

@@ -31,7 +31,7 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
 )  # fmt: skip
 
 
-class Ended(NamedTuple):
+class RunOutcome(NamedTuple):
     """The result of a run in this process.
 
     Attributes:
@@ -45,37 +45,37 @@ class Ended(NamedTuple):
     abandoned: bool = False
 
 
-def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> Ended:
-    """Start a new run in a new directory, that of the `name` if any, with a console unless `log` replaces it.
+def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> RunOutcome:
+    """Start a new run in a new directory, which gets the `name` if there is one; `log` replaces the console.
 
     Raises UserError; nothing is written if the configuration is impossible.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     hosts.on_first(lambda: loggers.check(config.run.logger))
     config = resolve_config(resolve_latest(config))
-    setup = build_run(config, custom=custom)
-    inputs = load_inputs(setup)
-    with log or Console(setup.env.spec.label) as console:
-        programs = _compile(setup, inputs, None, console)
-        facts = Scoring.of(setup.env.spec).entry() | {run_directory.SPACES: spaces.describe(setup.env.spec)}
-        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts, name
-        with _held(lambda: run_directory.create(*place)) as directory:
-            hosts.on_first(lambda: trials.write_configs(directory, setup.config))
-            return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
+    run = build_run(config, custom=custom)
+    inputs = load_inputs(run)
+    with log or Console(run.env.spec.label) as console:
+        programs = _compile(run, inputs, None, console)
+        facts = Scoring.from_spec(run.env.spec).entry() | {run_directory.SPACES: spaces.describe(run.env.spec)}
+        arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
+        with _lock_directory(lambda: run_directory.create(*arguments)) as directory:
+            hosts.on_first(lambda: trials.write_configs(directory, run.config))
+            return _train(run, programs, directory, console, lambda session: session.begin(inputs))
 
 
-def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended:
-    """Resume the run of this name, or start it where there is none: for jobs that are queued again.
+def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
+    """Resume the run of this name, or start it if there is none, as jobs that are queued again need.
 
     Args:
-        name: its directory among the runs of its algorithm and environment.
-        config: of a new run.
-        changes: the settings of the command line among them. Those that are left to the run may stay so.
+        name: the name of its directory among the runs of its algorithm and environment.
+        config: the configuration of a new run.
+        changes: the settings on the command line; a setting at its automatic value changes nothing.
 
     Raises:
         UserError: as `start` and `resume` do.
     """
-    directory = run_directory.named(config.run.runs, config.algo, config.env, name)
+    directory = run_directory.named_directory(config.run.runs, config.algo, config.env, name)
     if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
         return start(config, name=name)
     automatic = configuration.RunSettings()
@@ -83,25 +83,25 @@ def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> Ended
     return resume(str(directory), configuration.read_training_run(directory)[1], changes)
 
 
-def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
+def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     """Continue a run exactly from its newest intact checkpoint, or begin it if it has none.
 
     Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
     """
-    directory = run_directory.open_run(run)
+    directory = run_directory.open_run(path)
     if (root := trials.locate(directory)[0]) != directory.absolute():
-        raise UsageError(f"{run} is a part of the run {root}, which trains its trials together: resume that one")
-    resumed = configuration.resumed(config, changes)
-    hosts.on_first(lambda: loggers.check(resumed.run.logger))
-    setup = build_run(resumed, resuming=True)
-    spaces.check_spaces(directory, config.env, setup.env.spec)
-    with _held(lambda: directory), Console(setup.env.spec.label) as console:
+        raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
+    new_config = configuration.apply_resume_changes(config, changes)
+    hosts.on_first(lambda: loggers.check(new_config.run.logger))
+    run = build_run(new_config, resuming=True)
+    spaces.check_spaces(directory, config.env, run.env.spec)
+    with _lock_directory(lambda: directory), Console(run.env.spec.label) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
-        inputs = load_inputs(setup) if fresh else None
+        inputs = load_inputs(run) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
-        step, meta = (0, None) if fresh else _resumable(directory, setup, config, console)
-        programs = _compile(setup, inputs, meta, console)
+        step, meta = (0, None) if fresh else _find_resume_point(directory, run, config, console)
+        programs = _compile(run, inputs, meta, console)
 
         def first_state(session: Session) -> TrainState:
             if fresh:
@@ -111,16 +111,16 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
                 state = session.begin(inputs)
             else:
                 state = session.restore(step)
-            hosts.on_first(lambda: trials.write_configs(directory, setup.config))
+            hosts.on_first(lambda: trials.write_configs(directory, run.config))
             console.say(
                 f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
             )
             return state
 
-        return _train(setup, programs, directory, console, first_state)
+        return _train(run, programs, directory, console, first_state)
 
 
-def _resumable(directory: Path, setup: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
+def _find_resume_point(directory: Path, run: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
     """Return number and metadata of the checkpoint to continue from; `before` is the run's configuration without the
     present changes.
 
@@ -128,32 +128,34 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console) ->
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
-    folders = [".", *(trial.folder for trial in trials.trials(setup.config))]
+    folders = [".", *(trial.folder for trial in trials.trials(run.config))]
 
     def check_metrics() -> None:
         for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
             check_same_run(directory / folder, mark)
 
     hosts.on_first(check_metrics)
-    fixed = fixed_settings(setup)
-    if meta["devices"] != setup.mesh.size:
+    fixed = fixed_settings(run)
+    if meta["devices"] != run.mesh.size:
         del fixed["learn_chunk"]  # it follows the number of devices
     for name, value in fixed.items():
-        former = meta["settings"].get(name, value)
-        if former != value:
+        previous = meta["settings"].get(name, value)
+        if previous != value:
             raise CheckpointError(
-                f"checkpoint {step} of {directory} is from another configuration: {name} was {former} and is {value} "
-                f"in {run_directory.CONFIG}; put the former value back, or start a new run"
+                f"checkpoint {step} of {directory} is from another configuration: {name} was {previous} and is {value} "
+                f"in {run_directory.CONFIG}; put the previous value back, or start a new run"
             )
-    asked, made = setup.config.run.total_env_steps, meta["env_steps"]
-    if asked < made and asked != before.run.total_env_steps:
-        raise UsageError(f"the run has made {made:,} environment steps: ask for more than that, not for {asked:,}")
+    requested, env_steps = run.config.run.total_env_steps, meta["env_steps"]
+    if requested < env_steps and requested != before.run.total_env_steps:
+        raise UsageError(
+            f"the run has made {env_steps:,} environment steps: ask for more than that, not for {requested:,}"
+        )
     return step, meta
 
 
 @contextmanager
-def _held(find: Callable[[], Path]) -> Iterator[Path]:
-    """Lock the run directory that `find` makes or finds; the host that writes does both."""
+def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
+    """Lock the run directory that `find` returns; the host that writes calls `find` and locks."""
     with ExitStack() as stack:
 
         def take() -> str:
@@ -166,42 +168,42 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
         yield directory
 
 
-def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
+def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
     console.say(
-        f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
-        f"{setup.config.run.compute_dtype} matmuls"
+        f"{run.mesh.size} x {device.device_kind} ({where}), {run.trainer.layout.shards} logical shards, "
+        f"{run.config.run.compute_dtype} matmuls"
     )
-    for line in setup.notes:
+    for line in run.notes:
         console.say(line)
     with console.working("compiling"):
         if meta is None:
-            return compile_run(setup, inputs, console.say)
+            return compile_run(run, inputs, console.say)
         position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
-        return compile_run(setup, inputs, console.say, position, meta["evaluated"])
+        return compile_run(run, inputs, console.say, position, meta["evaluated"])
 
 
 def _train(
-    setup: Run,
+    run: Run,
     programs: CompiledRun,
     directory: Path,
     console: Console,
     first_state: Callable[[Session], TrainState],
-) -> Ended:
+) -> RunOutcome:
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
         writer = stack.enter_context(
-            loggers.open_writer(directory, setup.config.run.logger, setup.config.plain(), console.say)
+            loggers.open_writer(directory, run.config.run.logger, run.config.plain(), console.say)
             if hosts.writes()
             else NullWriter(directory)
         )
-        checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
+        checkpoints = Checkpoints(directory / "checkpoints", run.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
-        found = trials.trials(setup.config)
-        writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, writers)
+        folders = [trial.folder for trial in trials.trials(run.config)]
+        writers = [stack.enter_context(Writer(directory / folder)) for folder in folders] if len(folders) > 1 else []
+        session = Session(run, programs, directory, console, writer, checkpoints, monitor, writers)
         sentence = session.train(first_state(session))
-    return Ended(directory, sentence, session.abandoned)
+    return RunOutcome(directory, sentence, session.abandoned)

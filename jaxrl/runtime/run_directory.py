@@ -51,12 +51,12 @@ def create(
     Raises RunError: `root` is not writable, or its disk is full.
     """
     group = _group(root, algo, env)
-    known = {**versions(), _RUN_ID: uuid.uuid4().hex, _ENV: env_version, **(facts or {})}
+    entries = {**versions(), _RUN_ID: uuid.uuid4().hex, _ENV: env_version, **(facts or {})}
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = group / name if name else _next(group)
         run.mkdir(exist_ok=True)
-        write_atomically(run / VERSIONS, json.dumps(known, indent=1) + "\n")
+        write_atomically(run / VERSIONS, json.dumps(entries, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
         raise RunError(
@@ -65,8 +65,8 @@ def create(
     return run
 
 
-def named(root: Path | str, algo: str, env: str, name: str) -> Path:
-    """Return the directory of the run of a name, which need not be there. Raises UsageError: no possible name."""
+def named_directory(root: Path | str, algo: str, env: str, name: str) -> Path:
+    """Return the directory for a run of this name, whether or not it exists. Raises UsageError: impossible name."""
     if not re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", name):
         raise UsageError(f"a run cannot be named {short_repr(name)}: begin with a letter, then letters, digits, _ . -")
     return _group(root, algo, env) / name
@@ -104,7 +104,7 @@ def check_root(root: Path | str) -> None:
 
 
 def _why_not_writable(folder: Path) -> str:
-    """Return half a sentence if no folder can be made in `folder`, which permissions do not always tell."""
+    """Return half a sentence if no folder can be made in `folder`, "" otherwise; permissions do not always show it."""
     try:
         os.rmdir(tempfile.mkdtemp(dir=folder))
     except OSError as error:
@@ -142,32 +142,32 @@ def versions() -> dict[str, str]:
     import jax
     import jax.extend.backend
 
-    found = {"python": platform.python_version(), "jaxrl": __version__}
-    found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
+    result = {"python": platform.python_version(), "jaxrl": __version__}
+    result |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
-    found["platform"] = f"{platform.system()} {platform.machine()}"
-    found["backend"] = " ".join(f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".split())
-    found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
-    return found
+    result["platform"] = f"{platform.system()} {platform.machine()}"
+    result["backend"] = " ".join(f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".split())
+    result["devices"] = f"{len(devices)} x {devices[0].device_kind}"
+    return result
 
 
 def other_versions(run: Path) -> list[str]:
     """Return sentences about versions that have changed since the run began: its numbers may differ slightly."""
-    former, now = read_versions(run), versions()
+    previous, current = read_versions(run), versions()
     return [
-        f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
+        f"the run began with {name} {previous[name]}, this is {current[name]}: the last bits of its numbers may differ"
         for name in ("jaxrl", *_PACKAGES, "backend")
-        if name in former and former[name] != now[name]
+        if name in previous and previous[name] != current[name]
     ]
 
 
 def check_version(run: Path, env: str, version: int) -> None:
     """Raise RunError if the rules of a run's environment have changed since it began."""
-    found = read_versions(run)
-    former = found.get(_ENV, 1)
-    if found and former != version:
+    stored = read_versions(run)
+    previous = stored.get(_ENV, 1)
+    if stored and previous != version:
         raise RunError(
-            f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
+            f"{run} was trained in version {previous} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
         )
 
@@ -181,7 +181,7 @@ def read_versions(run: Path) -> dict[str, Any]:
 
 
 def read_run_id(run: Path) -> str:
-    """Return the id that a run got at its start; "" for runs made before there were any."""
+    """Return the id that a run got at its start, "" for a run from before runs had ids."""
     return str(read_versions(run).get(_RUN_ID, ""))
 
 
@@ -198,7 +198,7 @@ def follow_latest(path: Path | str) -> Path:
 
 
 def checkpoint_folder(run: Path | str, number: int) -> Path:
-    """Return the folder of a run's checkpoint, which can be named where a run can; of a trial, that of its trial."""
+    """Return the folder of a checkpoint of a run or of a trial; it can be named wherever a run can."""
     return follow_latest(run) / CHECKPOINTS / f"{number:010d}"
 
 
@@ -215,14 +215,14 @@ def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path,
 
     The run may be named by the folder of one of its checkpoints. Raises UsageError if that is another one.
     """
-    run, named = split_checkpoint(run)
-    if None not in (named, number) and named != number:
-        raise UsageError(f"{run} is asked for the checkpoints {named} and {number}: name one of them")
-    return run, named if number is None else number
+    run, folder_number = split_checkpoint(run)
+    if None not in (folder_number, number) and folder_number != number:
+        raise UsageError(f"{run} is asked for the checkpoints {folder_number} and {number}: name one of them")
+    return run, folder_number if number is None else number
 
 
 def open_run(path: Path | str) -> Path:
-    """Return the run directory at `path`, the newest one for `runs/latest`, or that of a checkpoint's folder.
+    """Return the run directory at `path`; the newest run for `runs/latest`, the run of a checkpoint for its folder.
 
     Raises RunError: there is none; the sentence suggests similar runs.
     """
@@ -231,14 +231,14 @@ def open_run(path: Path | str) -> Path:
         return run
     try:
         problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
-        candidates = _near(run)
+        candidates = _find_similar_runs(run)
     except (OSError, ValueError) as error:
         problem, candidates = f"cannot be read ({getattr(error, 'strerror', None) or error})", []
     advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
     raise RunError(f"{path} {problem}; {advice}")
 
 
-def _near(path: Path) -> list[str]:
+def _find_similar_runs(path: Path) -> list[str]:
     """Return up to three runs: the newest below `path`, or else siblings or runs under runs/ with a similar name."""
     if path.name == CHECKPOINTS and is_file(path.parent / CONFIG):
         return [str(path.parent)]

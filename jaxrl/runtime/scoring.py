@@ -20,7 +20,7 @@ class Scoring:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: EnvSpec) -> "Scoring":
+    def from_spec(cls, spec: EnvSpec) -> "Scoring":
         """Return the scoring of an environment."""
         names = dict.fromkeys([spec.score, *spec.metrics, "return", "length"])
         return cls(spec.score, spec.score_mode, {name: spec.label(name) for name in names})
@@ -55,7 +55,7 @@ class Scoring:
 
 
 def label_of(metric: str, labels: Mapping[str, str], unit: bool = True) -> str:
-    """Return the label of a metric, with or without its unit; "metric/task" is that of the episodes of one task."""
+    """Return the label of a metric, with or without its unit; "metric/task" is the metric in episodes of one task."""
     name, _, task = metric.partition("/")
     words, comma, its_unit = labels.get(name, name.replace("_", " ")).partition(", ")
     return words + (f" ({task})" if task else "") + (comma + its_unit if unit else "")

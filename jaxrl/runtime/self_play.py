@@ -5,9 +5,8 @@ one snapshot each, so that a group's networks are evaluated at once and paramete
 a snapshot is replaced, its games continue against the new one
 (Bansal et al. 2018, arXiv 1710.03748, section 4.2, play old versions of the learner to keep it from forgetting).
 
-An environment that supports it sets `accepts_opponent_actions`; its batched form has `opponent_view(state)`,
-the observations
-of the other team from its own side, with a key per game, and its `play` takes the other team's actions after the
+An environment that supports it sets `accepts_opponent_actions`. Its batched form has `opponent_view(state)`, which
+returns the observations of the other team and a key per game, and its `play` takes the other team's actions after the
 learner's.
 """
 
@@ -46,12 +45,14 @@ class SelfPlay(BatchedEnvironment):
         return self.inner._start(keys, episode, context[0])
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        """Take one step; `context` is (that of `inner`, pool [P, ...]): game i is played by snapshot (i // group) % P.
+        """Take one step; `context` is (context of `inner`, pool [P, ...]).
+
+        Snapshot (i // group) % P plays the other team of game i.
 
         Raises:
             ValueError: the games cannot be divided into equal groups per snapshot.
         """
-        own, parameters = context
+        inner_context, pool = context
         timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]
         players, group, games = self.snapshots, self.group, len(keys)
         if games % (players * group):
@@ -64,10 +65,10 @@ class SelfPlay(BatchedEnvironment):
         def act(parameters: PolicyParams, timestep: TimeStep, keys: Key) -> Array:
             return self.algo.act(parameters, (), timestep, keys, ended(), "sample")[0]
 
-        chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
+        chosen = jax.vmap(act)(pool, *jax.tree.map(by_player, (timestep, keys)))
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
         opponents = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
-        return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), own)
+        return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), inner_context)
 
     def init_pool(self, policy: PolicyParams) -> Any:
         """Return P copies of a policy, leaves [P, ...]."""

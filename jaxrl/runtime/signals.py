@@ -34,19 +34,19 @@ class StopSignals:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Collect signals instead of dying from them; a second one ends the process at once.
+        """Collect signals, which would otherwise end the process; a second one ends it at once.
 
-        That holds for an ignored one, too, as SIGINT is in a process that a script starts with `&`.
-        Outside the main thread, where Python lets nobody handle signals, this does nothing.
+        Ignored signals are collected, too: scripts start a process with `&` so that it ignores SIGINT. Outside the main
+        thread, where Python cannot handle signals, this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        former = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        previous_handlers = {number: signal.signal(number, self._handle) for number in NUMBERS}
         try:
             yield
         finally:
-            for number, handler in former.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Spaces of an environment in words, kept in versions.json, so that a change can be named."""
+"""Descriptions of an environment's spaces, stored in versions.json, so that an error can name what has changed."""
 
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ def describe(spec: EnvSpec) -> dict[str, str]:
 def check_spaces(run: Path, env: str, spec: EnvSpec) -> None:
     """Raise RunError if observations or actions of a run's environment have changed since it began."""
     spaces = describe(spec)
-    began = {**spaces, **read_versions(run).get(SPACES, {})}
-    if changes := [f"{name} was {began[name]} and is {now}" for name, now in spaces.items() if began[name] != now]:
+    stored = {**spaces, **read_versions(run).get(SPACES, {})}
+    if changes := [f"{name} was {stored[name]} and is {now}" for name, now in spaces.items() if stored[name] != now]:
         raise RunError(
-            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its former code, "
-            "or train again"
+            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its previous "
+            "code, or train again"
         )

@@ -23,7 +23,7 @@ from jaxrl.algos.ddpg import Ddpg
 from jaxrl.common.errors import UsageError, UserError
 
 SUFFIX = ".pth"
-_MOST_REASON = 200  # characters
+_MAX_REASON = 200  # characters
 _LAYERS = {"prev_dense.0": "fc1", "post_dense.0": "fc2", "post_dense.2": "out"}
 _LSTM = {"weight_ih": "input_kernel", "bias_ih": "input_bias", "weight_hh": "state_kernel", "bias_hh": "state_bias"}
 
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): name a file of weights") from None
     except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error)[:_MOST_REASON]
+        reason = str(error)[:_MAX_REASON]
         raise UserError(
             f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({reason}): save it again there"
         ) from None
@@ -86,40 +86,42 @@ def read(path: Path) -> dict[str, np.ndarray]:
 def team_net(tensors: dict[str, np.ndarray]) -> Any:
     """Convert tensors, with matrices (out, in), to parameters of a `networks.TeamNet`, with matrices (in, out).
 
-    Raises ValueError: other names than those of the published networks.
+    Raises ValueError: other names than the published networks have.
     """
     names = {f"{theirs}.{kind}": f"{ours}_{ending}" for theirs, ours in _LAYERS.items()
              for kind, ending in (("weight", "kernel"), ("bias", "bias"))}  # fmt: skip
-    lstm = {f"comm_net.lstm.{theirs}_l0{suffix}": f"{way}_{ours}" for theirs, ours in _LSTM.items()
-            for suffix, way in (("", "there"), ("_reverse", "back"))}  # fmt: skip
-    wanted = names | (lstm if any("lstm" in name for name in tensors) else {})
-    if odd := sorted(tensors.keys() ^ wanted.keys()):
-        problem = "has" if odd[0] in tensors else "lacks"
-        raise ValueError(f"it {problem} {short_repr(odd[0])}, unlike the networks of the published snakes trainer")
+    lstm = {f"comm_net.lstm.{theirs}_l0{suffix}": f"{direction}_{ours}" for theirs, ours in _LSTM.items()
+            for suffix, direction in (("", "there"), ("_reverse", "back"))}  # fmt: skip
+    expected = names | (lstm if any("lstm" in name for name in tensors) else {})
+    for name in sorted(tensors.keys() ^ expected.keys()):
+        problem = "has" if name in tensors else "lacks"
+        raise ValueError(f"it {problem} {short_repr(name)}, unlike the networks of the published snakes trainer")
     params: dict[str, Any] = {ours: tensors[theirs].T for theirs, ours in names.items()}
-    if len(wanted) > len(names):
+    if len(expected) > len(names):
         params["lstm"] = {ours: tensors[theirs].T for theirs, ours in lstm.items()}
     return {"params": params}
 
 
-def _described(params: Any) -> str:
-    """Describe the shapes of a network; critics have a leading axis."""
-    own = params["params"]
-    if any(own[name].ndim < 2 for name in ("fc1_kernel", "out_kernel")):
+def _describe_network(params: Any) -> str:
+    """Describe the shapes of a network in words; critics have a leading axis."""
+    layers = params["params"]
+    if any(layers[name].ndim < 2 for name in ("fc1_kernel", "out_kernel")):
         return "vectors instead of matrices"
-    inputs, units = own["fc1_kernel"].shape[-2:]
-    hidden = sum(name.startswith("fc") and name.endswith("kernel") for name in own)
-    extras = ("an LSTM, " if "lstm" in own else "") + ("layer norm, " if "norm1_scale" in own else "")
-    several = f"{len(own['fc1_kernel'])} times " if own["fc1_kernel"].ndim == 3 and len(own["fc1_kernel"]) > 1 else ""
-    return f"{several}{inputs} inputs, {hidden} layers of {units} units, {extras}{own['out_kernel'].shape[-1]} outputs"
+    first = layers["fc1_kernel"]
+    inputs, units = first.shape[-2:]
+    hidden = sum(name.startswith("fc") and name.endswith("kernel") for name in layers)
+    extras = ("an LSTM, " if "lstm" in layers else "") + ("layer norm, " if "norm1_scale" in layers else "")
+    several = f"{len(first)} times " if first.ndim == 3 and len(first) > 1 else ""
+    outputs = layers["out_kernel"].shape[-1]
+    return f"{several}{inputs} inputs, {hidden} layers of {units} units, {extras}{outputs} outputs"
 
 
 def load(source: str, algo: Algorithm, key: Array) -> Any:
     """Return the `inputs` of `Ddpg.init`: the networks of "actor.pth" or "actor.pth,critic.pth".
 
-    Without a file for it, the critic is a fresh one from `key`.
+    Without a second file the critic is initialised from `key`.
 
-    Raises UserError: a file cannot be read, or its network is not that of the run.
+    Raises UserError: a file cannot be read, or its network does not match the run.
     """
     files = [Path(name.strip()) for name in source.split(",") if name.strip()]
     if len(files) > 2:
@@ -131,20 +133,21 @@ def load(source: str, algo: Algorithm, key: Array) -> Any:
     def fresh(key: Array) -> Any:
         return algo.weights(algo.init(key, None))
 
-    wanted, weights = jax.eval_shape(fresh, key), {}
+    expected, weights = jax.eval_shape(fresh, key), {}
     for role, path in zip(("actor", "critic"), files, strict=False):
         try:
-            found = team_net(read(path))
+            network = team_net(read(path))
         except ValueError as error:
             raise UsageError(f"{path} does not match: {error}") from None
         if role == "critic":
-            found = jax.tree.map(lambda x: x[None], found)
-        if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, wanted[role]):
+            network = jax.tree.map(lambda x: x[None], network)
+        if jax.tree.map(np.shape, network) != jax.tree.map(np.shape, expected[role]):
             raise UsageError(
-                f"{path} holds {_described(found)}, the {role} of this run has {_described(wanted[role])}: give the "
-                "settings that the weights were trained with, such as those of --config ddpg_competition or bicnet"
+                f"{path} holds {_describe_network(network)}, the {role} of this run has "
+                f"{_describe_network(expected[role])}: give the settings that the weights were trained with, such as "
+                "--config ddpg_competition or bicnet"
             )
-        weights[role] = found
+        weights[role] = network
     if algo.first_layer != "linear" or algo.scale_observation:
         raise UsageError(
             f"the networks of {source} have no ReLU after the first layer and use unscaled observations: give "

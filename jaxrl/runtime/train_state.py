@@ -44,10 +44,10 @@ class TrainState:
 
 @pytree
 class BlockMetrics:
-    """The metrics of a block, leaves with the iteration as first axis; iterations that did not run are 0.
+    """The metrics of a block; the first axis of leaves is the iteration, and iterations that did not run are 0.
 
-    With several trials the second axis of metrics is the trial, and the last two have an entry for each device, or for
-    each trial.
+    With several trials the second axis of metrics is the trial; `not_finite` and `done` have an entry for each device,
+    or for each trial.
 
     Attributes:
         learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
@@ -75,30 +75,32 @@ class Position:
     updates: int = 0
 
     @classmethod
-    def of(cls, state: TrainState) -> Self:
+    def from_state(cls, state: TrainState) -> Self:
         """Return the position of a state; waits for the device."""
         # Of several trials the first: all have the same counters. Pairs are the high and the low word.
         numbers = (np.asarray(x).reshape(-1)[0] for x in (state.phase, state.iteration, state.iterations))
         pairs = (np.asarray(x).reshape(-1, 2)[0] for x in (state.progress.env_steps, state.progress.updates))
         return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
 
-    def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
-        """Return the position after so many more iterations of the phase."""
+    def after(self, phase: Phase, num_envs: int, count: int = 1) -> "Position":
+        """Return the position after `count` more iterations of the phase."""
         return Position(
             self.phase,
-            self.iteration + number,
-            self.iterations + number,
-            self.env_steps + number * phase.steps * num_envs,
-            self.updates + number * phase.updates,
+            self.iteration + count,
+            self.iterations + count,
+            self.env_steps + count * phase.steps * num_envs,
+            self.updates + count * phase.updates,
         )
 
     def axis(self, phases: tuple[Phase, ...]) -> int:
         """Return the step on a chart's axis; an iteration of a phase without environment steps counts as one."""
-        own = 0 if phases[self.phase].steps else self.iteration
-        return self.env_steps + own + sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
+        iterations = sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
+        if not phases[self.phase].steps:
+            iterations += self.iteration
+        return self.env_steps + iterations
 
     def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
-        """Return the iterations left of each phase, none with environment steps once the total is reached."""
+        """Return the iterations left of each phase; phases that step end when the total is reached."""
         left, missing = [0] * self.phase, total_env_steps - self.env_steps
         for index, phase in enumerate(phases[self.phase :]):
             limits = []

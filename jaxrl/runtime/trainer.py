@@ -1,7 +1,7 @@
 """The training loop: iterations of (collect T steps, learn), a whole block of them in one compiled, donated call.
 
-Nothing here depends on the algorithm or environment. The block runs inside one `shard_map` over the mesh:
-each device steps its own environments; collectives are those of `DataParallel`, called by the algorithm.
+Nothing here depends on the algorithm or environment. The block runs inside one `shard_map` over the mesh: each device
+steps its own environments, and the algorithm calls the collectives of `DataParallel`.
 """
 
 import dataclasses
@@ -62,13 +62,13 @@ class Trainer:
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
         seeds: the run's seed and the next ones, trained in one program.
-        sweep: {setting: values} of the algorithm, one for each combination, which is trained with all seeds.
-        vectorized: a device trains its trials at once; otherwise one after another within a block, which is quicker on
-            CPUs, where products of batches of matrices are slow, and for whole episodes of convolutions, which occupy a
-            GPU by themselves.
+        sweep: {setting of the algorithm: its values, one for each combination}; each is trained with all seeds.
+        vectorized: whether a device trains its trials at once. Otherwise they run one after another within a block,
+            which is faster on CPUs, where batched matrix products are slow, and for whole episodes of convolutions,
+            one trial of which fills a GPU.
 
-    A trial is a seed with a combination. With several trials every leaf of the state has the trial as its first axis,
-    which the devices share; `layout` is then that of one trial on one device.
+    A trial is one combination with one seed. With several trials the first axis of every leaf of the state is the
+    trial, and the devices share it; `layout` then describes one trial on one device.
     """
 
     env: BatchedEnvironment
@@ -107,24 +107,25 @@ class Trainer:
         return self.make_init()(key, inputs)
 
     def make_init(self) -> Callable[..., Any]:
-        """Jit of (key, inputs) -> state."""
+        """Jit (key, inputs) -> state."""
         return jax.jit(self._begin, compiler_options=graphs())
 
     @functools.cached_property
     def _begin(self) -> Callable[..., Any]:
-        """`_init` on the mesh, traced once for each kind of inputs."""
+        """Return `_init` on the mesh, traced once for each structure of inputs."""
         if self.trials == 1:
             return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
         def begin(keys: Key, inputs: Any) -> TrainState:
-            own = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
-            settings = {name: jnp.repeat(jnp.float32(values), self.seeds)[own] for name, values in self.sweep.items()}
+            indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
+            values = {name: jnp.repeat(jnp.float32(swept), self.seeds) for name, swept in self.sweep.items()}
+            settings = {name: value[indices] for name, value in values.items()}
             return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
 
         return traced_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def keys(self, seed: int, make: Callable[[Any], Key] = jax.random.key) -> Key:
-        """Return the run's key[], or key[trials] of the seeds that begin with this one, for each combination."""
+        """Return the run's key[], or key[trials]: for each combination, the keys of this seed and the next ones."""
         if self.trials == 1:
             return make(seed)
         seeds = np.arange(seed, seed + self.seeds, dtype=np.uint32)
@@ -135,9 +136,9 @@ class Trainer:
         return (jax.vmap(self.algo.policy) if self.trials > 1 else self.algo.policy)(state.algo)
 
     def each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
-        """Return a function of one trial's state for all trials of this device.
+        """Apply a function of one trial's state to all trials of this device.
 
-        Counters are the same for all trials and stay without that axis inside, so that branches on them are branches.
+        Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
         """
         if self.trials == 1:
             return function
@@ -146,9 +147,9 @@ class Trainer:
             names = ("progress", "phase", "iteration", "iterations")
             counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
 
-            def one(own: TrainState) -> Any:
-                progress = dataclasses.replace(counters["progress"], episodes=own.progress.episodes)
-                return function(dataclasses.replace(own, **counters | {"progress": progress}))
+            def one(trial_state: TrainState) -> Any:
+                progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
+                return function(dataclasses.replace(trial_state, **counters | {"progress": progress}))
 
             return jax.vmap(one)(state)
 
@@ -156,10 +157,10 @@ class Trainer:
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes: TrainState = self.placed(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
+        shapes: TrainState = self.place_shapes(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
         return shapes
 
-    def placed(self, shapes: Any, specs: Any) -> Any:
+    def place_shapes(self, shapes: Any, specs: Any) -> Any:
         """Return ShapeDtypeStructs with the shardings of a prefix tree of PartitionSpecs."""
 
         def place(sharding: Any, tree: Any) -> Any:
@@ -173,14 +174,14 @@ class Trainer:
         algo = self.algo.with_traced(settings).init(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
-        kept: Any = ((), (), (), ())
+        env_carry: Any = ((), (), (), ())
         policy = self.algo.policy(algo)
         pool = self.env.init_pool(policy) if isinstance(self.env, SelfPlay) else ()
         if self.keeps_envs:
             indices = self.layout.env_indices()
             env, timestep = self._start(key_run, indices, 0, self._context(progress, pool))
-            kept = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
-        carry, env, timestep, statistics = kept
+            env_carry = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
+        carry, env, timestep, statistics = env_carry
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         return TrainState(algo, carry, env, timestep, statistics, key_run, pool, progress, *counters, settings)
 
@@ -213,14 +214,14 @@ class Trainer:
         return map_chunks(*self.rollout_arguments(state, phase, key))
 
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
-        """Return the arguments of `map_chunks` that make it `collect`."""
+        """Return the arguments with which `map_chunks` computes `collect`."""
         policy, context = self.algo.policy(state.algo), self._context(state.progress, state.pool)
-        kept = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
+        env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
 
         def collect_part(part: Any) -> Any:
             return self._collect(policy, context, part, phase, state, key)
 
-        return collect_part, (self.layout.env_indices(), *kept), self.chunks(), (1, 0, 0, 0)
+        return collect_part, (self.layout.env_indices(), *env_carry), self.chunks(), (1, 0, 0, 0)
 
     def _collect(
         self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
@@ -242,43 +243,49 @@ class Trainer:
             return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
         steps = jnp.arange(phase.steps, dtype=jnp.uint32)
-        kept, (trajectory, ended) = jax.lax.scan(one_step, tuple(loop), steps)
-        ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
-        ended |= {name: count[None] for name, count in count_faults(trajectory, kept[2]).items()}
-        return trajectory, kept[2], () if phase.restart else kept, ended
+        env_carry, (trajectory, episode_sums) = jax.lax.scan(one_step, tuple(loop), steps)
+        episode_sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), episode_sums)
+        episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
+        return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
         trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
         trajectory = last = None
-        kept = ended = ()
+        env_carry = episode_sums = ()
         if phase.steps:
-            trajectory, last, kept, ended = trial.collect(state, phase, key_act)
+            trajectory, last, env_carry, episode_sums = trial.collect(state, phase, key_act)
         results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
-        return trial.finish(state, phase, algo, learning, kept, ended)
+        return trial.finish(state, phase, algo, learning, env_carry, episode_sums)
 
     def finish(
-        self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
+        self,
+        state: TrainState,
+        phase: Phase,
+        algo: AlgoState,
+        learning: dict[str, Array],
+        env_carry: Any,
+        episode_sums: Any,
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
         check_learned(state.algo, algo, learning)
         progress, layout = state.progress, self.layout
-        if kept:
-            carry, env, timestep, statistics = kept
+        if env_carry:
+            carry, env, timestep, statistics = env_carry
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
-        episodes = layout.sum(ended) if ended else {}
+        episodes = layout.sum(episode_sums) if episode_sums else {}
         if phase.updates:
             learning = learning | self.algo.schedules(progress)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
-        ended_now = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
+        episode_count = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
         progress = Progress(
             env_steps=env_steps,
             vector_steps=add(progress.vector_steps, phase.steps),
             updates=add(progress.updates, phase.updates),
             learn_calls=add(progress.learn_calls, 1),
-            episodes=add(progress.episodes, ended_now),
+            episodes=add(progress.episodes, episode_count),
             fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
         )
         pool = state.pool
@@ -301,7 +308,7 @@ class Trainer:
 
     # A block
 
-    def checked(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
+    def tensors_to_check(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
         """Return the tensors that must stay finite, by name."""
         floats = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
@@ -320,7 +327,7 @@ class Trainer:
             ),
             self.shapes(),
         )
-        return list(self.checked(shapes[0].algo, shapes[1]))
+        return list(self.tensors_to_check(shapes[0].algo, shapes[1]))
 
     def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
@@ -348,7 +355,7 @@ class Trainer:
 
         rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
         state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
-        tensors = self.checked(state.algo, unpack(rows[done - 1])[0])
+        tensors = self.tensors_to_check(state.algo, unpack(rows[done - 1])[0])
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         learning, episodes = jax.vmap(unpack)(rows)
@@ -359,15 +366,15 @@ class Trainer:
 
     def _one_after_another(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run the blocks of this device's trials in turn."""
-        alone = dataclasses.replace(self, seeds=1, sweep={})
+        single = dataclasses.replace(self, seeds=1, sweep={})
 
         def block(k: Array, done: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-            own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), done[0])
-            found = alone._block(own, iterations, phase)
-            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, k, 0), done, found)
+            trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), done[0])
+            results = single._block(trial_state, iterations, phase)
+            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, k, 0), done, results)
 
         trials = len(state.key)
-        shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
+        shapes = jax.eval_shape(lambda s: single._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
         rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}
@@ -375,12 +382,12 @@ class Trainer:
         return state, dataclasses.replace(metrics, **by_iteration)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
-        """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
+        """Jit (state, iterations int32[]) -> (state, metrics); the state is donated."""
         metrics: Any = REPLICATED
         if self.trials > 1:
-            of_trials: Any = PartitionSpec(None, AXIS)
+            by_trial: Any = PartitionSpec(None, AXIS)
             split: Any = SPLIT
-            metrics = BlockMetrics(of_trials, of_trials, not_finite=split, done=split, faults=of_trials)
+            metrics = BlockMetrics(by_trial, by_trial, not_finite=split, done=split, faults=by_trial)
         function = on_mesh(
             lambda state, iterations: self._block(state, iterations, phase),
             self.mesh,
@@ -392,27 +399,27 @@ class Trainer:
     # A whole run
 
     def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Key], Any]:
-        """Return a pure function of a key: all iterations of all phases (a number each), in one program.
+        """Return a pure function of a key that runs this many `iterations` of each phase in one program.
 
         Returns:
             key[] -> (the policy's parameters, {phase: {metric: float32[iterations] or float32[iterations, updates]}}).
             Metrics of episodes are means over those that ended in an iteration, NaN where none did.
         """
 
-        def reported(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
+        def run_iteration(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
             state, learning, sums = self._iteration(state, phase)
             sums = split_faults(sums)[0]
             episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
-            ended = {"episodes": sums["episodes"]} if sums else {}
-            return state, learning | episodes | ended
+            episode_count = {"episodes": sums["episodes"]} if sums else {}
+            return state, learning | episodes | episode_count
 
         def whole(key: Key) -> Any:
             state, metrics = self._init(key, None), {}
-            for index, (phase, number) in enumerate(zip(self.algo.phases, iterations, strict=True)):
-                if number:
+            for index, (phase, count) in enumerate(zip(self.algo.phases, iterations, strict=True)):
+                if count:
                     state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
-                    step = functools.partial(reported, phase=phase)
-                    state, metrics[phase.name] = jax.lax.scan(step, state, None, length=number)
+                    step = functools.partial(run_iteration, phase=phase)
+                    state, metrics[phase.name] = jax.lax.scan(step, state, None, length=count)
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)

@@ -1,8 +1,8 @@
 """Several runs in one program: every combination of swept settings, each with every seed.
 
-Each is a trial: it has a folder inside the run directory, with the configuration of the same run alone and with metrics
-of its own; checkpoints hold all trials. Folders are `actor_lr=0.001/seed_3`, without the part that does not vary. A
-folder can be named wherever a run can, to look at this trial, or at all seeds of this combination.
+Each is a trial. It has a folder inside the run directory, with its metrics and with the configuration that would train
+only this trial; checkpoints hold all trials. Folders are named `actor_lr=0.001/seed_3`, without the part that does not
+vary. A folder can be named wherever a run can, and means this trial, or all seeds of this combination.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxrl.runtime.config import Config, check_value, read_training_run
 from jaxrl.runtime.declared import fields_of
 from jaxrl.runtime.run_directory import CONFIG, write_config
 
-MOST = 4096  # trials of a run
+MAX_TRIALS = 4096  # trials of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Trial:
     Attributes:
         combination: name of its swept settings, such as "actor_lr=0.001"; "" without a sweep.
         folder: its directory inside the run directory, "." for a run of one trial.
-        config: of the same run alone.
+        config: of a run that trains only this trial.
     """
 
     combination: str
@@ -39,7 +39,7 @@ class Trial:
 def combinations(config: Config) -> list[dict[str, Any]]:
     """Return the swept settings of each combination, [{}] without a sweep.
 
-    Raises UsageError: `sweep` is not a list of settings that may be traced, with several values each.
+    Raises UsageError: `sweep` is not a list of settings that can be traced, with several values each.
     """
     if not config.run.sweep:
         return [{}]
@@ -55,28 +55,30 @@ def combinations(config: Config) -> list[dict[str, Any]]:
             raise UsageError(f"--sweep: unknown setting {short_repr(name)}: {closest(name, known)}")
         if name in values:
             raise UsageError(f"--sweep names {name} twice: list all its values together")
-        found = [check_value(fields[name], value, "--sweep") for value in listed.split(",")]
-        if len(set(found)) < max(len(found), 2):
+        swept = [check_value(fields[name], value, "--sweep") for value in listed.split(",")]
+        if len(set(swept)) < max(len(swept), 2):
             raise UsageError(f"--sweep needs several different values of {name}, not {short_repr(listed)}")
-        values[name] = found
-    made = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
-    if len(made) * config.run.num_seeds > MOST:
+        values[name] = swept
+    result = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+    if len(result) * config.run.num_seeds > MAX_TRIALS:
         raise UsageError(
-            f"{len(made):,} combinations with {config.run.num_seeds} seeds are more than {MOST:,} trials: use fewer"
+            f"{len(result):,} combinations with {config.run.num_seeds} seeds are more than {MAX_TRIALS:,} trials: "
+            "use fewer"
         )
-    return made
+    return result
 
 
 def trials(config: Config) -> list[Trial]:
     """Return the trials of a run, in the order of the first axis of its state."""
-    made = []
+    result = []
     for values in combinations(config):
         combination = ",".join(f"{name}={_short(value)}" for name, value in values.items())
-        alone = dataclasses.replace(config, algo_settings=config.algo_settings | values).with_run(sweep="", num_seeds=1)
+        algo_settings = config.algo_settings | values
+        single = dataclasses.replace(config, algo_settings=algo_settings).with_run(sweep="", num_seeds=1)
         for seed in range(config.run.seed, config.run.seed + config.run.num_seeds):
             parts = [combination] * bool(combination) + [f"seed_{seed}"] * (config.run.num_seeds > 1)
-            made.append(Trial(combination, "/".join(parts) or ".", alone.with_run(seed=seed)))
-    return made
+            result.append(Trial(combination, "/".join(parts) or ".", single.with_run(seed=seed)))
+    return result
 
 
 def _short(value: float) -> str:
@@ -86,28 +88,28 @@ def _short(value: float) -> str:
 
 def write_configs(directory: Path, config: Config) -> None:
     """Write config.yaml of the run, of each trial, and of each combination. Raises RunError."""
-    found = trials(config)
-    for trial in found:
+    all_trials = trials(config)
+    for trial in all_trials:
         folder = directory / trial.folder
         folder.mkdir(parents=True, exist_ok=True)
         if trial.combination and config.run.num_seeds > 1:
-            of_all = trial.config.with_run(seed=config.run.seed, num_seeds=config.run.num_seeds)
-            write_config(folder.parent, of_all.to_yaml())
-        if len(found) > 1:
+            all_seeds = trial.config.with_run(seed=config.run.seed, num_seeds=config.run.num_seeds)
+            write_config(folder.parent, all_seeds.to_yaml())
+        if len(all_trials) > 1:
             write_config(folder, trial.config.to_yaml())
     write_config(directory, config.to_yaml())
 
 
 def locate(directory: Path) -> tuple[Path, Config, Sequence[int]]:
-    """Return the run that a run directory or a folder of trials belongs to, its configuration and these trials.
+    """Return the run of a run directory or folder of trials, its configuration and the indices of these trials.
 
     Raises RunError, UsageError: the configuration is damaged.
     """
     directory = directory.absolute()
     for root in reversed(directory.parents[:2]):  # the folder of a combination has a configuration, too
         if (root / CONFIG).is_file():
-            config, own = read_training_run(root)[1], directory.relative_to(root).as_posix()
-            if found := [k for k, trial in enumerate(trials(config)) if own in (trial.folder, trial.combination)]:
-                return root, config, found
+            config, name = read_training_run(root)[1], directory.relative_to(root).as_posix()
+            if indices := [k for k, trial in enumerate(trials(config)) if name in (trial.folder, trial.combination)]:
+                return root, config, indices
     config = read_training_run(directory)[1]
     return directory, config, range(len(trials(config)))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.config import changed
+from jaxrl.runtime.config import apply_changes
 from jaxrl.runtime.presets import base
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def make_run(name: str) -> Run:
     """The run of this name, built."""
     algo, env, settings = RUNS[name]
-    return build_run(changed(base(algo, None, env), {**ENVIRONMENTS[env], **settings, "block_iterations": 2}))
+    return build_run(apply_changes(base(algo, None, env), {**ENVIRONMENTS[env], **settings, "block_iterations": 2}))
 
 
 def train(name: str) -> None:
