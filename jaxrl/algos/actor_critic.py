@@ -77,8 +77,8 @@ class ActorCritic:
             sizes: the rest of the arguments of `team.network`.
         """
         actor_shape = critic_shape = spec.observation.shape
-        more = has_view(spec) and (spec.num_agents > 1 or spec.global_state is not None)
-        view = "central" if critic == "central" or (critic == "auto" and more) else "observation"
+        central_exists = has_view(spec) and (spec.num_agents > 1 or spec.global_state is not None)
+        view = "central" if critic == "central" or (critic == "auto" and central_exists) else "observation"
         if view == "central" and spec.critic_input_spec is not None:
             critic_shape = spec.critic_input_spec.shape
         elif view == "central":
@@ -109,9 +109,9 @@ class ActorCritic:
     def statistics(self, inputs: str, values: bool) -> Statistics:
         """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
         box = self.spec.observation
-        wide = len(box.shape) == 1 and max(-box.lowest, box.highest) > LIMIT
-        used = {"always": True, "never": False, "auto": wide}[inputs]
-        shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if used else {}
+        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > LIMIT
+        enabled = {"always": True, "never": False, "auto": needs_scaling}[inputs]
+        shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if enabled else {}
         return {name: start(shape) for name, shape in (shapes | ({"value": ()} if values else {})).items()}
 
     def inputs(self, timestep: TimeStep, layout: DataParallel) -> Arrays:
@@ -124,14 +124,14 @@ class ActorCritic:
         if self.view == "observation":
             return inputs
 
-        def one(step: TimeStep) -> Array:
+        def central_input(step: TimeStep) -> Array:
             if spec.critic_input is not None:
                 return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
             local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
             shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
             return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
 
-        return inputs | {"central": jax.vmap(jax.vmap(one))(timestep)}
+        return inputs | {"central": jax.vmap(jax.vmap(central_input))(timestep)}
 
     def outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
         """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
@@ -154,11 +154,11 @@ class ActorCritic:
         log_prob = distributions.select_action_value(log_probs, sample["action"])
         return log_prob, distributions.entropy(jnp.exp(log_probs))
 
-    def act(self, policy: PolicyParams, timestep: TimeStep, keys: Key, greedy: bool) -> tuple[Array, Arrays]:
+    def act(self, policy_params: PolicyParams, timestep: TimeStep, keys: Key, greedy: bool) -> tuple[Array, Arrays]:
         """Select actions [B, A, ...]; those of a box are clipped to it.
 
         Args:
-            policy: {"actor": parameters, "statistics": of its inputs}.
+            policy_params: {"actor": parameters, "statistics": of its inputs}.
             timestep: leaves [B, ...].
             keys: key[B].
             greedy: take the most probable actions.
@@ -168,7 +168,8 @@ class ActorCritic:
             of a box: the samples in [-1, 1], before clipping.
         """
         observation = timestep.observation
-        outputs = self.outputs(policy["actor"], policy["statistics"], observation.reshape(-1, *observation.shape[2:]))
+        flat = observation.reshape(-1, *observation.shape[2:])
+        outputs = self.outputs(policy_params["actor"], policy_params["statistics"], flat)
         outputs = outputs.reshape(*observation.shape[:2], -1)
         if self.box is None:
             mask = True if timestep.action_mask is None else timestep.action_mask
@@ -189,16 +190,16 @@ def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: Dat
 
     Samples of weight 0 are not counted; the others' weights have a mean of 1 over all samples.
     """
-    mean_of = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
-    counted = layout.sample_mean((weight > 0).astype(jnp.float32))
-    merged, number = dict(statistics), counted * (weight.shape[1] * layout.shards)
+    weighted_mean = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
+    share_counted = layout.sample_mean((weight > 0).astype(jnp.float32))
+    updated, count = dict(statistics), share_counted * (weight.shape[1] * layout.shards)
     for name, values in samples.items():
-        if name in merged:
-            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), merged[name].mean.shape
-            mean = mean_of(rows)
-            variance = mean_of(jnp.square(rows - mean[None, None])).reshape(shape)
-            merged[name] = merged[name].merge(mean.reshape(shape), variance, number)
-    return merged
+        if name in updated:
+            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), updated[name].mean.shape
+            mean = weighted_mean(rows)
+            variance = weighted_mean(jnp.square(rows - mean[None, None])).reshape(shape)
+            updated[name] = updated[name].merge(mean.reshape(shape), variance, count)
+    return updated
 
 
 def _normalized(name: str, statistics: Statistics, inputs: Array) -> Array:

@@ -181,11 +181,11 @@ class Algorithm:
     def __post_init__(self) -> None:
         take_exactly(self)
         check_settings(self)
-        for what, given in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
-            for name in given:
+        for kind, by_part in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
+            for name in by_part:
                 if name not in self.parts:
-                    known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
-                    raise ValueError(f"{what} has the unknown part {short_repr(name)}: {known}")
+                    choices = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
+                    raise ValueError(f"{kind} has the unknown part {short_repr(name)}: {choices}")
 
     def with_traced(self, settings: Mapping[str, Array]) -> Self:
         """Return the algorithm with traced settings float32[] by name; their values are not checked."""
@@ -224,8 +224,9 @@ class Algorithm:
         Raises:
             ValueError: a user-defined network returns something else.
         """
-        given = self.custom.networks.get(part, standard)
-        module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
+        module_or_factory = self.custom.networks.get(part, standard)
+        is_module = hasattr(module_or_factory, "apply") and not isinstance(module_or_factory, type)
+        module = module_or_factory if is_module else module_or_factory(outputs)
         if part in self.custom.networks:
             _check_arguments(part, module, len(inputs))
         network = Network(module, inputs)
@@ -330,21 +331,21 @@ class Algorithm:
             raise NotImplementedError("an algorithm needs policy(state)")
         return state.replicated.actor.params
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the policy's carry per environment (leaves [B, ...]), () by default; `act` resets it where `first`.
 
         `indices` int32[B] number the run's environments from 0 to num_envs - 1.
         """
-        del policy, timestep, indices
+        del policy_params, timestep, indices
         return ()
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Return the actions of a batch.
 
         Args:
-            policy: from `policy`.
+            policy_params: from `policy`.
             carry: from `init_carry` or the last `act`.
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
@@ -355,7 +356,7 @@ class Algorithm:
         Returns:
             action [B, A, ...], carry, extras (pytree [B, ...], stored in the trajectory).
         """
-        raise NotImplementedError("an algorithm needs act(policy, carry, timestep, keys, progress, mode)")
+        raise NotImplementedError("an algorithm needs act(policy_params, carry, timestep, keys, progress, mode)")
 
     def learn(
         self,
@@ -385,17 +386,17 @@ class Algorithm:
         def names(epoch: int) -> list[str]:
             return [stage.name for stage in epochs[epoch]]
 
-        for _, similar in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
-            numbers = list(similar)
+        for _, group in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
+            same_stages = list(group)
 
-            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[numbers[0]]) -> Learning:
+            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[same_stages[0]]) -> Learning:
                 for stage in stages:
                     learning = self.run_steps(
                         learning, stage.name, epoch, jnp.int32(0), jnp.int32(stage.steps), progress
                     )
                 return learning
 
-            learning = jax.lax.fori_loop(np.int32(numbers[0]), np.int32(numbers[-1] + 1), run_epoch, learning)
+            learning = jax.lax.fori_loop(np.int32(same_stages[0]), np.int32(same_stages[-1] + 1), run_epoch, learning)
         return self.end_learning(learning)
 
     # Learning in steps, for algorithms whose `learn` may take long
@@ -447,28 +448,30 @@ def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     return jax.tree.map(lambda rows, last: appended(rows[1:], last), trajectory.timestep, last_timestep)
 
 
-def _check_arguments(part: str, module: Any, number: int) -> None:
+def _check_arguments(part: str, module: Any, num_inputs: int) -> None:
     """Raise ValueError unless a user-defined network is a flax module that is called with a number of arrays."""
     name = type(module).__name__
     if not hasattr(module, "init"):
         raise ValueError(f"networks: '{part}' must be a flax.linen module, not {name}")
     try:
-        inspect.signature(module.__call__).bind(*[None] * number)
+        inspect.signature(module.__call__).bind(*[None] * num_inputs)
     except TypeError as error:
         raise ValueError(
-            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} "
-            f"does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
+            f"networks: '{part}' is called with {num_inputs} array{'s' if num_inputs > 1 else ''} and no carry, which "
+            f"{name} does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
         ) from None
 
 
-def _check_network(part: str, network: Network, wanted: tuple[int, ...]) -> None:
-    """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
-    found = jax.eval_shape(
+def _check_network(part: str, network: Network, expected_shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a user-defined network returns float32 of the shape `expected_shape`."""
+    output = jax.eval_shape(
         lambda key: network.apply(network.init(key), *(jnp.zeros(shape, jnp.float32) for shape in network.inputs)),
         jax.random.key(0),
     )
-    if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
-        told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__
+    if not isinstance(output, jax.ShapeDtypeStruct) or (output.shape, output.dtype) != (expected_shape, jnp.float32):
+        is_array = getattr(output, "shape", None)
+        description = f"{output.dtype}{list(output.shape)}" if is_array else type(output).__name__
         raise ValueError(
-            f"networks: '{part}' must return float32{list(wanted)} for inputs {list(network.inputs[0])}, not {told}"
+            f"networks: '{part}' must return float32{list(expected_shape)} for inputs {list(network.inputs[0])}, not "
+            f"{description}"
         )

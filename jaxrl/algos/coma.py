@@ -183,15 +183,17 @@ class Coma(Algorithm):
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
             learner, update_metrics = self.critic_update(params.critic, batch, progress)
-            now = self.layout.apply(lambda sample: self.nets.values(learner.params, sample["critic_input"]), batch)
-            values = values.at[:, index].set(now)
+            new_values = self.layout.apply(
+                lambda sample: self.nets.values(learner.params, sample["critic_input"]), batch
+            )
+            values = values.at[:, index].set(new_values)
             row = epoch * self.batches.number + index
         else:
             learner, update_metrics = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
             row = (epoch - self.first_actor_epoch) * self.batches.number + index
-        written = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
+        stage_metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
         params = dataclasses.replace(params, **{stage: learner})
-        return Learning(data, values, (params, metrics | {stage: written}, target_mean))
+        return Learning(data, values, (params, metrics | {stage: stage_metrics}, target_mean))
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
         params, metrics, target_mean = learning.replicated
@@ -202,20 +204,20 @@ class Coma(Algorithm):
     ) -> Arrays:
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
-        taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
+        transitions = batches.flat(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
 
-        def value_of(sample: Arrays) -> Array:
+        def compute_value(sample: Arrays) -> Array:
             return select_action_value(self.nets.values(params.target, sample["critic_input"]), sample["action"])
 
         def act(step: TimeStep, keys: Key) -> Array:
             action: Array = self.act(params.actor.params, (), step, keys, progress, "explore")[0]
             return action
 
-        value = layout.apply(value_of, taken)
+        value = layout.apply(compute_value, transitions)
         last_value = self.nets.last_value(act, params.target, last, key, layout)
         target = self.targets(trajectory, last, batches.unflatten(value), last_value)
         observation, weight = trajectory.timestep.observation, batches.weights(trajectory)
-        return taken | batches.flat(observation=observation, **trajectory.extras, target=target, weight=weight)
+        return transitions | batches.flat(observation=observation, **trajectory.extras, target=target, weight=weight)
 
     def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """TD(lambda) targets y [T, B, A] of target values q of the taken actions, [T, B, A], and after them, [B, A].
@@ -226,11 +228,11 @@ class Coma(Algorithm):
         def over_agents(x: Array) -> Array:
             return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
 
-        following = base.next_timesteps(trajectory, last)
+        next_steps = base.next_timesteps(trajectory, last)
         next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~following.terminated)
-        lambda_t = self.td_lambda * over_agents(~following.done)
-        return returns.lambda_returns(following.reward, discount, next_value, lambda_t)
+        discount = self.gamma * over_agents(~next_steps.terminated)
+        lambda_t = self.td_lambda * over_agents(~next_steps.done)
+        return returns.lambda_returns(next_steps.reward, discount, next_value, lambda_t)
 
     def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2; weights w are 0 after an end."""
@@ -284,8 +286,8 @@ class Coma(Algorithm):
 
     def advantages(self, sample: Arrays, action_probs: Array) -> Array:
         """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
-        returned = self.advantage == "return"
-        value = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
+        uses_return = self.advantage == "return"
+        value = sample["target"] if uses_return else select_action_value(sample["values"], sample["action"])
         return value - jnp.sum(action_probs * sample["values"], axis=-1)
 
     # Acting, networks and sizes
@@ -304,10 +306,10 @@ class Coma(Algorithm):
         return {"epsilon": self.epsilon(progress)}
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         epsilon = self.epsilon(progress) if mode == "explore" else 0.0
-        action, extras = self.nets.act(policy, timestep, keys, epsilon, greedy=mode == "greedy")
+        action, extras = self.nets.act(policy_params, timestep, keys, epsilon, greedy=mode == "greedy")
         return action, carry, extras
 
     @functools.cached_property

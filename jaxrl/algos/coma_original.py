@@ -146,12 +146,12 @@ class ComaOriginal(Coma):
             """[T, B, ...] -> [B x T, ...]."""
             return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
-        following = next_timesteps(trajectory, last)
+        next_steps = next_timesteps(trajectory, last)
 
         def agent_targets(reward: Array, value: Array) -> Array:
-            return ipp_marl_targets(reward, row(following.done), value, self.gamma, self.td_lambda, steps)[0]
+            return ipp_marl_targets(reward, row(next_steps.done), value, self.gamma, self.td_lambda, steps)[0]
 
-        targets = jax.vmap(agent_targets, in_axes=1, out_axes=1)(row(following.reward), row(value))
+        targets = jax.vmap(agent_targets, in_axes=1, out_axes=1)(row(next_steps.reward), row(value))
         return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
     def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:

@@ -132,24 +132,24 @@ class Ddpg(OffPolicy):
         vector = self.actions.policy(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
-        loss, shown = -used * value, {}
+        loss, metrics = -used * value, {}
         if self._discrete:
-            shown["policy_entropy"] = used * distributions.entropy(vector)
+            metrics["policy_entropy"] = used * distributions.entropy(vector)
         if is_used(self.entropy_weight):
-            loss = loss - self.entropy_weight * shown["policy_entropy"]
+            loss = loss - self.entropy_weight * metrics["policy_entropy"]
         if is_used(self.logit_weight):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
-        return loss.mean(), means(actor_loss=loss, **shown)
+        return loss.mean(), means(actor_loss=loss, **metrics)
 
     def update(
-        self, params: DdpgParameters, batch: dict[str, Array], number: Array, progress: Progress
+        self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[DdpgParameters, dict[str, Array]]:
-        """Update the critics, then the actor where `number` is due, then the targets likewise."""
+        """Update the critics, then the actor where `update_index` is due, then the targets likewise."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.target(params, sample)
-            taken = self.actions.taken(sample["action"])
-            values = self.value(critic, sample["observation"], taken, lambda values: values)
+            vector = self.actions.taken(sample["action"])
+            values = self.value(critic, sample["observation"], vector, lambda values: values)
             errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
@@ -158,21 +158,21 @@ class Ddpg(OffPolicy):
 
         def actor_update() -> tuple[Learner, dict[str, Array]]:
             loss = functools.partial(self.actor_loss, critic=critic.params)
-            gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
+            gradient, (_, actor_metrics) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
             actor, norm = self.step("actor", params.actor, gradient, progress)
-            return actor, found | {"actor_grad_norm": norm}
+            return actor, actor_metrics | {"actor_grad_norm": norm}
 
-        kept = params.actor, params.shown
-        actor, shown = when_due(self.actor_update_period, number, actor_update, kept)
-        rate = self.target_rate(number)
+        unchanged = params.actor, params.shown
+        actor, actor_metrics = when_due(self.actor_update_period, update_index, actor_update, unchanged)
+        rate = self.target_rate(update_index)
         new = DdpgParameters(
             actor=actor,
             critic=critic,
             target_actor=self.soft_update(params.target_actor, actor.params, rate),
             target_critic=self.soft_update(params.target_critic, critic.params, rate),
-            shown=shown,
+            shown=actor_metrics,
         )
-        return new, metrics | {"critic_grad_norm": norm} | shown
+        return new, metrics | {"critic_grad_norm": norm} | actor_metrics
 
     # Acting
 
@@ -204,11 +204,11 @@ class Ddpg(OffPolicy):
         return {"epsilon": self.epsilon(progress)}
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
         mask = timestep.action_mask if self.heeds_masks else None
-        vector = self.actions.policy(self.outputs("actor", policy, timestep.observation), mask)
+        vector = self.actions.policy(self.outputs("actor", policy_params, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
         explores = mode == "explore"
@@ -279,8 +279,8 @@ class Ddpg(OffPolicy):
     def stored_action(self, trajectory: Trajectory) -> Any:
         return trajectory.extras["stored"]
 
-    def noise(self, key: Key, number: int) -> Array | None:
-        return self.actions.noise(key, number)
+    def noise(self, key: Key, count: int) -> Array | None:
+        return self.actions.noise(key, count)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,9 +81,9 @@ class Softmax:
         """Return the shape of a stored action."""
         return jax.ShapeDtypeStruct((self.spec.num_agents, self.size), jnp.float32)
 
-    def noise(self, key: Key, number: int) -> Array | None:
+    def noise(self, key: Key, count: int) -> Array | None:
         """Return random numbers for the targets' actions, [number, A, n], or None."""
-        del key, number
+        del key, count
         return None
 
     def policy(self, outputs: Array, mask: Array | None) -> Array:
@@ -175,8 +175,8 @@ class Continuous(Softmax):
     def size(self) -> int:
         return self._actions.size
 
-    def noise(self, key: Key, number: int) -> Array | None:
-        shape = (number, self.spec.num_agents, self.size)
+    def noise(self, key: Key, count: int) -> Array | None:
+        shape = (count, self.spec.num_agents, self.size)
         return jax.random.normal(key, shape, jnp.float32) if self.target_deviation else None
 
     def policy(self, outputs: Array, mask: Array | None) -> Array:

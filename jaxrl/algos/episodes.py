@@ -32,9 +32,9 @@ class Minibatches:
     size: int
 
     @classmethod
-    def of_number(cls, spec: EnvSpec, layout: DataParallel, number: int) -> "Minibatches":
-        """Divide what is collected into `number` minibatches."""
-        return cls(spec, layout, number, _samples(spec, layout) // number)
+    def of_number(cls, spec: EnvSpec, layout: DataParallel, per_epoch: int) -> "Minibatches":
+        """Divide what is collected into `per_epoch` minibatches."""
+        return cls(spec, layout, per_epoch, _samples(spec, layout) // per_epoch)
 
     @classmethod
     def of_size(cls, spec: EnvSpec, layout: DataParallel, size: int) -> "Minibatches":

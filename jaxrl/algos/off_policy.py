@@ -33,14 +33,14 @@ def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
 
 def reordered(values: Array, order: Array, inverse: bool = False) -> Array:
     """Return values [..., N, A, n] of the actions 0 .. n - 1 in the order [N, A, n]; or from that order (`inverse`)."""
-    places = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, place, action]
-    places = jnp.expand_dims(places, range(values.ndim - order.ndim))
-    return jnp.sum(places * (values[..., None] if inverse else values[..., None, :]), axis=-2 if inverse else -1)
+    position = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, position, action]
+    position = jnp.expand_dims(position, range(values.ndim - order.ndim))
+    return jnp.sum(position * (values[..., None] if inverse else values[..., None, :]), axis=-2 if inverse else -1)
 
 
-def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -> Any:
-    """Return `update()` where the update number is a multiple of the period, else `kept`."""
-    return update() if period == 1 else jax.lax.cond(number % period == 0, update, lambda: kept)
+def when_due(period: int, update_index: Array, update: Callable[[], Any], unchanged: Any) -> Any:
+    """Return `update()` where the update number is a multiple of the period, else `unchanged`."""
+    return update() if period == 1 else jax.lax.cond(update_index % period == 0, update, lambda: unchanged)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class OffPolicy(Algorithm):
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
                 "them, or fewer --logical_shards"
             )
-        rows, envs, fill = self.replay_rows, self.layout.num_envs, self.learning_starts or self.batch_size
+        rows, envs, first_batch = self.replay_rows, self.layout.num_envs, self.learning_starts or self.batch_size
         if rows < self.steps_per_call + self.n_step:
             raise ValueError(
                 f"the replay holds {rows - self.n_step} steps of each environment, fewer than the "
@@ -131,15 +131,16 @@ class OffPolicy(Algorithm):
                 "env_steps_per_update): raise buffer_size, or lower update_interval or env_steps_per_update"
             )
         if rows * envs // self.layout.shards >= replay.MOST_ROWS:
-            most = (replay.MOST_ROWS - 1) * self.layout.shards
+            max_rows = (replay.MOST_ROWS - 1) * self.layout.shards
             raise ValueError(
-                f"the replay would hold {rows * envs:,} steps, and {most:,} are the most: lower buffer_size"
+                f"the replay would hold {rows * envs:,} steps, and {max_rows:,} are the most: lower buffer_size"
             )
-        held = (rows - self.n_step) * envs
-        if fill > held:
+        capacity = (rows - self.n_step) * envs
+        if first_batch > capacity:
             name = "learning_starts" if self.learning_starts else "batch_size"
             raise ValueError(
-                f"{name} {fill:,} exceeds the {held:,} steps that the replay holds: lower it, or raise buffer_size"
+                f"{name} {first_batch:,} exceeds the {capacity:,} steps that the replay holds: lower it, or raise "
+                "buffer_size"
             )
 
     # Phases
@@ -205,41 +206,41 @@ class OffPolicy(Algorithm):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Store the trajectory, then run the updates of the phase."""
-        params, ring = state.replicated, state.sharded
+        params, buffer = state.replicated, state.sharded
         if trajectory is not None and last_timestep is not None:
-            ring = self.store(ring, trajectory, last_timestep)
+            buffer = self.store(buffer, trajectory, last_timestep)
         if phase.updates == 0:
-            return AlgoState(params, ring), {}
+            return AlgoState(params, buffer), {}
         # counters include the steps just stored
         progress = dataclasses.replace(progress, env_steps=add(progress.env_steps, phase.steps * self.layout.num_envs))
-        numbers = self.update_numbers(progress, phase)
+        update_indices = self.update_numbers(progress, phase)
         keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
-            jnp.arange(len(numbers), dtype=jnp.uint32)
+            jnp.arange(len(update_indices), dtype=jnp.uint32)
         )
         # all batches are sampled at once: fewer, larger operations
-        indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
+        indices = jax.vmap(lambda pair: self.sample(buffer, pair[0]))(keys)
 
         def run_update(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, dict[str, Array]]:
-            (_, key_noise), (index, weight), number = row
-            batch = self.gather(ring, index) | {"weight": weight}
+            (_, key_noise), (index, weight), update_index = row
+            batch = self.gather(buffer, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            return self.update(params, batch, number, progress)
+            return self.update(params, batch, update_index, progress)
 
-        params, metrics = jax.lax.scan(run_update, params, (keys, indices, numbers))
-        return AlgoState(params, ring), metrics
+        params, metrics = jax.lax.scan(run_update, params, (keys, indices, update_indices))
+        return AlgoState(params, buffer), metrics
 
     def update(
-        self, params: Any, batch: dict[str, Any], number: Array, progress: Progress
+        self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
         """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name."""
         raise NotImplementedError("an off-policy algorithm needs update(params, batch, number, progress)")
 
-    def target_rate(self, number: Array) -> Array | float:
+    def target_rate(self, update_index: Array) -> Array | float:
         """Return tau where the target networks' update is due, else 0."""
-        every = self.target_update_period
-        return self.tau if every == 1 else jnp.where(number % every == 0, self.tau, 0.0)
+        period = self.target_update_period
+        return self.tau if period == 1 else jnp.where(update_index % period == 0, self.tau, 0.0)
 
     # What is stored
 
@@ -262,9 +263,9 @@ class OffPolicy(Algorithm):
         """Return what is stored of a trajectory's actions, leaves [T, B, ...]."""
         raise NotImplementedError("an off-policy algorithm needs stored_action(trajectory)")
 
-    def noise(self, key: Key, number: int) -> Array | None:
+    def noise(self, key: Key, count: int) -> Array | None:
         """Return the random numbers [number, ...] of an update, its batch's "noise"; None if it needs none."""
-        del key, number
+        del key, count
         return None
 
     @property
@@ -288,11 +289,11 @@ class OffPolicy(Algorithm):
         shapes = self.observation_shapes, self.action_shapes
         return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
 
-    def store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
+    def store(self, buffer: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
         """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet.
 
         Args:
-            ring: donated by the caller.
+            buffer: donated by the caller.
             trajectory, last: of an iteration.
         """
         step = trajectory.timestep
@@ -302,24 +303,25 @@ class OffPolicy(Algorithm):
             for name, shape in self.observation_shapes.items()
         }
         end = replay.ends(appended(step.terminated, last.terminated), appended(step.truncated, last.truncated))
-        return replay.write(ring, observations, self.stored_action(trajectory), appended(step.reward, last.reward), end)
+        reward = appended(step.reward, last.reward)
+        return replay.write(buffer, observations, self.stored_action(trajectory), reward, end)
 
-    def sample(self, ring: Replay, key: Key) -> tuple[Array, Array]:
+    def sample(self, buffer: Replay, key: Key) -> tuple[Array, Array]:
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
-        number = self.batch_size // self.layout.shards
+        per_shard = self.batch_size // self.layout.shards
 
         def sample_shard(key: Key, end: Array, head: Array, filled: Array) -> tuple[Array, Array]:
-            return replay.sample_uniform(key, end, head, filled, number, self.n_step)
+            return replay.sample_uniform(key, end, head, filled, per_shard, self.n_step)
 
-        return jax.vmap(sample_shard)(self.layout.shard_keys(key), ring.end, ring.head, ring.filled)
+        return jax.vmap(sample_shard)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
 
-    def gather(self, ring: Replay, index: Array) -> dict[str, Any]:
+    def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
         """Return the batch that starts at int32[S, m], leaves [S, m, ...], without weights and noise."""
-        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
+        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(buffer, index)
         batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
         batch |= {f"next_{name}": value for name, value in sample.next_observation.items()}
         window = jax.vmap(lambda rows, index: replay.gather_window(rows, index, self.n_step))
-        return batch | {name: window(ring.action[name], index) for name in self.windows}
+        return batch | {name: window(buffer.action[name], index) for name in self.windows}
 
     # Networks
 

@@ -166,15 +166,15 @@ class Ppo(Algorithm):
         """Return parameters with new statistics of targets, all transitions [S local, samples, ...], and metrics."""
         layout, batches = self.layout, self.batches
         weight = batches.flatten(batches.weights(trajectory))
-        rows = batches.flat(**self.nets.inputs(trajectory.timestep, layout))
+        transitions = batches.flat(**self.nets.inputs(trajectory.timestep, layout))
 
-        def value_of(rows: Arrays) -> Array:  # in units of the reward
+        def compute_value(rows: Arrays) -> Array:  # in units of the reward
             value = self.nets.value(params.critic.params, params.statistics, rows)
             return params.statistics["value"].denormalize(value) if self.normalize_value else value
 
-        value = batches.unflatten(layout.apply(value_of, rows))
-        after = batches.flat(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
-        last_value = layout.apply(value_of, after).reshape(-1, self.spec.num_agents)
+        value = batches.unflatten(layout.apply(compute_value, transitions))
+        last_inputs = batches.flat(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
+        last_value = layout.apply(compute_value, last_inputs).reshape(-1, self.spec.num_agents)
         advantage = batches.flatten(self.advantages(trajectory, last, value, last_value))
         target = advantage + batches.flatten(value)
         error, spread = (batches.deviation(x, weight)[0, 0] for x in (advantage, target))  # the advantage is y - V
@@ -187,8 +187,8 @@ class Ppo(Algorithm):
             mean = layout.sample_mean(weight * advantage)
             advantage = (advantage - mean) / batches.deviation(advantage, weight)
         acted = batches.flat(**({"action": trajectory.action} | trajectory.extras))
-        rows |= acted | {"advantage": advantage, "target": target, "weight": weight}
-        return params, rows, metrics
+        transitions |= acted | {"advantage": advantage, "target": target, "weight": weight}
+        return params, transitions, metrics
 
     def advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
@@ -199,11 +199,11 @@ class Ppo(Algorithm):
         def over_agents(x: Array) -> Array:
             return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
 
-        following = base.next_timesteps(trajectory, last)
+        next_steps = base.next_timesteps(trajectory, last)
         next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~following.terminated)
-        lambda_t = self.gae_lambda * over_agents(~following.done)
-        return generalised_advantages(following.reward, discount, lambda_t, value, next_value)
+        discount = self.gamma * over_agents(~next_steps.terminated)
+        lambda_t = self.gae_lambda * over_agents(~next_steps.done)
+        return generalised_advantages(next_steps.reward, discount, lambda_t, value, next_value)
 
     def update(self, params: PpoParameters, batch: Arrays, progress: Progress) -> tuple[PpoParameters, Arrays]:
         """Take a step on the actor and one on the critic (equation 9), which share no parameters."""
@@ -213,27 +213,32 @@ class Ppo(Algorithm):
             outputs = self.nets.outputs(actor, params.statistics, sample["observation"])
             log_prob, entropy = self.nets.log_prob(outputs, sample)
             value = self.nets.value(critic, params.statistics, sample)
-            old, weight = sample["log_prob"], sample["weight"]
-            of_actor = jnp.mean(weight * clipped_losses(log_prob, old, sample["advantage"], self.clip_ratio))
-            of_critic = jnp.mean(weight * 0.5 * jnp.square(value - sample["target"]))
-            outside = (jnp.abs(jnp.exp(log_prob - old) - 1) > self.clip_ratio).astype(jnp.float32)
-            means = {"actor_loss": of_actor, "critic_loss": of_critic, "policy_entropy": jnp.mean(weight * entropy)}
-            means |= {"kl": divergence(log_prob, old, weight), "clip_fraction": jnp.mean(weight * outside)}
-            return of_actor + of_critic - self.entropy_weight * means["policy_entropy"], means
+            behaviour_log_prob, weight = sample["log_prob"], sample["weight"]
+            actor_loss = jnp.mean(
+                weight * clipped_losses(log_prob, behaviour_log_prob, sample["advantage"], self.clip_ratio)
+            )
+            critic_loss = jnp.mean(weight * 0.5 * jnp.square(value - sample["target"]))
+            outside = (jnp.abs(jnp.exp(log_prob - behaviour_log_prob) - 1) > self.clip_ratio).astype(jnp.float32)
+            means = {"actor_loss": actor_loss, "critic_loss": critic_loss, "policy_entropy": jnp.mean(weight * entropy)}
+            means |= {
+                "kl": divergence(log_prob, behaviour_log_prob, weight),
+                "clip_fraction": jnp.mean(weight * outside),
+            }
+            return actor_loss + critic_loss - self.entropy_weight * means["policy_entropy"], means
 
         learned = params.actor.params, params.critic.params
-        (of_actor, of_critic), (_, metrics) = self.layout.gradient(losses, learned, batch)
-        actor, actor_norm = self.step("actor", params.actor, of_actor, progress)
-        critic, critic_norm = self.step("critic", params.critic, of_critic, progress)
+        (actor_gradient, critic_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)
+        actor, actor_norm = self.step("actor", params.actor, actor_gradient, progress)
+        critic, critic_norm = self.step("critic", params.critic, critic_gradient, progress)
         metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
         return dataclasses.replace(params, actor=actor, critic=critic), metrics
 
     # Acting
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        action, extras = self.nets.act(policy, timestep, keys, greedy=mode == "greedy")
+        action, extras = self.nets.act(policy_params, timestep, keys, greedy=mode == "greedy")
         return action, carry, extras
 
     # State, networks and sizes

@@ -114,9 +114,9 @@ class Sac(OffPolicy):
         return rewards + discount[:, None] * value
 
     def update(
-        self, params: SacParameters, batch: dict[str, Array], number: Array, progress: Progress
+        self, params: SacParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[SacParameters, dict[str, Array]]:
-        """Update the critics, then the target network and then actor and temperatures where update `number` is due."""
+        """Update the critics, then, where they are due at this update, the targets, and last actor and temperatures."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
@@ -127,10 +127,10 @@ class Sac(OffPolicy):
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
-        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
+        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(update_index))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
         actor_update = functools.partial(self.actor_update, params, batch, progress)  # sees the new critics
-        params = when_due(self.actor_update_period, number, actor_update, params)
+        params = when_due(self.actor_update_period, update_index, actor_update, params)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
@@ -146,33 +146,33 @@ class Sac(OffPolicy):
             used = (sample["weight"] > 0).astype(jnp.float32)  # 0 where no transition was found
             log_alpha = self.of_task(learned[1], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
-            of_actor = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
+            actor_loss = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
             # equation 18: raises alpha where the entropy is below its target
-            of_alpha = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed - self.entropy_target)
-            found = means(actor_loss=of_actor, policy_entropy=-used[:, None] * log_prob)
-            return of_actor.mean() + of_alpha.mean(), found
+            alpha_loss = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed - self.entropy_target)
+            metrics = means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
+            return actor_loss.mean() + alpha_loss.mean(), metrics
 
         learned = params.actor.params, params.alpha.params
-        (of_actor, of_alpha), (_, found) = self.layout.gradient(losses, learned, batch)  # equation 10
-        actor, norm = self.step("actor", params.actor, of_actor, progress)
-        alpha, _ = self.step("alpha", params.alpha, of_alpha, progress)
-        return dataclasses.replace(params, actor=actor, alpha=alpha, shown=found | {"actor_grad_norm": norm})
+        (actor_gradient, alpha_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)  # equation 10
+        actor, norm = self.step("actor", params.actor, actor_gradient, progress)
+        alpha, _ = self.step("alpha", params.alpha, alpha_gradient, progress)
+        return dataclasses.replace(params, actor=actor, alpha=alpha, shown=metrics | {"actor_grad_norm": norm})
 
     @property
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
-        given: Any = self.target_entropy
-        standard = -float(self.action_size)
-        if isinstance(given, Array):  # in a sweep
-            return jnp.where(given == 0, standard, given)
-        return given or standard
+        setting_value: Any = self.target_entropy
+        default = -float(self.action_size)
+        if isinstance(setting_value, Array):  # in a sweep
+            return jnp.where(setting_value == 0, default, setting_value)
+        return setting_value or default
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """Select from float32[K] the entry of each sample's task, float32[N]."""
-        rows = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
+        log_alphas = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
         if self.spec.num_tasks == 1:
-            return rows[:, 0]
-        return distributions.select_action_value(rows, sample["task"].astype(jnp.int32))
+            return log_alphas[:, 0]
+        return distributions.select_action_value(log_alphas, sample["task"].astype(jnp.int32))
 
     # Acting
 
@@ -182,10 +182,10 @@ class Sac(OffPolicy):
         return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Sample actions from the policy, uniform ones in the random phase; "greedy" takes tanh(mean)."""
-        mean, log_std = self.gaussian(policy, timestep.observation)
+        mean, log_std = self.gaussian(policy_params, timestep.observation)
         if mode == "greedy":
             return self.actions.denormalize(jnp.tanh(mean)), carry, ()
         random = self.acts_randomly(progress) if mode == "explore" else None
@@ -265,6 +265,6 @@ class Sac(OffPolicy):
     def stored_action(self, trajectory: Trajectory) -> Any:
         return self.actions.normalize(trajectory.action)
 
-    def noise(self, key: Key, number: int) -> Array | None:
+    def noise(self, key: Key, count: int) -> Array | None:
         """Return noise [number, 2, A, n], for targets and for the actor."""
-        return jax.random.normal(key, (number, 2, self.spec.num_agents, self.action_size), jnp.float32)
+        return jax.random.normal(key, (count, 2, self.spec.num_agents, self.action_size), jnp.float32)

@@ -106,11 +106,13 @@ class Student(Sac, MultiStage):
     ) -> dict[str, Any]:
         """Return the settings with those of the teacher's networks."""
         del recordings
-        found = sources["teacher"]
-        if len(found) > 1:
-            raise ValueError(f"a student has one teacher, but --teacher names {len(found)}: name one run of collective")
+        teachers = sources["teacher"]
+        if len(teachers) > 1:
+            raise ValueError(
+                f"a student has one teacher, but --teacher names {len(teachers)}: name one run of collective"
+            )
         settings = settings | {"resolved_inputs": ""}  # from another teacher, in the configuration of an earlier run
-        for source in found:
+        for source in teachers:
             if not isinstance(source.algo, Collective):
                 kind = type(source.algo).__name__.lower()
                 raise ValueError(f"{source.run} was trained with {kind}: a teacher must be a run of collective")
@@ -147,7 +149,7 @@ class Student(Sac, MultiStage):
         return () if self.teacher_algo is None else ("rho",)
 
     def update(
-        self, params: Any, batch: dict[str, Any], number: Array, progress: Progress
+        self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
         """Update as SAC does, with the teacher's bonus in the rewards."""
         if self.teacher_algo is not None:
@@ -158,7 +160,7 @@ class Student(Sac, MultiStage):
 
             rewards = self.layout.apply(reward, {name: batch[name] for name in ("reward", "rho")})
             batch = batch | {"action": batch["action"]["action"], "reward": rewards}
-        return super().update(params, batch, number, progress)
+        return super().update(params, batch, update_index, progress)
 
     # The teacher's part
 
@@ -167,13 +169,13 @@ class Student(Sac, MultiStage):
         constant_until = self.random_steps + self.teacher_constant_steps
         return teacher_weight_schedule(total(progress.env_steps), constant_until, self.teacher_until_step)
 
-    def guided(self, memory: Carry, progress: Progress) -> Array:
+    def guided(self, carry: Carry, progress: Progress) -> Array:
         """Return whether the teacher acts, bool[B].
 
         An episode's limit is a share of `guide_steps`, from the multiples of the golden ratio, which spread evenly.
         """
-        drawn = (memory.episode.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
-        return memory.step.astype(jnp.float32) < self.guide_steps * self.help_left(progress) * drawn
+        drawn = (carry.episode.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
+        return carry.step.astype(jnp.float32) < self.guide_steps * self.help_left(progress) * drawn
 
     # Protocol
 
@@ -185,8 +187,11 @@ class Student(Sac, MultiStage):
         state = super().init(key, None)
         teacher: Any = ()
         if self.teacher_algo is not None:
-            given = (inputs or {}).get("teacher")
-            networks = given[0] if given else self.teacher_algo.model.init(jax.random.fold_in(key, 0x7EAC))
+            teacher_weights = (inputs or {}).get("teacher")
+            if teacher_weights:
+                (networks,) = teacher_weights
+            else:
+                networks = self.teacher_algo.model.init(jax.random.fold_in(key, 0x7EAC))
             teacher = {name: networks[name] for name in ("encoder", "actor")}
         return AlgoState(StudentParameters(**vars(state.replicated), teacher=teacher), state.sharded)
 
@@ -194,32 +199,33 @@ class Student(Sac, MultiStage):
         """Return the parameters of the actor and of the teacher."""
         return {"actor": super().policy(state), "teacher": state.replicated.teacher}
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the teacher's window."""
-        return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy, timestep, indices)
+        return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy_params, timestep, indices)
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Act as SAC; in training compute the teacher's agreement, and let it act in the first episodes if wanted.
 
         (Only training carries the window.)
         """
-        action, _, extras = super().act(policy["actor"], (), timestep, keys, progress, mode)
+        action, _, extras = super().act(policy_params["actor"], (), timestep, keys, progress, mode)
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, carry, extras
-        memory, own = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
+        carry, student_action = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
         helps = self.teacher_weight or self.guide_steps
-        asked = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
+        teacher_is_used = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
         mean, log_std = jax.lax.cond(
-            asked,
-            lambda: teacher.model.action_distribution(policy["teacher"], memory.window),
-            lambda: (own, jnp.zeros_like(own)),
+            teacher_is_used,
+            lambda: teacher.model.action_distribution(policy_params["teacher"], carry.window),
+            lambda: (student_action, jnp.zeros_like(student_action)),
         )
         mean = jnp.tanh(mean)
         if self.guide_steps:
-            own = jnp.where(self.guided(memory, progress)[:, None], mean, own)
-            action = self.actions.denormalize(own[:, None])
-        rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
-        return action, dataclasses.replace(memory, action=own), {"rho": jnp.where(asked, rho, 0.0)[:, None]}
+            student_action = jnp.where(self.guided(carry, progress)[:, None], mean, student_action)
+            action = self.actions.denormalize(student_action[:, None])
+        rho = agreement(student_action, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
+        extras = {"rho": jnp.where(teacher_is_used, rho, 0.0)[:, None]}
+        return action, dataclasses.replace(carry, action=student_action), extras

@@ -87,15 +87,15 @@ class TeamNetworks:
         actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
         assert isinstance(actions, Discrete)
 
-        def made(part: str, outputs: int, box: Any) -> networks.Network:
+        def make_part(part: str, outputs: int, box: Any) -> networks.Network:
             shape = box.shape
             if egocentric:
                 assert spec.egocentric is not None
                 shape = jax.eval_shape(spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
             return make_network(part, outputs, lambda outputs: standard(outputs, shape), (1, *shape))
 
-        critic = made("critic", actions.n + dueling, spec.critic_input_spec)
-        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
+        critic = make_part("critic", actions.n + dueling, spec.critic_input_spec)
+        return cls(spec, make_part("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
 
     def critic_inputs(self, trajectory: Trajectory) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
@@ -108,9 +108,10 @@ class TeamNetworks:
         if not self.egocentric:
             return net.apply(params, views)
         assert self.spec.egocentric is not None
-        turned, there = jax.vmap(self.spec.egocentric)(views)
-        out, n = net.apply(params, turned), there.shape[1]
-        chosen = jax.nn.one_hot(there, n, dtype=out.dtype)  # a product: the gradient of a gather is a slow scatter
+        turned_views, action_order = jax.vmap(self.spec.egocentric)(views)
+        out, n = net.apply(params, turned_views), action_order.shape[1]
+        # a product, because the gradient of a gather is a slow scatter
+        chosen = jax.nn.one_hot(action_order, n, dtype=out.dtype)
         return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
 
     def logits(self, actor: Params, observation: Array) -> Array:
@@ -126,12 +127,12 @@ class TeamNetworks:
         return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
     def act(
-        self, policy: PolicyParams, timestep: TimeStep, keys: Key, epsilon: Array | float, greedy: bool = False
+        self, policy_params: PolicyParams, timestep: TimeStep, keys: Key, epsilon: Array | float, greedy: bool = False
     ) -> tuple[Array, dict[str, Array]]:
         """Compute the logits of all agents [B, A, ...] at once, then select actions as in `sample_sequentially`."""
         agents = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.logits(policy, flat).reshape(*agents, -1)
+        logits = self.logits(policy_params, flat).reshape(*agents, -1)
         action_probs = distributions.epsilon_mix(logits, epsilon)
         return sample_sequentially(self.spec, timestep, action_probs, keys, logits if greedy else None)
 
@@ -143,7 +144,7 @@ class TeamNetworks:
         act: (time steps [B, ...], keys [B]) -> actions [B, A].
         """
 
-        def of_rows(rows: tuple[TimeStep, Array]) -> Array:
+        def compute_values(rows: tuple[TimeStep, Array]) -> Array:
             action = act(*rows)
             assert self.spec.critic_input is not None
             inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
@@ -151,7 +152,7 @@ class TeamNetworks:
             return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        value = layout.apply(of_rows, layout.split((last, keys)), per_row=self.spec.num_agents)
+        value = layout.apply(compute_values, layout.split((last, keys)), per_row=self.spec.num_agents)
         return value.reshape(-1, self.spec.num_agents)
 
 

@@ -26,8 +26,8 @@ SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 def make_mesh(devices: int) -> Mesh:
     """Return a mesh of `devices` devices, the first ones of every host."""
-    each = devices // jax.process_count()
-    chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:each]]
+    per_host = devices // jax.process_count()
+    chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:per_host]]
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
@@ -159,10 +159,10 @@ class DataParallel:
         """Return the environments on this device, int32[B local]."""
         return self._indices(self.local_envs)
 
-    def _indices(self, number: int) -> Array:
+    def _indices(self, count: int) -> Array:
         """Return the indices on this device, int32[number], of what every device has as many of."""
-        first = jax.lax.axis_index(AXIS) * number if self.devices > 1 else 0
-        return first + jnp.arange(number, dtype=jnp.int32)
+        first = jax.lax.axis_index(AXIS) * count if self.devices > 1 else 0
+        return first + jnp.arange(count, dtype=jnp.int32)
 
     def shard_keys(self, key: Array) -> Array:
         """Return one key per logical shard, key[S local]."""
@@ -190,9 +190,9 @@ class DataParallel:
         """Gather samples [n, ...] of all devices, inside a loss of `gradient`: [n devices, ...], this one's offset."""
         if self.devices == 1:
             return samples, 0
-        number = jax.tree.leaves(samples)[0].shape[0]
-        every = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
-        return every, jax.lax.axis_index(AXIS) * number
+        count = jax.tree.leaves(samples)[0].shape[0]
+        gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
+        return gathered, jax.lax.axis_index(AXIS) * count
 
     def device_mean(self, values: Any) -> Any:
         """Mean over devices inside a loss of `gradient`, for the divisor of a ratio of sums over all samples.
@@ -208,9 +208,9 @@ class DataParallel:
         A row stands for `per_row` samples.
         """
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
-        whole = shards * rows
-        chunk = largest_divisor(whole, self.learn_chunk // per_row) if self.learn_chunk else whole
-        pieces = whole // chunk
+        samples = shards * rows
+        chunk = largest_divisor(samples, self.learn_chunk // per_row) if self.learn_chunk else samples
+        pieces = samples // chunk
         return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
 
     def apply(self, function: Callable[[Any], Any], data: Any, per_row: int = 1) -> Any:
@@ -247,11 +247,11 @@ class DataParallel:
 
 def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
     """Return the mean of function(chunk) over the leading axis, accumulated one after another."""
-    number = jax.tree.leaves(chunks)[0].shape[0]
+    count = jax.tree.leaves(chunks)[0].shape[0]
     first = jax.tree.map(lambda x: x[0], chunks)
-    if number == 1:
+    if count == 1:
         return function(first)
     function = traced_once(function)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
     total, _ = jax.lax.scan(lambda sum_, x: (jax.tree.map(jnp.add, sum_, function(x)), None), zeros, chunks)
-    return jax.tree.map(lambda x: x / number, total)
+    return jax.tree.map(lambda x: x / count, total)

@@ -242,9 +242,9 @@ class Collective(MultiStage):
         `to_dataset`. Without inputs the workers are fresh too, which is enough for shapes.
         """
         key_workers, key = jax.random.split(key)
-        given = (inputs or {}).get("workers")
-        if given:
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
+        worker_weights = (inputs or {}).get("workers")
+        if worker_weights:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *worker_weights)
         else:
             worker = self.experts.worker
             stacked = jax.vmap(lambda key: worker.weights(worker.init(key, None)))(
@@ -253,10 +253,10 @@ class Collective(MultiStage):
         learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
         params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        ring = replay.create(*self._rows, 1, shards, self.timing.rows, envs)
+        buffer = replay.create(*self._rows, 1, shards, self.timing.rows, envs)
         if inputs and "expert_datasets" in inputs:
-            ring = dataset.fill(ring, inputs["expert_datasets"], self.layout)
-        return AlgoState(params, ring)
+            buffer = dataset.fill(buffer, inputs["expert_datasets"], self.layout)
+        return AlgoState(params, buffer)
 
     def weights(self, state: AlgoState) -> Params:
         """Return the parameters for `Networks.action_distribution`, which a student needs too."""
@@ -266,26 +266,26 @@ class Collective(MultiStage):
         """Return the parameters of `weights` and the workers, which act while their data are collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
         state = self.model.states(timestep.observation.reshape(len(indices), -1))
         window = self.model.first_window(state)
         return Carry(window, jnp.zeros((len(indices), self._actions), jnp.float32), jnp.zeros_like(indices), indices)
 
-    def observe(self, memory: Carry, timestep: TimeStep) -> Carry:
+    def observe(self, carry: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
-        state, first = self.model.states(timestep.observation.reshape(len(memory.step), -1)), timestep.first
+        state, first = self.model.states(timestep.observation.reshape(len(carry.step), -1)), timestep.first
         return dataclasses.replace(
-            memory,
-            window=transformer.next_window(memory.window, state, memory.action, timestep.reward[:, 0], first),
-            step=jnp.where(first, 0, memory.step + 1),
-            episode=memory.episode + first.astype(jnp.int32),
+            carry,
+            window=transformer.next_window(carry.window, state, carry.action, timestep.reward[:, 0], first),
+            step=jnp.where(first, 0, carry.step + 1),
+            episode=carry.episode + first.astype(jnp.int32),
         )
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
-        memory = self.observe(carry, timestep)
+        carry = self.observe(carry, timestep)
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,), jnp.float32))(keys)
 
         def uniform() -> Array:
@@ -300,22 +300,22 @@ class Collective(MultiStage):
             # codes of the workers' steps are not used before the transformer is trained
             code = jax.lax.cond(
                 stage < 2,
-                lambda: self.model.codes(policy["encoder"], memory.window),
+                lambda: self.model.codes(policy_params["encoder"], carry.window),
                 lambda: jnp.zeros((len(keys), self.code_size), jnp.float32),
             )
 
             def learner() -> Array:
-                gaussian = self.model.gaussian(policy["actor"], code, memory.window.state[:, -1])
+                gaussian = self.model.gaussian(policy_params["actor"], code, carry.window.state[:, -1])
                 return distributions.squashed_normal(*gaussian, noise)[0]
 
-            worker = functools.partial(self.experts.act, policy["workers"], timestep, noise)
+            worker = functools.partial(self.experts.act, policy_params["workers"], timestep, noise)
             action = jax.lax.switch(stage, [uniform, learner, worker])
-            held_out = memory.episode % dataset.HELD_OUT == 0
-            extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}
+            held_out = carry.episode % dataset.HELD_OUT == 0
+            extras = {"action": action, "code": code, "step": carry.step, "held_out": held_out}
         else:
-            mean, log_std = self.model.action_distribution(policy, memory.window, mode == "zero_code")
+            mean, log_std = self.model.action_distribution(policy_params, carry.window, mode == "zero_code")
             action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
-        return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
+        return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(carry, action=action), extras
 
     # Learning
 
@@ -329,27 +329,27 @@ class Collective(MultiStage):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Label and store the collected steps, then run the phase's updates."""
-        params, ring, timing = state.replicated, state.sharded, self.timing
+        params, buffer, timing = state.replicated, state.sharded, self.timing
         key_labels, key_updates = jax.random.split(key)
         if trajectory is not None and last_timestep is not None:
-            ring = self.experts.store(params.workers, ring, trajectory, last_timestep, key_labels)
+            buffer = self.experts.store(params.workers, buffer, trajectory, last_timestep, key_labels)
         metrics: Means = {}
         if phase.name == "codes":
             codes = functools.partial(self.model.codes, params.learners["encoder"].params)
             begin = jnp.minimum(params.coded, timing.rows - timing.coded_rows)
             places = begin + jnp.arange(timing.coded_rows, dtype=jnp.int32)
-            ring = dataset.encode(ring, places, codes, self.model.states, self.context_length, self.layout)
+            buffer = dataset.encode(buffer, places, codes, self.model.states, self.context_length, self.layout)
             params = dataclasses.replace(params, coded=params.coded + timing.coded_rows)
         elif phase.updates:
             stage = next(stage for stage in self.stages if phase.name in stage.phases)
-            given = stage, self.layout, self.model, params.learners[stage.network], ring
+            arguments = stage, self.layout, self.model, params.learners[stage.network], buffer
             if stage.network == "encoder":
-                learner, metrics = fit_encoder(*given, key_updates, phase.updates)
+                learner, metrics = fit_encoder(*arguments, key_updates, phase.updates)
             else:
                 coded = dataset.with_code(timing.rows, timing.labelled_rows, params.coded)
-                learner, metrics = fit(*given, coded, key_updates, phase.updates)
+                learner, metrics = fit(*arguments, coded, key_updates, phase.updates)
             params = dataclasses.replace(params, learners=params.learners | {stage.network: learner})
-        return AlgoState(params, ring), metrics
+        return AlgoState(params, buffer), metrics
 
     @property
     def stages(self) -> tuple[Stage, ...]:

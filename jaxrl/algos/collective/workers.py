@@ -34,19 +34,19 @@ def resolve_workers(
     spec: EnvSpec, settings: dict[str, Any], sources: tuple[UpstreamRun, ...], recording: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the workers in the order of the environment's tasks, their network settings, and the size of files."""
-    ordered = ordered_workers(spec, sources, recording is not None)
-    worker = {name: ordered[0].settings[name] for name in ALIKE} if ordered else {}
-    for source in ordered:
+    workers = ordered_workers(spec, sources, recording is not None)
+    worker = {name: workers[0].settings[name] for name in ALIKE} if workers else {}
+    for source in workers:
         for name, value in worker.items():
             if source.settings[name] != value:
                 raise ValueError(
-                    f"{ordered[0].run} was trained with {name} {value}, {source.run} with "
+                    f"{workers[0].run} was trained with {name} {value}, {source.run} with "
                     f"{source.settings[name]}: use workers with the same settings"
                 )
     tasks, rows = list(spec.task_names), [0, 0]
     if recording is not None:
         check_dataset(recording, spec)
-        tasks = list(dict.fromkeys([*(tasks if ordered else ()), *recording["task_names"]]))
+        tasks = list(dict.fromkeys([*(tasks if workers else ()), *recording["task_names"]]))
         lengths = dataset.lengths(recording["step"]) + 1
         rows = [int(lengths.sum()), int(lengths.max())]
     if len(tasks) < 2:
@@ -55,12 +55,12 @@ def resolve_workers(
             "let the environment set them, or add expert datasets"
         )
     resolved = json.dumps(dict(zip(RESOLVED, (tasks, worker, rows), strict=True)))
-    return settings | {"workers": ",".join(source.run for source in ordered), "resolved_inputs": resolved}
+    return settings | {"workers": ",".join(source.run for source in workers), "resolved_inputs": resolved}
 
 
-def ordered_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], without: bool) -> list[UpstreamRun]:
-    """Return the workers in the order of the tasks; none only if `without` allows it. Raises ValueError."""
-    if without and not sources:
+def ordered_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], allow_none: bool) -> list[UpstreamRun]:
+    """Return the workers in the order of the tasks; none at all only with `allow_none`. Raises ValueError."""
+    if allow_none and not sources:
         return []
     workers: dict[str, UpstreamRun] = {}
     for source in sources:
@@ -140,7 +140,7 @@ class Experts:
             rows[name].reshape(-1, *rows[name].shape[2:]) for name in ("observation", "task", "noise")
         )
 
-        def of(worker: Params) -> dict[str, Array]:
+        def label_by_worker(worker: Params) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
             values = self.worker.outputs("critic", worker["critic"], observation[:, None], action)
@@ -148,30 +148,30 @@ class Experts:
             soft = soft_value(values, log_prob, alpha)
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
-        judged = jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
-        judged = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), judged)
-        later = self.worker.gamma * (1 - rows["terminated"][1:]) * judged.pop("soft_value")[1:]
-        return {name: x[:-1] for name, x in judged.items()} | {"value": rows["reward"][1:] + later}
+        labels = jax.tree.map(lambda x: _of_task(x, task), jax.vmap(label_by_worker)(workers))
+        labels = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), labels)
+        next_value = self.worker.gamma * (1 - rows["terminated"][1:]) * labels.pop("soft_value")[1:]
+        return {name: x[:-1] for name, x in labels.items()} | {"value": rows["reward"][1:] + next_value}
 
-    def store(self, workers: Params, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
+    def store(self, workers: Params, buffer: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
         step, layout = trajectory.timestep, self.worker.layout
 
         def flat(x: Array) -> Array:
             return x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
 
-        seen = {
+        observed = {
             "observation": appended(flat(step.observation), flat(last.observation)),
             "task": appended(self.task(step), self.task(last)),
         }
         reward, terminated = appended(step.reward, last.reward), appended(step.terminated, last.terminated)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        numbers = math.prod(self.worker.spec.action.shape)
-        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), numbers), jnp.float32))(keys).swapaxes(0, 1)
-        rows = seen | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
+        action_size = math.prod(self.worker.spec.action.shape)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), action_size), jnp.float32))(keys).swapaxes(0, 1)
+        rows = observed | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
         labels = self.labels(workers, rows)
         end = replay.ends(terminated, appended(step.truncated, last.truncated))
-        return replay.write(ring, seen, trajectory.extras | labels, reward, end)
+        return replay.write(buffer, observed, trajectory.extras | labels, reward, end)
 
 
 def _of_task(values: Array, task: Array) -> Array:
