@@ -359,7 +359,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trainer = make_trainer(Collective, Corners(), 4, **TINY)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(phases, "CODED", 32)  # eight rows at a time, of 28
+    patch.setattr(phases, "WINDOWS_PER_CALL", 32)  # eight rows at a time, of 28
     with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
         for number, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)

@@ -39,7 +39,9 @@ def begun(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
 
 def taken_values(algo: Ddpg, critic: Any, sample: dict[str, Any]) -> Any:
     """The critics' values of stored actions."""
-    return algo.value(critic, sample["observation"], algo.actions.taken(sample["action"]), lambda values: values)
+    return algo.value(
+        critic, sample["observation"], algo.actions.stored_vector(sample["action"]), lambda values: values
+    )
 
 
 def flat(tree: Any) -> np.ndarray:
@@ -287,7 +289,7 @@ def test_the_gradient_of_layer_norm() -> None:
     """That of `nets` is its own: against differences of values."""
     rng = np.random.default_rng(0)
     values = [rng.normal(size=shape).astype(np.float32) for shape in [(5, 16), (16,), (16,), (16,)]]
-    check_grads(jax.jit(networks._normalised), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
+    check_grads(jax.jit(networks._norm_relu), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:

@@ -19,7 +19,7 @@ from envs_jax.batch import batched
 from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl.algos import find, ppo
-from jaxrl.algos.actor_critic import extended
+from jaxrl.algos.actor_critic import update_statistics
 from jaxrl.algos.base import AlgoState, Trajectory
 from jaxrl.algos.ppo import Ppo, PpoParameters
 from jaxrl.rl import running_statistics
@@ -216,7 +216,7 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
 def test_statistics_are_those_of_all_valid_samples() -> None:
     layout, rng = DataParallel(8, shards=4), np.random.default_rng(0)
     known: Any = {"actor": running_statistics.start((2, 3))}
-    seen, add = [], jax.jit(lambda known, rows, weight: extended(known, rows, weight, layout))
+    seen, add = [], jax.jit(lambda known, rows, weight: update_statistics(known, rows, weight, layout))
     for offset in (5.0, -3.0, 0.0):
         rows = rng.normal(offset, 2.0, (4, 10, 2, 3)).astype(np.float32)
         valid = rng.permutation(np.arange(40) < 20).reshape(4, 10)
@@ -537,7 +537,7 @@ def test_ended_rows_are_not_counted() -> None:
     """Their weight is 0; where nothing was seen, nothing changes."""
     layout, statistics = DataParallel(4), {"actor": running_statistics.start((1,))}
     values = {"actor": jnp.array([100.0, 7.0, 102.0, 7.0]).reshape(1, 4, 1)}
-    nothing = extended(statistics, values, jnp.zeros((1, 4)), layout)["actor"]
+    nothing = update_statistics(statistics, values, jnp.zeros((1, 4)), layout)["actor"]
     assert (float(nothing.count), float(nothing.mean[0]), float(nothing.variance[0])) == (0.0, 0.0, 1.0)
-    half = extended(statistics, values, jnp.array([[2.0, 0.0, 2.0, 0.0]]), layout)["actor"]
+    half = update_statistics(statistics, values, jnp.array([[2.0, 0.0, 2.0, 0.0]]), layout)["actor"]
     assert (float(half.count), float(half.mean[0]), float(half.variance[0])) == (2.0, 101.0, 1.0)

@@ -239,7 +239,7 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    numbers = jax.jit(algo.update_numbers, static_argnums=1)
+    numbers = jax.jit(algo.update_indices, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, DataParallel(1), env_steps_per_update=1.0, random_steps=4000)

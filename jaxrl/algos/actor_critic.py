@@ -21,8 +21,8 @@ from jaxrl.rl.running_statistics import RunningStatistics, start
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
-LEAST = -69.0  # least logit when sampling, below the largest
-LIMIT = 10.0  # normalised inputs lie in +/- this
+MIN_LOGIT = -69.0  # least logit when sampling, below the largest
+INPUT_LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
 def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
@@ -32,7 +32,7 @@ def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
             f"{name} needs one array per agent as observation, '{spec.name}' has several: concatenate them"
         )
     if not isinstance(spec.action, Discrete):
-        BoxActions.of(spec, name)
+        BoxActions.from_spec(spec, name)
     if critic == "central" and not has_view(spec):
         raise ValueError(
             f"critic central needs a critic_input or a single array as global_state, '{spec.name}' has neither: use "
@@ -109,7 +109,7 @@ class ActorCritic:
     def statistics(self, inputs: str, values: bool) -> Statistics:
         """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
         box = self.spec.observation
-        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > LIMIT
+        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
         enabled = {"always": True, "never": False, "auto": needs_scaling}[inputs]
         shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if enabled else {}
         return {name: start(shape) for name, shape in (shapes | ({"value": ()} if values else {})).items()}
@@ -135,11 +135,11 @@ class ActorCritic:
 
     def outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
         """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
-        return self.actor.apply(actor, _normalized("actor", statistics, observation))
+        return self.actor.apply(actor, _normalize("actor", statistics, observation))
 
     def value(self, critic: Params, statistics: Statistics, sample: Arrays) -> Array:
         """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
-        return self.critic.apply(critic, _normalized("critic", statistics, sample[self.view]))[:, 0]
+        return self.critic.apply(critic, _normalize("critic", statistics, sample[self.view]))[:, 0]
 
     def log_prob(self, outputs: Array, sample: Arrays) -> tuple[Array, Array]:
         """Return log-probabilities of actions float32[...], and the policy's entropy, of outputs [..., n].
@@ -174,7 +174,7 @@ class ActorCritic:
         if self.box is None:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
-            probs = jnp.exp(jnp.clip(logits, LEAST, 0.0))  # above 0: some action is always found
+            probs = jnp.exp(jnp.clip(logits, MIN_LOGIT, 0.0))  # above 0: some action is always found
             scores = outputs if greedy else None
             action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, scores)
             return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
@@ -185,7 +185,7 @@ class ActorCritic:
         return action, sample | {"log_prob": self.log_prob(outputs, sample)[0]}
 
 
-def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
+def update_statistics(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
     """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m].
 
     Samples of weight 0 are not counted; the others' weights have a mean of 1 over all samples.
@@ -202,7 +202,7 @@ def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: Dat
     return updated
 
 
-def _normalized(name: str, statistics: Statistics, inputs: Array) -> Array:
+def _normalize(name: str, statistics: Statistics, inputs: Array) -> Array:
     """Return inputs float32[N, ...], normalised where there are statistics of them."""
     inputs = inputs.astype(jnp.float32)
-    return jnp.clip(statistics[name].normalize(inputs), -LIMIT, LIMIT) if name in statistics else inputs
+    return jnp.clip(statistics[name].normalize(inputs), -INPUT_LIMIT, INPUT_LIMIT) if name in statistics else inputs

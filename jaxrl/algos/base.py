@@ -438,14 +438,14 @@ def is_used(value: Array | float) -> bool:
     return isinstance(value, Array) or value != 0
 
 
-def appended(rows: Array, last: Array) -> Array:
+def append_last(rows: Array, last: Array) -> Array:
     """Return rows [T, ...] and a last one [...] of any dtype, as [T + 1, ...] of the rows' dtype."""
     return jnp.concatenate([rows, last[None].astype(rows.dtype)])
 
 
 def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     """Return the time steps [T, B, ...] that follow each row."""
-    return jax.tree.map(lambda rows, last: appended(rows[1:], last), trajectory.timestep, last_timestep)
+    return jax.tree.map(lambda rows, last: append_last(rows[1:], last), trajectory.timestep, last_timestep)
 
 
 def _check_arguments(part: str, module: Any, num_inputs: int) -> None:

@@ -17,7 +17,7 @@ class BoxActions:
     box: Box
 
     @classmethod
-    def of(cls, spec: EnvSpec, algorithm: str) -> "BoxActions":
+    def from_spec(cls, spec: EnvSpec, algorithm: str) -> "BoxActions":
         """Return the actions of an environment. Raises ValueError if they are not floats with bounds."""
         box: Any = spec.action
         if not isinstance(box, Box):

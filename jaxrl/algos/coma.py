@@ -129,7 +129,7 @@ class Coma(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return one phase: roll out whole episodes, then learn from them and discard them."""
-        return (Phase("train", self.spec.horizon, self.num_epochs * self.batches.number, restart=True),)
+        return (Phase("train", self.spec.horizon, self.num_epochs * self.batches.per_epoch, restart=True),)
 
     # A training step
 
@@ -142,14 +142,14 @@ class Coma(Algorithm):
     def learn_stages(self) -> tuple[Stage, ...]:
         """Return the stages: in every epoch all minibatches train the critic, then, in the last ones, the actor."""
         names = [("critic",) if epoch < self.first_actor_epoch else STAGES for epoch in range(self.num_epochs)]
-        return tuple(Stage(name, epoch, self.batches.number) for epoch, stage in enumerate(names) for name in stage)
+        return tuple(Stage(name, epoch, self.batches.per_epoch) for epoch, stage in enumerate(names) for name in stage)
 
     def begin_learning(
         self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
     ) -> Learning:
         """Compute the targets of all transitions, and shuffle them for each epoch."""
         params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
-        data = self.data(params, trajectory, last_timestep, key_last, progress)
+        data = self.compute_transitions(params, trajectory, last_timestep, key_last, progress)
         if self.tau == 0:  # a copy, of the critic before this step's epochs, takes effect in the next targets
             target = optax.periodic_update(
                 params.critic.params, params.target, progress.learn_calls[1], self.target_update_period
@@ -159,12 +159,12 @@ class Coma(Algorithm):
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
             key_shuffle, jnp.arange(self.num_epochs, dtype=jnp.uint32)
         )
-        data["order"] = order = self.batches.shuffled(keys)
+        data["order"] = order = self.batches.shuffle(keys)
         assert isinstance(self.spec.action, Discrete)
         values = jnp.zeros((*order.shape[:1], *order.shape[2:], self.spec.action.n), jnp.float32)
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *BATCH) | {"values": values[:, 0]})
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
-        updates = {"critic": self.critic_update, "actor": self.actor_update}
+        updates = {"critic": self.update_critic, "actor": self.update_actor}
         metrics = {
             stage: self.batches.empty_metrics(update, getattr(params, stage), batch, progress, epochs=epochs[stage])
             for stage, update in updates.items()
@@ -182,15 +182,15 @@ class Coma(Algorithm):
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
-            learner, update_metrics = self.critic_update(params.critic, batch, progress)
+            learner, update_metrics = self.update_critic(params.critic, batch, progress)
             new_values = self.layout.apply(
                 lambda sample: self.nets.values(learner.params, sample["critic_input"]), batch
             )
             values = values.at[:, index].set(new_values)
-            row = epoch * self.batches.number + index
+            row = epoch * self.batches.per_epoch + index
         else:
-            learner, update_metrics = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
-            row = (epoch - self.first_actor_epoch) * self.batches.number + index
+            learner, update_metrics = self.update_actor(params.actor, batch | {"values": values[:, index]}, progress)
+            row = (epoch - self.first_actor_epoch) * self.batches.per_epoch + index
         stage_metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
         params = dataclasses.replace(params, **{stage: learner})
         return Learning(data, values, (params, metrics | {stage: stage_metrics}, target_mean))
@@ -199,12 +199,12 @@ class Coma(Algorithm):
         params, metrics, target_mean = learning.replicated
         return AlgoState(params, ()), metrics["critic"] | metrics["actor"] | {"target_mean": target_mean}
 
-    def data(
+    def compute_transitions(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> Arrays:
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
-        transitions = batches.flat(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
+        transitions = batches.flatten_all(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
 
         def compute_value(sample: Arrays) -> Array:
             return select_action_value(self.nets.values(params.target, sample["critic_input"]), sample["action"])
@@ -215,11 +215,13 @@ class Coma(Algorithm):
 
         value = layout.apply(compute_value, transitions)
         last_value = self.nets.last_value(act, params.target, last, key, layout)
-        target = self.targets(trajectory, last, batches.unflatten(value), last_value)
-        observation, weight = trajectory.timestep.observation, batches.weights(trajectory)
-        return transitions | batches.flat(observation=observation, **trajectory.extras, target=target, weight=weight)
+        target = self.compute_targets(trajectory, last, batches.unflatten(value), last_value)
+        observation, weight = trajectory.timestep.observation, batches.sample_weights(trajectory)
+        return transitions | batches.flatten_all(
+            observation=observation, **trajectory.extras, target=target, weight=weight
+        )
 
-    def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+    def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """TD(lambda) targets y [T, B, A] of target values q of the taken actions, [T, B, A], and after them, [B, A].
 
         y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}), l = lambda (1 - done); after the last step q.
@@ -234,7 +236,7 @@ class Coma(Algorithm):
         lambda_t = self.td_lambda * over_agents(~next_steps.done)
         return returns.lambda_returns(next_steps.reward, discount, next_value, lambda_t)
 
-    def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
+    def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2; weights w are 0 after an end."""
 
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
@@ -245,13 +247,13 @@ class Coma(Algorithm):
         critic, norm = self.step("critic", critic, gradient, progress)
         return critic, {"critic_loss": value, "critic_grad_norm": norm}
 
-    def actor_update(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
+    def update_actor(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step (equation 5) on the policy loss minus the entropy bonus, unless the actor is frozen."""
         epsilon = self.epsilon(progress)
 
         def advantages(sample: Arrays) -> Array:
             mixed = epsilon_mix(self.nets.logits(actor.params, sample["observation"]), epsilon)
-            return self.advantages(sample, apply_action_mask(mixed, sample["mask"]))
+            return self.compute_advantages(sample, apply_action_mask(mixed, sample["mask"]))
 
         if self.scale_advantage:
             batch = batch | {"scale": self.batches.deviation(self.layout.apply(advantages, batch), batch["weight"])}
@@ -277,14 +279,14 @@ class Coma(Algorithm):
         """Return the policy loss and its metrics; logits [N, n]."""
         action, weight = sample["action"], sample["weight"]
         action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])  # exploration, then the mask
-        advantage = self.advantages(sample, jax.lax.stop_gradient(action_probs))
+        advantage = self.compute_advantages(sample, jax.lax.stop_gradient(action_probs))
         scaled = advantage / sample["scale"] if self.scale_advantage else advantage
         log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))
         value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
         kl = {"kl": divergence(log_prob, sample["log_prob"], weight)}
         return value, policy_metrics(advantage, log_prob, weight) | kl
 
-    def advantages(self, sample: Arrays, action_probs: Array) -> Array:
+    def compute_advantages(self, sample: Arrays, action_probs: Array) -> Array:
         """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
         uses_return = self.advantage == "return"
         value = sample["target"] if uses_return else select_action_value(sample["values"], sample["action"])
@@ -330,7 +332,7 @@ class Coma(Algorithm):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a training step."""
-        return Minibatches.of_size(self.spec, self.layout, self.minibatch_size)
+        return Minibatches.from_size(self.spec, self.layout, self.minibatch_size)
 
     @property
     def gradient_samples(self) -> int:

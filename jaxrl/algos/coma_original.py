@@ -129,15 +129,15 @@ class ComaOriginal(Coma):
         first_target = jax.tree.map(jnp.copy, params.critic.params)
         return AlgoState(OriginalParameters(**vars(params), first_target=first_target), ())
 
-    def data(
+    def compute_transitions(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> dict[str, Array]:
         """Return COMA's data, with the values of the first target critic."""
         assert isinstance(params, OriginalParameters)
         params = dataclasses.replace(params, target=params.first_target)
-        return super().data(params, trajectory, last, key, progress)
+        return super().compute_transitions(params, trajectory, last, key, progress)
 
-    def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+    def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Return the original's sums over each agent's episodes in one row, episode after episode."""
         del last_value
         steps = self.spec.horizon

@@ -116,11 +116,11 @@ class Ddpg(OffPolicy):
         values = over_critics(self.outputs("critic", critic, observation))
         return jnp.sum(jnp.broadcast_to(vector, values.shape) * values, axis=-1)
 
-    def target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
+    def compute_target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
         """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
         observation = sample["next_observation"]
         outputs = self.outputs("actor", params.target_actor, observation)
-        action = self.actions.target(outputs, sample.get("next_mask"), sample.get("noise"))
+        action = self.actions.target_vector(outputs, sample.get("next_mask"), sample.get("noise"))
         value = self.value(params.target_critic, observation, action, lambda values: values.min(0))
         window_return = functools.partial(n_step_return, gamma=self.gamma)
         rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
@@ -129,7 +129,7 @@ class Ddpg(OffPolicy):
     def actor_loss(self, actor: Params, sample: dict[str, Array], critic: Params) -> tuple[Array, dict[str, Array]]:
         """- mean over samples, agents and critics of Q(o, x), x the actor's action, plus regularisers."""
         outputs = self.outputs("actor", actor, sample["observation"])
-        vector = self.actions.policy(outputs, sample.get("mask"))
+        vector = self.actions.actor_vector(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
         loss, metrics = -used * value, {}
@@ -147,8 +147,8 @@ class Ddpg(OffPolicy):
         """Update the critics, then the actor where `update_index` is due, then the targets likewise."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)
-            vector = self.actions.taken(sample["action"])
+            target = self.compute_target(params, sample)
+            vector = self.actions.stored_vector(sample["action"])
             values = self.value(critic, sample["observation"], vector, lambda values: values)
             errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
@@ -208,7 +208,7 @@ class Ddpg(OffPolicy):
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
         mask = timestep.action_mask if self.heeds_masks else None
-        vector = self.actions.policy(self.outputs("actor", policy_params, timestep.observation), mask)
+        vector = self.actions.actor_vector(self.outputs("actor", policy_params, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
         explores = mode == "explore"

@@ -25,7 +25,7 @@ def check_action_settings(settings: Any, spec: EnvSpec) -> None:
     """Raise ValueError for settings that do not fit the environment's actions, and for actions without bounds."""
     kind, needed, ignored = "discrete", "continuous", CONTINUOUS
     if not isinstance(spec.action, Discrete):
-        _ = BoxActions.of(spec, "ddpg")
+        _ = BoxActions.from_spec(spec, "ddpg")
         kind, needed, ignored = "continuous", "discrete", DISCRETE
     for field in dataclasses.fields(settings):
         if field.name in ignored and getattr(settings, field.name) != field.default:
@@ -86,16 +86,16 @@ class Softmax:
         del key, count
         return None
 
-    def policy(self, outputs: Array, mask: Array | None) -> Array:
+    def actor_vector(self, outputs: Array, mask: Array | None) -> Array:
         """Return the actor's vector x of outputs [..., n]."""
         return masked_softmax(outputs, mask)
 
-    def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
+    def target_vector(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
         """Return the vector x for the critics' targets; noise [N, A, n]."""
         del noise
-        return self.policy(outputs, mask)
+        return self.actor_vector(outputs, mask)
 
-    def taken(self, stored: Array) -> Array:
+    def stored_vector(self, stored: Array) -> Array:
         """Return the vector x float32[N, A, n] of stored actions."""
         return stored
 
@@ -145,7 +145,7 @@ class Expected(Softmax):
     def rows(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.spec.num_agents,), jnp.uint8 if self.size <= 256 else jnp.int32)
 
-    def taken(self, stored: Array) -> Array:
+    def stored_vector(self, stored: Array) -> Array:
         return jax.nn.one_hot(stored, self.size, dtype=jnp.float32)
 
     def _one(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
@@ -169,7 +169,7 @@ class Continuous(Softmax):
 
     @property
     def _actions(self) -> BoxActions:
-        return BoxActions.of(self.spec, "ddpg")
+        return BoxActions.from_spec(self.spec, "ddpg")
 
     @property
     def size(self) -> int:
@@ -179,12 +179,12 @@ class Continuous(Softmax):
         shape = (count, self.spec.num_agents, self.size)
         return jax.random.normal(key, shape, jnp.float32) if self.target_deviation else None
 
-    def policy(self, outputs: Array, mask: Array | None) -> Array:
+    def actor_vector(self, outputs: Array, mask: Array | None) -> Array:
         del mask
         return jnp.tanh(outputs)
 
-    def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
-        action = self.policy(outputs, mask)
+    def target_vector(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
+        action = self.actor_vector(outputs, mask)
         if noise is None:
             return action
         return jnp.clip(action + jnp.clip(self.target_deviation * noise, -self.target_clip, self.target_clip), -1, 1)

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Discrete, TimeStep
 from envs_jax.progress import Progress, add, total
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, appended, setting
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, append_last, setting
 from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
 from jaxrl.nn.networks import Network
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
+MAX_UPDATES = 100_000  # per iteration; metrics appear only at its end
 RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where their ratio is not whole
 
 # Layout letters besides T, B, A, S: N samples, C critics, n steps of a return, m samples of one logical shard.
@@ -31,7 +31,7 @@ def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 
 
-def reordered(values: Array, order: Array, inverse: bool = False) -> Array:
+def reorder(values: Array, order: Array, inverse: bool = False) -> Array:
     """Return values [..., N, A, n] of the actions 0 .. n - 1 in the order [N, A, n]; or from that order (`inverse`)."""
     position = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, position, action]
     position = jnp.expand_dims(position, range(values.ndim - order.ndim))
@@ -112,10 +112,10 @@ class OffPolicy(Algorithm):
                 "--scale_observation false"
             )
         super().__post_init__()
-        if self.updates > MOST_UPDATES:
+        if self.updates > MAX_UPDATES:
             raise ValueError(
                 f"{self.steps_per_call * self.layout.num_envs:,} environment steps with env_steps_per_update "
-                f"{self.env_steps_per_update:g} make more than {MOST_UPDATES:,} updates in a row: raise "
+                f"{self.env_steps_per_update:g} make more than {MAX_UPDATES:,} updates in a row: raise "
                 "env_steps_per_update, or lower update_interval or num_envs"
             )
         if self.batch_size % self.layout.shards:
@@ -130,8 +130,8 @@ class OffPolicy(Algorithm):
                 f"{self.steps_per_call} between calls to learn (update_interval, or more for an update per "
                 "env_steps_per_update): raise buffer_size, or lower update_interval or env_steps_per_update"
             )
-        if rows * envs // self.layout.shards >= replay.MOST_ROWS:
-            max_rows = (replay.MOST_ROWS - 1) * self.layout.shards
+        if rows * envs // self.layout.shards >= replay.MAX_ROWS:
+            max_rows = (replay.MAX_ROWS - 1) * self.layout.shards
             raise ValueError(
                 f"the replay would hold {rows * envs:,} steps, and {max_rows:,} are the most: lower buffer_size"
             )
@@ -185,7 +185,7 @@ class OffPolicy(Algorithm):
             return None
         return total(progress.env_steps) < self.first_calls * self.steps_per_call * self.layout.num_envs
 
-    def update_numbers(self, progress: Progress, phase: Phase) -> Array:
+    def update_indices(self, progress: Progress, phase: Phase) -> Array:
         """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
 
         All updates of a phase without steps have number 0, at which every schedule is due.
@@ -213,7 +213,7 @@ class OffPolicy(Algorithm):
             return AlgoState(params, buffer), {}
         # counters include the steps just stored
         progress = dataclasses.replace(progress, env_steps=add(progress.env_steps, phase.steps * self.layout.num_envs))
-        update_indices = self.update_numbers(progress, phase)
+        update_indices = self.update_indices(progress, phase)
         keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
             jnp.arange(len(update_indices), dtype=jnp.uint32)
         )
@@ -299,11 +299,11 @@ class OffPolicy(Algorithm):
         step = trajectory.timestep
         rows, last_row = self.stored_observation(step), self.stored_observation(last)
         observations = {
-            name: appended(rows[name].astype(shape.dtype), last_row[name])
+            name: append_last(rows[name].astype(shape.dtype), last_row[name])
             for name, shape in self.observation_shapes.items()
         }
-        end = replay.ends(appended(step.terminated, last.terminated), appended(step.truncated, last.truncated))
-        reward = appended(step.reward, last.reward)
+        end = replay.ends(append_last(step.terminated, last.terminated), append_last(step.truncated, last.truncated))
+        reward = append_last(step.reward, last.reward)
         return replay.write(buffer, observations, self.stored_action(trajectory), reward, end)
 
     def sample(self, buffer: Replay, key: Key) -> tuple[Array, Array]:
@@ -364,10 +364,10 @@ class OffPolicy(Algorithm):
         if self.scale_observation:
             inputs = inputs / self._largest
         if action is not None:
-            action = reordered(action, order) if self._ordered else action
+            action = reorder(action, order) if self._ordered else action
             return self.networks[part].apply(params, jnp.concatenate([inputs, action], axis=-1))[..., 0]
         outputs = self.networks[part].apply(params, inputs)
-        return reordered(outputs, order, inverse=True) if self._ordered else outputs
+        return reorder(outputs, order, inverse=True) if self._ordered else outputs
 
     @property
     def _ordered(self) -> int:

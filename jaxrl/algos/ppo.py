@@ -17,7 +17,7 @@ import optax
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos import base
-from jaxrl.algos.actor_critic import ActorCritic, Arrays, Statistics, check_spec, extended
+from jaxrl.algos.actor_critic import ActorCritic, Arrays, Statistics, check_spec, update_statistics
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -137,8 +137,8 @@ class Ppo(Algorithm):
         self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
     ) -> Learning:
         """Compute advantages and targets (algorithm 1), and shuffle the transitions for each epoch."""
-        params, data, data_metrics = self.data(state.replicated, trajectory, last_timestep)
-        order = self.batches.shuffled(jax.random.split(key, self.num_epochs))
+        params, data, data_metrics = self.compute_transitions(state.replicated, trajectory, last_timestep)
+        order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
         metrics = self.batches.empty_metrics(self.update, params, batch, progress, epochs=self.num_epochs)
         return Learning(data | {"order": order}, (), (params, metrics, data_metrics))
@@ -157,40 +157,42 @@ class Ppo(Algorithm):
         """Update the statistics of inputs: the policy that acted has seen inputs normalised by the former ones."""
         data, (params, metrics, data_metrics) = learning.data, learning.replicated
         views = {"actor": data["observation"], "critic": data[self.nets.view]}
-        params = dataclasses.replace(params, statistics=extended(params.statistics, views, data["weight"], self.layout))
+        params = dataclasses.replace(
+            params, statistics=update_statistics(params.statistics, views, data["weight"], self.layout)
+        )
         return AlgoState(params, ()), metrics | data_metrics
 
-    def data(
+    def compute_transitions(
         self, params: PpoParameters, trajectory: Trajectory, last: TimeStep
     ) -> tuple[PpoParameters, Arrays, Arrays]:
         """Return parameters with new statistics of targets, all transitions [S local, samples, ...], and metrics."""
         layout, batches = self.layout, self.batches
-        weight = batches.flatten(batches.weights(trajectory))
-        transitions = batches.flat(**self.nets.inputs(trajectory.timestep, layout))
+        weight = batches.flatten(batches.sample_weights(trajectory))
+        transitions = batches.flatten_all(**self.nets.inputs(trajectory.timestep, layout))
 
         def compute_value(rows: Arrays) -> Array:  # in units of the reward
             value = self.nets.value(params.critic.params, params.statistics, rows)
             return params.statistics["value"].denormalize(value) if self.normalize_value else value
 
         value = batches.unflatten(layout.apply(compute_value, transitions))
-        last_inputs = batches.flat(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
+        last_inputs = batches.flatten_all(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
         last_value = layout.apply(compute_value, last_inputs).reshape(-1, self.spec.num_agents)
-        advantage = batches.flatten(self.advantages(trajectory, last, value, last_value))
+        advantage = batches.flatten(self.compute_advantages(trajectory, last, value, last_value))
         target = advantage + batches.flatten(value)
         error, spread = (batches.deviation(x, weight)[0, 0] for x in (advantage, target))  # the advantage is y - V
         metrics = {"target_mean": layout.sample_mean(weight * target), "explained_variance": 1 - (error / spread) ** 2}
         if self.normalize_value:
-            statistics = extended(params.statistics, {"value": target}, weight, layout)
+            statistics = update_statistics(params.statistics, {"value": target}, weight, layout)
             target = statistics["value"].normalize(target)
             params = dataclasses.replace(params, statistics=statistics)
         if self.normalize_advantage:
             mean = layout.sample_mean(weight * advantage)
             advantage = (advantage - mean) / batches.deviation(advantage, weight)
-        acted = batches.flat(**({"action": trajectory.action} | trajectory.extras))
+        acted = batches.flatten_all(**({"action": trajectory.action} | trajectory.extras))
         transitions |= acted | {"advantage": advantage, "target": target, "weight": weight}
         return params, transitions, metrics
 
-    def advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+    def compute_advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
 
         The value after a truncated episode is that of its last observation, which has a row of its own.
@@ -279,7 +281,7 @@ class Ppo(Algorithm):
     def batches(self) -> Minibatches:
         """Return the minibatches of a rollout."""
         spec = dataclasses.replace(self.spec, horizon=self.steps)
-        return Minibatches.of_number(spec, self.layout, self.num_minibatches)
+        return Minibatches.from_count(spec, self.layout, self.num_minibatches)
 
     @property
     def gradient_samples(self) -> int:

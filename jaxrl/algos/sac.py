@@ -92,14 +92,14 @@ class Sac(OffPolicy):
     traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")
 
     def __post_init__(self) -> None:
-        BoxActions.of(self.spec, "sac")
+        BoxActions.from_spec(self.spec, "sac")
         super().__post_init__()
         if "alpha" in self.custom.networks:
             raise ValueError("networks: 'alpha' is a number for each task, not a network: leave it out")
 
     # One update
 
-    def target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
+    def compute_target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
         """Return y = R + gamma^k (1 - terminated) V' (equations 2, 3, 5), without gradient.
 
         R sums the discounted rewards of k = n_step steps, fewer at an episode's end; truncated episodes bootstrap. V'
@@ -108,7 +108,7 @@ class Sac(OffPolicy):
         mean, log_std = self.gaussian(params.actor.params, sample["next_observation"])
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
         values = self.outputs("critic", params.target_critic, sample["next_observation"], action)
-        value = soft_value(values, log_prob, jnp.exp(self.of_task(params.alpha.params, sample)))
+        value = soft_value(values, log_prob, jnp.exp(self.select_task(params.alpha.params, sample)))
         window_return = functools.partial(n_step_return, gamma=self.gamma)
         rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
         return rewards + discount[:, None] * value
@@ -119,7 +119,7 @@ class Sac(OffPolicy):
         """Update the critics, then, where they are due at this update, the targets, and last actor and temperatures."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
+            target = self.compute_target(params, sample)  # of `params`, not of the `critic` that is differentiated
             values = self.outputs("critic", critic, sample["observation"], sample["action"])
             weight = sample["weight"][None, :, None]
             errors = jnp.sum(weight * jnp.square(target[None] - values), axis=0)  # equation 5 without 1/2, all critics
@@ -129,14 +129,14 @@ class Sac(OffPolicy):
         critic, norm = self.step("critic", params.critic, gradient, progress)
         target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(update_index))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
-        actor_update = functools.partial(self.actor_update, params, batch, progress)  # sees the new critics
+        actor_update = functools.partial(self.update_actor, params, batch, progress)  # sees the new critics
         params = when_due(self.actor_update_period, update_index, actor_update, params)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
         return params, metrics | params.shown
 
-    def actor_update(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
+    def update_actor(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
         """Take one step on the actor and on the temperatures, whose losses share no parameters."""
 
         def losses(learned: tuple[Params, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
@@ -144,7 +144,7 @@ class Sac(OffPolicy):
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
             values = self.outputs("critic", params.critic.params, sample["observation"], action)
             used = (sample["weight"] > 0).astype(jnp.float32)  # 0 where no transition was found
-            log_alpha = self.of_task(learned[1], sample)
+            log_alpha = self.select_task(learned[1], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
             actor_loss = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
             # equation 18: raises alpha where the entropy is below its target
@@ -167,7 +167,7 @@ class Sac(OffPolicy):
             return jnp.where(setting_value == 0, default, setting_value)
         return setting_value or default
 
-    def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
+    def select_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """Select from float32[K] the entry of each sample's task, float32[N]."""
         log_alphas = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
         if self.spec.num_tasks == 1:
@@ -225,7 +225,7 @@ class Sac(OffPolicy):
     @property
     def actions(self) -> BoxActions:
         """Return the actions."""
-        return BoxActions.of(self.spec, "sac")
+        return BoxActions.from_spec(self.spec, "sac")
 
     @property
     def action_size(self) -> int:

@@ -29,7 +29,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 
 GOLDEN = 2654435769  # 2^32 divided by the golden ratio
 # Settings that determine the teacher's networks.
-TEACHES = (
+TEACHER_SETTINGS = (
     "resolved_inputs", "state_entries", "context_length", "code_size", "embedding_size", "feedforward_size",
     "num_heads", "num_layers", "hidden_size", "depth",
 )  # fmt: skip
@@ -117,7 +117,9 @@ class Student(Sac, MultiStage):
                 kind = type(source.algo).__name__.lower()
                 raise ValueError(f"{source.run} was trained with {kind}: a teacher must be a run of collective")
             source.check(spec)
-            settings = settings | {"resolved_inputs": json.dumps({name: source.settings[name] for name in TEACHES})}
+            settings = settings | {
+                "resolved_inputs": json.dumps({name: source.settings[name] for name in TEACHER_SETTINGS})
+            }
         return settings
 
     @functools.cached_property
@@ -125,7 +127,7 @@ class Student(Sac, MultiStage):
         """Return the teacher's algorithm; its minibatches are as small as allowed."""
         if not self.resolved_inputs:
             return None
-        settings = read_resolved(self.resolved_inputs, TEACHES)
+        settings = read_resolved(self.resolved_inputs, TEACHER_SETTINGS)
         settings["state_entries"] = tuple(settings.get("state_entries", ()))
         settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
         return Collective(self.spec, self.layout, **settings)
@@ -169,7 +171,7 @@ class Student(Sac, MultiStage):
         constant_until = self.random_steps + self.teacher_constant_steps
         return teacher_weight_schedule(total(progress.env_steps), constant_until, self.teacher_until_step)
 
-    def guided(self, carry: Carry, progress: Progress) -> Array:
+    def teacher_acts(self, carry: Carry, progress: Progress) -> Array:
         """Return whether the teacher acts, bool[B].
 
         An episode's limit is a share of `guide_steps`, from the multiples of the golden ratio, which spread evenly.
@@ -224,7 +226,7 @@ class Student(Sac, MultiStage):
         )
         mean = jnp.tanh(mean)
         if self.guide_steps:
-            student_action = jnp.where(self.guided(carry, progress)[:, None], mean, student_action)
+            student_action = jnp.where(self.teacher_acts(carry, progress)[:, None], mean, student_action)
             action = self.actions.denormalize(student_action[:, None])
         rho = agreement(student_action, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
         extras = {"rho": jnp.where(teacher_is_used, rho, 0.0)[:, None]}

@@ -316,7 +316,7 @@ class TeamNet(nn.Module):
             elif self.layer_norm:  # Ba et al. 2016, arXiv 1607.06450
                 scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, bias.shape, jnp.float32)
                 shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, bias.shape, jnp.float32)
-                x = _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
+                x = _norm_relu(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
             else:
                 x = _rectify(products, bias)
             if layer == 0 and self.communication:
@@ -327,16 +327,16 @@ class TeamNet(nn.Module):
 
 
 @jax.custom_vjp
-def _normalised(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
+def _norm_relu(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
     """ReLU of layer norm of products + bias, float32[N, F] for bias, scale and shift float32[F].
 
     It has a custom gradient, with two sums along rows and one along columns instead of the eight of automatic
     differentiation.
     """
-    return _normalise(products, bias, scale, shift)[0]
+    return _norm_relu_forward(products, bias, scale, shift)[0]
 
 
-def _normalise(products: Array, bias: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
+def _norm_relu_forward(products: Array, bias: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
     rows = products + bias[None]
     centred = rows - rows.mean(-1, keepdims=True)
     spread = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
@@ -345,7 +345,7 @@ def _normalise(products: Array, bias: Array, scale: Array, shift: Array) -> tupl
     return out, (normal, spread, out, scale)
 
 
-def _normalise_backward(residuals: tuple[Array, ...], gradient: Array) -> tuple[Array, ...]:
+def _norm_relu_backward(residuals: tuple[Array, ...], gradient: Array) -> tuple[Array, ...]:
     normal, spread, out, scale = residuals
     shift_gradient = jnp.where(out > 0, gradient, 0.0)
     scale_gradient = shift_gradient * normal
@@ -355,7 +355,7 @@ def _normalise_backward(residuals: tuple[Array, ...], gradient: Array) -> tuple[
     return row_gradient, *jnp.stack([row_gradient, scale_gradient, shift_gradient]).sum(1)
 
 
-_normalised.defvjp(_normalise, _normalise_backward)
+_norm_relu.defvjp(_norm_relu_forward, _norm_relu_backward)
 
 
 class BidirectionalLSTM(nn.Module):

@@ -84,7 +84,7 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
 
 
-def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def trace_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` traced once for both its shapes and its call, and inlined."""
     return jax.jit(function, inline=True)
 
@@ -97,16 +97,16 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
     """
     if chunks == 1:
         return function(batch)
-    make_buffers, write = chunked(function, batch, chunks, out_axes, in_axis)
+    make_buffers, write = prepare_chunks(function, batch, chunks, out_axes, in_axis)
     return jax.lax.fori_loop(np.int32(0), np.int32(chunks), write, make_buffers())
 
 
-def chunked(
+def prepare_chunks(
     function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any, in_axis: int = 0
 ) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
     """Return what `map_chunks` does chunk by chunk: () -> empty buffers, (index of a chunk, buffers) -> buffers."""
     size = jax.tree.leaves(batch)[0].shape[in_axis] // chunks
-    function = traced_once(function)
+    function = trace_once(function)
 
     def part(index: Array) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, in_axis), batch)
@@ -251,7 +251,7 @@ def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
     first = jax.tree.map(lambda x: x[0], chunks)
     if count == 1:
         return function(first)
-    function = traced_once(function)
+    function = trace_once(function)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
     total, _ = jax.lax.scan(lambda sum_, x: (jax.tree.map(jnp.add, sum_, function(x)), None), zeros, chunks)
     return jax.tree.map(lambda x: x / count, total)

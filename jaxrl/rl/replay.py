@@ -22,7 +22,7 @@ from jaxrl.common.types import Key
 from jaxrl.nn.precision import stored_dtype
 
 CONTINUES, TERMINATED, TRUNCATED = 0, 1, 2
-MOST_ROWS = 2**31  # of a logical shard, limited by int32 indices
+MAX_ROWS = 2**31  # of a logical shard, limited by int32 indices
 TRIES = 4  # draws per sample; the first valid window start is taken
 
 
@@ -98,7 +98,7 @@ def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
 
 def create(observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int) -> Replay:
     """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
-    if rows * envs >= MOST_ROWS:
+    if rows * envs >= MAX_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
 
     def zeros(tree: Any) -> Any:
