@@ -51,8 +51,8 @@ class DdpgParameters:
 class Ddpg(OffPolicy):
     """Deep deterministic policy gradients with a replay, for discrete actions or continuous ones in a box."""
 
-    gamma: float = setting(0.95, "discount", between=UNIT)
-    tau: float = setting(0.001, "rate of the soft update of the target networks", between=UNIT)
+    gamma: float = setting(0.95, "discount factor per step", between=UNIT)
+    tau: float = setting(0.001, "share by which an update moves target networks to the trained ones", between=UNIT)
     actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(
@@ -61,37 +61,45 @@ class Ddpg(OffPolicy):
     num_critics: int = setting(
         1, "number of critics; targets use the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
     )
-    eps_start: float = setting(0.5, "initial exploration rate (discrete actions)", between=UNIT)
+    eps_start: float = setting(0.5, "exploration rate at the start (discrete actions)", between=UNIT)
     eps_decay: float = setting(
-        0.99998, "factor on the exploration rate per environment step, all environments together", between=UNIT
+        0.99998,
+        "multiply the exploration rate by this at each environment step, all environments together",
+        between=UNIT,
     )
-    eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT)
+    eps_min: float = setting(0.0, "lower bound of the exploration rate", between=UNIT)
     exploration_noise: float = setting(
-        0.1, "standard deviation of exploration (continuous actions, scaled to [-1, 1])", between=(0, 10)
+        0.1, "standard deviation of the noise on explored actions (continuous, scaled to [-1, 1])", between=(0, 10)
     )
     target_noise: float = setting(
-        0.0, "standard deviation of the noise on target actions (continuous actions; TD3: 0.2)", between=(0, 10)
+        0.0, "standard deviation of the noise on target actions (continuous; TD3: 0.2)", between=(0, 10)
     )
-    target_noise_clip: float = setting(0.5, "largest size of that noise", between=(0, 2))
+    target_noise_clip: float = setting(0.5, "clip the noise on target actions to +/- this", between=(0, 2))
     action_gradient: Literal["softmax", "expected"] = setting(
         "softmax",
-        "discrete actions. softmax: critics see the softmax vector (published); expected: a value per action, the "
-        "actor maximizes their mean (arXiv 1709.00503)",
+        "for discrete actions. softmax: critics see the softmax vector (published); expected: critics give a value per "
+        "action, and the actor maximizes their mean (arXiv 1709.00503)",
     )
-    network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents (arXiv 1703.10069)")
-    first_layer: Literal["linear", "relu"] = setting("linear", "linear: no ReLU after the first layer (published)")
-    layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
+    network: Literal["mlp", "bicnet"] = setting(
+        "mlp", "mlp: agents do not communicate; bicnet: an LSTM over the agents (arXiv 1703.10069)"
+    )
+    first_layer: Literal["linear", "relu"] = setting(
+        "linear", "linear: no ReLU after the first layer (published); relu: one"
+    )
+    layer_norm: bool = setting(False, "apply layer norm before each ReLU (arXiv 1607.06450)")
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     entropy_weight: float = setting(
-        0.0, "entropy bonus of the actor (arXiv 1602.01783; discrete actions)", between=(0, 1e6)
+        0.0, "weight of the actor's entropy bonus (discrete actions; arXiv 1602.01783)", between=(0, 1e6)
     )
     logit_weight: float = setting(
-        0.0, "penalty on the actor's squared outputs, which keeps softmax and tanh from saturating", between=(0, 1e6)
+        0.0,
+        "weight of the actor's mean squared outputs in its loss, which keeps softmax and tanh from saturating",
+        between=(0, 1e6),
     )
     masking: bool = setting(
         True,
-        "discrete actions: take only those that the environment's mask allows, where it has masks (arXiv 2006.14171); "
-        "false: ignore masks and play closed actions, too, as the published trainers do",
+        "for discrete actions: take only those that the environment's mask allows, if it has one (arXiv 2006.14171); "
+        "false: also take closed actions, as the published trainers do",
     )
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")

@@ -58,26 +58,26 @@ class OffPolicy(Algorithm):
     )
     update_interval: int = setting(
         1,
-        "least number of steps of every environment between calls to learn, which makes the updates due for them in a "
-        "row; more where too few environments bring less than one update",
+        "steps of every environment between calls to learn, which runs all updates due in a row; there are more steps "
+        "where too few environments make less than one update due",
         between=(1, 100_000),
     )
     batch_size: int = setting(
-        64, "transitions per update, drawn with replacement; each holds all agents", between=(1, 2**24)
+        64, "transitions per update, sampled with replacement; each holds all agents", between=(1, 2**24)
     )
     buffer_size: int = setting(
         100_000, "capacity of the replay buffer in environment steps, all environments together", between=(1, 1e12)
     )
-    learning_starts: int = setting(0, "transitions stored before the first update; 0 = batch_size", between=(0, 1e12))
+    learning_starts: int = setting(0, "transitions to store before the first update; 0 = batch_size", between=(0, 1e12))
     random_steps: int = setting(
         0,
-        "environment steps (all environments together) with random actions; then all updates due for them, each "
-        "of which also updates the actor and the target networks",
+        "environment steps (all environments together) with random actions at the start; all updates due for them "
+        "follow, and each also updates the actor and the target networks",
         between=(0, 2**24 - 1),
     )
-    n_step: int = setting(1, "n of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
-    gamma: float = setting(0.99, "discount", between=UNIT)
-    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT)
+    n_step: int = setting(1, "steps of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
+    gamma: float = setting(0.99, "discount factor per step", between=UNIT)
+    tau: float = setting(0.005, "share by which an update moves target networks to the trained ones", between=UNIT)
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
     final_lr_fraction: float = setting(
@@ -92,8 +92,8 @@ class OffPolicy(Algorithm):
     actor_update_period: int = setting(1, "critic updates per update of the actor", between=(1, 1e9))
     target_update_period: int = setting(1, "critic updates per update of the target networks", between=(1, 1e9))
     scale_observation: bool = setting(False, "divide observations by their largest possible absolute value")
-    hidden_size: int = setting(256, "units of each hidden layer", between=(1, 2**16))
-    depth: int = setting(2, "hidden layers", between=(1, 100))
+    hidden_size: int = setting(256, "units of each hidden layer of actor and critics", between=(1, 2**16))
+    depth: int = setting(2, "number of hidden layers of actor and critics", between=(1, 100))
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")

@@ -80,43 +80,51 @@ class Ppo(Algorithm):
     )  # fmt: skip
 
     rollout_steps: int = setting(
-        128, "steps of every environment per iteration, from where it stands; 0 = a whole episode of each, all of the "
-        "same length, after which nothing of the environments is kept", between=(0, 100_000),
+        128, "steps of every environment per iteration, which go on where the last ones ended; 0 = a whole new episode "
+        "of each environment, for episodes that all have the same length", between=(0, 100_000),
     )  # fmt: skip
-    num_minibatches: int = setting(8, "minibatches per epoch", between=(1, 1e6))
+    num_minibatches: int = setting(8, "minibatches per epoch; more are smaller", between=(1, 1e6))
     num_epochs: int = setting(4, "epochs (passes over the rollout) per iteration", between=(1, 10_000))
-    gamma: float = setting(0.99, "discount", between=UNIT)
-    gae_lambda: float = setting(0.95, "lambda of the advantages (arXiv 1506.02438)", between=UNIT)
-    clip_ratio: float = setting(0.2, "clip range of the probability ratio around 1", between=(1e-6, 1e6))
-    entropy_weight: float = setting(0.0, "entropy bonus", between=(0, 1e6))
+    gamma: float = setting(0.99, "discount factor per step", between=UNIT)
+    gae_lambda: float = setting(
+        0.95, "lambda of the advantages (arXiv 1506.02438); 1 = returns, 0 = one step", between=UNIT
+    )
+    clip_ratio: float = setting(0.2, "clip the probability ratio to 1 +/- this", between=(1e-6, 1e6))
+    entropy_weight: float = setting(0.0, "weight of the entropy bonus", between=(0, 1e6))
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-3, "learning rate of the critic (Adam)", between=RATE)
-    final_lr_fraction: float = setting(0.1, "learning rates decay linearly to this fraction", between=UNIT)
+    final_lr_fraction: float = setting(0.1, "learning rates fall linearly to this fraction at the end", between=UNIT)
     max_grad_norm: float = setting(0.5, "clip gradients of each network to this norm; 0 = never", between=(0, 1e9))
-    normalize_advantage: bool = setting(True, "shift and scale the advantages of a rollout to mean 0, deviation 1")
+    normalize_advantage: bool = setting(True, "shift and scale a rollout's advantages to mean 0 and deviation 1")
     normalize_observation: Literal["auto", "always", "never"] = setting(
-        "auto", "by running mean and deviation of each number; auto = vectors whose bounds are missing or exceed 10"
+        "auto",
+        "normalise each number of an observation by its running mean and deviation; auto = for vectors whose bounds "
+        "are missing or exceed 10",
     )
     normalize_value: bool = setting(True, "the critic learns targets scaled by their running mean and deviation")
     critic: Literal["auto", "local", "central"] = setting(
-        "auto", "local: an agent's critic sees its own observation (IPPO); central: all that the environment shows "
-        "critics (MAPPO); auto = central where there is such a view, and a team or a global state"
+        "auto", "local: an agent's critic sees its observation (IPPO); central: it sees the environment's centralised "
+        "view (MAPPO); auto = central for teams and with a global state, if the environment has such a view"
     )  # fmt: skip
-    initial_std: float = setting(0.6, "initial deviation of continuous actions, of a box [-1, 1]", between=(1e-6, 1e3))
+    initial_std: float = setting(0.6, "initial deviation of continuous actions, scaled to [-1, 1]", between=(1e-6, 1e3))
     hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
-    depth: int = setting(2, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
+    depth: int = setting(2, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
     initializer: Literal["torch", "he", "xavier", "orthogonal"] = setting(
         "orthogonal", "orthogonal, he: with a small last layer; torch: PyTorch's default; xavier: uniform"
     )
-    stride: int = setting(1, "of the first convolution; 2 takes a fifth of the arithmetic", between=(1, 100))
-    convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
+    stride: int = setting(
+        1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
+    )
+    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
+        "auto", "how convolutions are computed; auto = the fastest way on the backend"
+    )
 
     def __post_init__(self) -> None:
         check_spec(self.spec, "ppo", self.critic)
         if self.rollout_steps == 0 and not self.spec.fixed_horizon:
             raise ValueError(
-                f"rollout_steps 0 stands for whole episodes of one length, those of '{self.spec.name}' may end "
-                "earlier: give a number, such as 128"
+                f"rollout_steps 0 needs episodes of one length, and in '{self.spec.name}' they may end earlier: give a "
+                "number, such as 128"
             )
         super().__post_init__()
         self.batches.check(self.num_epochs, actor_epochs=0)

@@ -82,11 +82,13 @@ class Sac(OffPolicy):
     )
     alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = constant", between=(0, 10))
     initial_alpha: float = setting(1.0, "initial temperature of every task", between=(1e-30, 1e9))
-    target_entropy: float = setting(0.0, "target entropy of an agent's policy; 0 = minus the number of action dims")
+    target_entropy: float = setting(
+        0.0, "entropy to which temperatures steer an agent's policy, nats; 0 = minus the number of action dims"
+    )
     actor_update_period: int = setting(
         1, "critic updates per update of the actor and the temperatures", between=(1, 1e9)
     )
-    layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
+    layer_norm: bool = setting(False, "apply layer norm before each ReLU of the critics (arXiv 2302.02948)")
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")

@@ -66,15 +66,15 @@ class Student(Sac, MultiStage):
     target_update_period: int = setting(2, "critic updates per update of the target networks", between=(1, 1e9))
     teacher_weight: float = setting(1.0, "initial reward bonus for full agreement with the teacher", between=(0, 1e6))
     teacher_constant_steps: int = setting(
-        4000, "environment steps after random_steps during which the bonus stays constant", between=(0, 2**24 - 1)
+        4000, "environment steps after random_steps for which the bonus stays constant", between=(0, 2**24 - 1)
     )
     teacher_until_step: int = setting(100_000, "environment step from which the bonus is 0", between=(0, 2**24 - 1))
     teacher_min_std: float = setting(
-        0.1, "lower bound of the teacher's standard deviation (original: 1e-4)", between=(1e-6, 1e3)
+        0.1, "lower bound of the teacher's standard deviation in the bonus (original: 1e-4)", between=(1e-6, 1e3)
     )
     guide_steps: int = setting(
-        0, "steps at the start of each episode that the teacher plays (jump start, arXiv 2204.02372): drawn for each "
-        "episode, at most this number, which falls to 0 as the bonus does; 0 = none",
+        0, "let the teacher play the first steps of each episode (jump start, arXiv 2204.02372): a number drawn for "
+        "each episode up to this limit, which falls to 0 as the bonus does; 0 = none",
         between=(0, 2**24),
     )  # fmt: skip
 

@@ -52,7 +52,8 @@ class Collective(MultiStage):
 
     workers: str = setting("", "runs of sac, one per task, separated by commas")
     expert_datasets: str = setting(
-        "", "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with or without"
+        "",
+        "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with workers or without",
     )
     resolved_inputs: str = setting("", "data of workers and expert datasets, as JSON; filled in by the run", flag=False)
     state_entries: tuple[int, ...] = setting((), "indices of the observation that form the state; empty = all")
@@ -61,11 +62,13 @@ class Collective(MultiStage):
     )
     learner_steps: int = setting(
         32_000,
-        "then, steps per task in which the learner acts and learns (at least one episode; 0 = none)",
+        "steps per task after random_steps in which the learner acts and learns (at least one episode; 0 = none)",
         between=(0, 1e9),
     )
     worker_steps: int = setting(
-        20_000, "then, steps per task in which the workers act (at least one episode; 0 = none)", between=(0, 1e9)
+        20_000,
+        "steps per task after learner_steps in which the workers act (at least one episode; 0 = none)",
+        between=(0, 1e9),
     )
     update_interval: int = setting(8, "steps of every environment between calls to learn", between=(1, 100_000))
     initial_updates: int = setting(8000, "actor updates after the random steps", between=(0, 1e9))
@@ -85,7 +88,7 @@ class Collective(MultiStage):
     num_layers: int = setting(3, "encoder layers of the transformer", between=(1, 100))
     dropout: float = setting(0.1, "dropout rate of the transformer", between=(0, 0.99))
     contrast_weight: float = setting(
-        0.25, "weight of the InfoNCE loss; that of the reconstruction is 1", between=(0, 1e6)
+        0.25, "weight of the InfoNCE loss; the reconstruction has weight 1", between=(0, 1e6)
     )
     temperature: float = setting(0.15, "temperature of InfoNCE", between=(1e-6, 1e6))
     actor_updates: int = setting(50_000, "actor updates with the trained transformer's codes", between=(1, 1e9))
@@ -114,7 +117,7 @@ class Collective(MultiStage):
         ):
             raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
-            raise ValueError(f"collective needs actions in [-1, 1], but those of '{spec.name}' are {action}")
+            raise ValueError(f"collective needs actions in [-1, 1], but in '{spec.name}' they are {action}")
         super().__post_init__()
         _ = self._resolved
         size = math.prod(spec.observation.shape)
