@@ -512,7 +512,7 @@ def test_every_seed_learns_what_it_does_alone(case: str) -> None:
         ({"clip_ratio": 0.0}, "clip_ratio must lie between 1e-06 and"),
         ({"num_minibatches": 1000}, "num_minibatches 1000 exceeds the 768 samples of a logical shard"),
         ({"critic": "central"}, "critic central needs a critic_input or a single array as global_state, 'made_up' has"),
-        ({"rollout_steps": 0}, "rollout_steps 0 stands for whole episodes of one length, those of 'made_up' may end"),
+        ({"rollout_steps": 0}, "rollout_steps 0 needs episodes of one length, and in 'made_up' they may end"),
     ],
 )
 def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) -> None:

@@ -2,8 +2,20 @@
 
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), with the advantages of Schulman et
 al. 2016 (GAE, arXiv 1506.02438). Agents share the actor. An agent's critic sees its own observation (IPPO) or the
-environment's centralised view (MAPPO, Yu et al. 2022, arXiv 2103.01955). In the order of the paper: advantages, losses;
-settings; an iteration: data, epochs, updates. Networks and acting are in `actor_critic`, minibatches in `episodes`.
+environment's centralised view (MAPPO, Yu et al. 2022, arXiv 2103.01955). An iteration collects a rollout from every
+environment and then learns in this order:
+
+1. The critic V gives the advantages A_t = delta_t + d_t l A_{t+1} with delta_t = r_t + d_t V(s') - V(s), the discount
+   d and lambda l, and the targets y = A + V(s): `compute_transitions`. With `normalize_value` the critic learns y less
+   its running mean, over its running deviation, both including this rollout. With `normalize_advantage` A gets mean 0
+   and deviation 1.
+2. Each epoch takes, on every minibatch, one step of the actor and of the critic at once: `update`. Their losses are
+   - mean w (min(r A, clip(r, 1 - c, 1 + c) A) + b H) and mean w (V(s) - y)^2 / 2, with the ratio r of the
+   probabilities of the action now and when it was taken, the entropy H, its weight b and the clip range c.
+3. With `normalize_observation` the statistics of the inputs then include this rollout: `end_learning`.
+
+The weight w is 0 after an episode's end, and 1 on average. The file goes on in this order: settings, advantages and
+losses, the iteration, acting, sizes. Networks are in `actor_critic`, minibatches in `episodes`.
 """
 
 import dataclasses
@@ -129,46 +141,53 @@ class Ppo(Algorithm):
         super().__post_init__()
         self.batches.check(self.num_epochs, actor_epochs=0)
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Return one phase: roll out, then learn from the rollout and discard it."""
-        return (Phase("train", self.steps, self.num_epochs * self.num_minibatches, restart=self.rollout_steps == 0),)
+    # Advantages and losses
+
+    def compute_advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+        """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
+
+        A truncated episode bootstraps from the value of its last observation, which has a row of its own.
+        """
+
+        def over_agents(x: Array) -> Array:
+            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
+
+        next_steps = base.next_timesteps(trajectory, last)
+        next_value = jnp.concatenate([value[1:], last_value[None]])
+        discount = self.gamma * over_agents(~next_steps.terminated)
+        lambda_t = self.gae_lambda * over_agents(~next_steps.done)
+        return generalised_advantages(next_steps.reward, discount, lambda_t, value, next_value)
+
+    def update(self, params: PpoParameters, batch: Arrays, progress: Progress) -> tuple[PpoParameters, Arrays]:
+        """Take a step on the actor and one on the critic (equation 9), which share no parameters."""
+
+        def losses(learned: tuple[Params, Params], sample: Arrays) -> tuple[Array, Arrays]:
+            actor, critic = learned
+            outputs = self.nets.outputs(actor, params.statistics, sample["observation"])
+            log_prob, entropy = self.nets.log_prob(outputs, sample)
+            value = self.nets.value(critic, params.statistics, sample)
+            old_log_prob, weight = sample["log_prob"], sample["weight"]
+            actor_losses = clipped_losses(log_prob, old_log_prob, sample["advantage"], self.clip_ratio)
+            actor_loss = jnp.mean(weight * actor_losses)
+            critic_loss = jnp.mean(weight * 0.5 * jnp.square(value - sample["target"]))
+            clipped = (jnp.abs(jnp.exp(log_prob - old_log_prob) - 1) > self.clip_ratio).astype(jnp.float32)
+            means = {"actor_loss": actor_loss, "critic_loss": critic_loss, "policy_entropy": jnp.mean(weight * entropy)}
+            means |= {"kl": divergence(log_prob, old_log_prob, weight), "clip_fraction": jnp.mean(weight * clipped)}
+            return actor_loss + critic_loss - self.entropy_weight * means["policy_entropy"], means
+
+        learned = params.actor.params, params.critic.params
+        (actor_gradient, critic_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)
+        actor, actor_norm = self.step("actor", params.actor, actor_gradient, progress)
+        critic, critic_norm = self.step("critic", params.critic, critic_gradient, progress)
+        metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
+        return dataclasses.replace(params, actor=actor, critic=critic), metrics
 
     # An iteration
 
     @property
-    def learn_stages(self) -> tuple[Stage, ...]:
-        """Return one stage for each epoch, whose steps are minibatches."""
-        return tuple(Stage("update", epoch, self.num_minibatches) for epoch in range(self.num_epochs))
-
-    def begin_learning(
-        self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
-    ) -> Learning:
-        """Compute advantages and targets (algorithm 1), and shuffle the transitions for each epoch."""
-        params, data, data_metrics = self.compute_transitions(state.replicated, trajectory, last_timestep)
-        order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
-        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
-        metrics = self.batches.empty_metrics(self.update, params, batch, progress, epochs=self.num_epochs)
-        return Learning(data | {"order": order}, (), (params, metrics, data_metrics))
-
-    def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
-        """Take a step on a minibatch."""
-        del stage
-        data, (params, metrics, data_metrics) = learning.data, learning.replicated
-        batch = pick(data, data["order"][:, epoch, index], *(name for name in data if name != "order"))
-        params, update_metrics = self.update(params, batch, progress)
-        row = epoch * self.num_minibatches + index
-        metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics.items()}
-        return Learning(data, (), (params, metrics, data_metrics))
-
-    def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
-        """Update the statistics of inputs: the policy that acted has seen inputs normalised by the former ones."""
-        data, (params, metrics, data_metrics) = learning.data, learning.replicated
-        views = {"actor": data["observation"], "critic": data[self.nets.view]}
-        params = dataclasses.replace(
-            params, statistics=update_statistics(params.statistics, views, data["weight"], self.layout)
-        )
-        return AlgoState(params, ()), metrics | data_metrics
+    def phases(self) -> tuple[Phase, ...]:
+        """Return one phase: roll out, then learn from the rollout and discard it."""
+        return (Phase("train", self.steps, self.num_epochs * self.num_minibatches, restart=self.rollout_steps == 0),)
 
     def compute_transitions(
         self, params: PpoParameters, trajectory: Trajectory, last: TimeStep
@@ -196,52 +215,41 @@ class Ppo(Algorithm):
         if self.normalize_advantage:
             mean = layout.sample_mean(weight * advantage)
             advantage = (advantage - mean) / batches.deviation(advantage, weight)
-        acted = batches.flatten_all(**({"action": trajectory.action} | trajectory.extras))
-        transitions |= acted | {"advantage": advantage, "target": target, "weight": weight}
+        acting = batches.flatten_all(**({"action": trajectory.action} | trajectory.extras))
+        transitions |= acting | {"advantage": advantage, "target": target, "weight": weight}
         return params, transitions, metrics
 
-    def compute_advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
+    @property
+    def learn_stages(self) -> tuple[Stage, ...]:
+        """Return one stage for each epoch, whose steps are minibatches."""
+        return tuple(Stage("update", epoch, self.num_minibatches) for epoch in range(self.num_epochs))
 
-        The value after a truncated episode is that of its last observation, which has a row of its own.
-        """
+    def begin_learning(
+        self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
+    ) -> Learning:
+        """Compute advantages and targets (algorithm 1), and shuffle the transitions for each epoch."""
+        params, data, data_metrics = self.compute_transitions(state.replicated, trajectory, last_timestep)
+        order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
+        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
+        metrics = self.batches.empty_metrics(self.update, params, batch, progress, epochs=self.num_epochs)
+        return Learning(data | {"order": order}, (), (params, metrics, data_metrics))
 
-        def over_agents(x: Array) -> Array:
-            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
+    def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
+        """Update on minibatch `index`."""
+        del stage
+        data, (params, metrics, data_metrics) = learning.data, learning.replicated
+        batch = pick(data, data["order"][:, epoch, index], *(name for name in data if name != "order"))
+        params, update_metrics = self.update(params, batch, progress)
+        row = epoch * self.num_minibatches + index
+        metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics.items()}
+        return Learning(data, (), (params, metrics, data_metrics))
 
-        next_steps = base.next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~next_steps.terminated)
-        lambda_t = self.gae_lambda * over_agents(~next_steps.done)
-        return generalised_advantages(next_steps.reward, discount, lambda_t, value, next_value)
-
-    def update(self, params: PpoParameters, batch: Arrays, progress: Progress) -> tuple[PpoParameters, Arrays]:
-        """Take a step on the actor and one on the critic (equation 9), which share no parameters."""
-
-        def losses(learned: tuple[Params, Params], sample: Arrays) -> tuple[Array, Arrays]:
-            actor, critic = learned
-            outputs = self.nets.outputs(actor, params.statistics, sample["observation"])
-            log_prob, entropy = self.nets.log_prob(outputs, sample)
-            value = self.nets.value(critic, params.statistics, sample)
-            behaviour_log_prob, weight = sample["log_prob"], sample["weight"]
-            actor_loss = jnp.mean(
-                weight * clipped_losses(log_prob, behaviour_log_prob, sample["advantage"], self.clip_ratio)
-            )
-            critic_loss = jnp.mean(weight * 0.5 * jnp.square(value - sample["target"]))
-            outside = (jnp.abs(jnp.exp(log_prob - behaviour_log_prob) - 1) > self.clip_ratio).astype(jnp.float32)
-            means = {"actor_loss": actor_loss, "critic_loss": critic_loss, "policy_entropy": jnp.mean(weight * entropy)}
-            means |= {
-                "kl": divergence(log_prob, behaviour_log_prob, weight),
-                "clip_fraction": jnp.mean(weight * outside),
-            }
-            return actor_loss + critic_loss - self.entropy_weight * means["policy_entropy"], means
-
-        learned = params.actor.params, params.critic.params
-        (actor_gradient, critic_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)
-        actor, actor_norm = self.step("actor", params.actor, actor_gradient, progress)
-        critic, critic_norm = self.step("critic", params.critic, critic_gradient, progress)
-        metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
-        return dataclasses.replace(params, actor=actor, critic=critic), metrics
+    def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
+        """Update the statistics of inputs last: all updates must see inputs as the policy that acted has seen them."""
+        data, (params, metrics, data_metrics) = learning.data, learning.replicated
+        views = {"actor": data["observation"], "critic": data[self.nets.view]}
+        statistics = update_statistics(params.statistics, views, data["weight"], self.layout)
+        return AlgoState(dataclasses.replace(params, statistics=statistics), ()), metrics | data_metrics
 
     # Acting
 
