@@ -1,10 +1,21 @@
 """DDPG for teams (Lillicrap et al. 2016, arXiv 1509.02971), with continuous or discrete actions.
 
-Discrete actions are those of the 3v3 snakes baseline (jidiai/Competition_3v3snakes) by default: the softmax vector of
-the actor is the continuous action that critic and replay see, the environment gets an action drawn from it. Weights
-are shared by all agents; critics are local, unless BiCNet (Peng et al. 2017, arXiv 1703.10069) mixes the agents.
-Twin critics, delayed updates and smoothed targets of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) are settings. Default
-settings are the published ones of the snakes baseline, but for `masking`.
+An update (algorithm 1) learns from a batch of stored transitions, with observations o and actions x, in this order:
+
+1. The critics take a step on mean w sum_c (Q_c(o, x) - y)^2, where y = R + gamma^k min_c Q'_c(o', mu'(o')) comes from
+   the target networks, and R sums the discounted rewards of k = `n_step` steps, fewer at an episode's end. An episode
+   that terminated has no second term.
+2. At every `actor_update_period`th update the actor mu takes a step on - mean Q(o, mu(o)) with the new critics, plus
+   regularisers.
+3. At every `target_update_period`th update the target networks Q' and mu' move towards Q and mu by the share `tau`.
+
+The weight w is 1, and 0 for padding of the batch. `off_policy` says when updates are made. Weights are shared by all
+agents; critics are local, unless BiCNet (Peng et al. 2017, arXiv 1703.10069) mixes the agents. Twin critics, delayed
+updates and smoothed targets of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) are settings.
+
+Discrete actions are treated as in the 3v3 snakes baseline (jidiai/Competition_3v3snakes) by default: the actor's
+softmax vector is the continuous action that critic and replay see, and the environment gets an action drawn from it.
+The default settings are the published ones of the snakes baseline, except for `masking`.
 """
 
 import dataclasses
@@ -26,7 +37,7 @@ from jaxrl.nn import distributions
 from jaxrl.nn.networks import Network, TeamNet
 from jaxrl.rl.replay import n_step_return
 
-# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector, m samples of a shard.
+# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector x, m samples of a shard.
 
 
 @pytree
@@ -37,7 +48,7 @@ class DdpgParameters:
         actor: Learner.
         critic: Learner of all critics.
         target_actor, target_critic: their slowly updated copies.
-        shown: {name: float32[]}, metrics of the actor's last step.
+        shown: {name: float32[]}, metrics of the actor's last step, under the name that checkpoints have.
     """
 
     actor: Learner
@@ -125,7 +136,7 @@ class Ddpg(OffPolicy):
         return jnp.sum(jnp.broadcast_to(vector, values.shape) * values, axis=-1)
 
     def compute_target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
-        """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
+        """Return y = R + gamma^k Q'(o', x') (equation 5): x' by the target actor, Q' by the smallest target critic."""
         observation = sample["next_observation"]
         outputs = self.outputs("actor", params.target_actor, observation)
         action = self.actions.target_vector(outputs, sample.get("next_mask"), sample.get("noise"))
@@ -135,7 +146,7 @@ class Ddpg(OffPolicy):
         return rewards + discount[:, None] * value
 
     def actor_loss(self, actor: Params, sample: dict[str, Array], critic: Params) -> tuple[Array, dict[str, Array]]:
-        """- mean over samples, agents and critics of Q(o, x), x the actor's action, plus regularisers."""
+        """Return - Q(o, x) of the actor's action x, mean over samples, agents and critics, plus regularisers."""
         outputs = self.outputs("actor", actor, sample["observation"])
         vector = self.actions.actor_vector(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
@@ -152,7 +163,7 @@ class Ddpg(OffPolicy):
     def update(
         self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[DdpgParameters, dict[str, Array]]:
-        """Update the critics, then the actor where `update_index` is due, then the targets likewise."""
+        """Update the critics, then the actor if it is due, then the target networks if they are due."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.compute_target(params, sample)
@@ -164,14 +175,14 @@ class Ddpg(OffPolicy):
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
         critic, norm = self.step("critic", params.critic, gradient, progress)
 
-        def actor_update() -> tuple[Learner, dict[str, Array]]:
+        def update_actor() -> tuple[Learner, dict[str, Array]]:
             loss = functools.partial(self.actor_loss, critic=critic.params)
             gradient, (_, actor_metrics) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
             actor, norm = self.step("actor", params.actor, gradient, progress)
             return actor, actor_metrics | {"actor_grad_norm": norm}
 
         unchanged = params.actor, params.shown
-        actor, actor_metrics = when_due(self.actor_update_period, update_index, actor_update, unchanged)
+        actor, actor_metrics = when_due(self.actor_update_period, update_index, update_actor, unchanged)
         rate = self.target_rate(update_index)
         new = DdpgParameters(
             actor=actor,

@@ -1,14 +1,23 @@
 """Soft actor-critic for continuous actions: a squashed Gaussian, twin critics, a learned temperature for each task.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a temperature for each
-task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897), random steps and a burst of updates at the start, and
-actor and target updates at periods of their own. Agents share all parameters; a critic sees an agent's own
-observation and action.
+task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897). An update learns from a batch of stored transitions,
+with states s and actions a, in this order:
+
+1. The critics take a step on mean w sum_c (Q_c(s, a) - y)^2, where y = R + gamma^k (min_c Q'_c(s', a') - alpha log
+   pi(a' | s')), with the target critics Q' and a' sampled from the policy pi now. R sums the discounted rewards of
+   k = `n_step` steps, fewer at an episode's end. An episode that terminated has no second term.
+2. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
+3. At every `actor_update_period`th update the actor takes a step on mean (alpha log pi(a | s) - min_c Q_c(s, a)), with
+   a sampled from pi and the new critics, and log alpha a step on mean alpha (- log pi(a | s) - H), with alpha before
+   the step in the first loss, and the entropy H to which the policy is steered.
+
+The weight w is 1, and 0 for padding of the batch. `off_policy` says when updates are made; a run may begin with random
+steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own observation and action.
 
 Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log
-standard deviation, where the paper's code clips (as argator18's collective-learning pipeline, see `collective`,
-does); n-step returns are not corrected for older policies; log-probabilities and entropies are those of actions in
-[-1, 1].
+standard deviation, where the paper's code clips (argator18's collective-learning pipeline, see `collective`, does the
+same); n-step returns are not corrected for older policies; log-probabilities and entropies refer to actions in [-1, 1].
 """
 
 import dataclasses
@@ -42,9 +51,9 @@ def soft_value(
 ) -> Float32[Array, "N A"]:
     """Minimum over critics of Q(s, a), minus alpha log pi(a | s) (arXiv 1812.05905, equation 3 and section 5).
 
-    The gradient goes to the first of the smallest critics. (That of `values.min(0)` compares values with the minimum
-    and divides by the number of matches: zero by zero where the compiler recomputes the values for that comparison
-    with different rounding.)
+    The gradient goes to the first of the smallest critics. (The gradient of `values.min(0)` compares values with the
+    minimum and divides by the number of matches: this is zero by zero where the compiler recomputes the values with
+    different rounding.)
     """
     assert_shape(values, (None, *log_prob.shape))
     assert_shape(alpha, log_prob.shape[:-1])
@@ -62,7 +71,7 @@ class SacParameters:
         critic: Learner of all critics.
         target_critic: their slowly updated copy.
         alpha: Learner of float32[K], the logarithm of each task's temperature.
-        shown: {name: float32[]}, metrics of the actor's last step.
+        shown: {name: float32[]}, metrics of the actor's last step, under the name that checkpoints have.
     """
 
     actor: Learner
@@ -105,7 +114,7 @@ class Sac(OffPolicy):
         """Return y = R + gamma^k (1 - terminated) V' (equations 2, 3, 5), without gradient.
 
         R sums the discounted rewards of k = n_step steps, fewer at an episode's end; truncated episodes bootstrap. V'
-        is the soft value of an action sampled after them; the entropy of actions in between is left out.
+        is the soft value of an action sampled in the state after them. Entropies of actions in between are left out.
         """
         mean, log_std = self.gaussian(params.actor.params, sample["next_observation"])
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
@@ -131,26 +140,26 @@ class Sac(OffPolicy):
         critic, norm = self.step("critic", params.critic, gradient, progress)
         target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(update_index))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
-        actor_update = functools.partial(self.update_actor, params, batch, progress)  # sees the new critics
-        params = when_due(self.actor_update_period, update_index, actor_update, params)
+        update_actor = functools.partial(self.update_actor, params, batch, progress)  # with the new critics
+        params = when_due(self.actor_update_period, update_index, update_actor, params)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
         return params, metrics | params.shown
 
     def update_actor(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
-        """Take one step on the actor and on the temperatures, whose losses share no parameters."""
+        """Take one step on the actor and one on the temperatures; their losses share no parameters."""
 
         def losses(learned: tuple[Params, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
             values = self.outputs("critic", params.critic.params, sample["observation"], action)
-            used = (sample["weight"] > 0).astype(jnp.float32)  # 0 where no transition was found
+            used = (sample["weight"] > 0).astype(jnp.float32)  # 0 for padding
             log_alpha = self.select_task(learned[1], sample)
-            alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
+            alpha, fixed_log_prob = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
             actor_loss = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
             # equation 18: raises alpha where the entropy is below its target
-            alpha_loss = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed - self.entropy_target)
+            alpha_loss = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed_log_prob - self.entropy_target)
             metrics = means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
             return actor_loss.mean() + alpha_loss.mean(), metrics
 
@@ -162,7 +171,7 @@ class Sac(OffPolicy):
 
     @property
     def entropy_target(self) -> Array | float:
-        """Return H, minus the number of action dims by default."""
+        """Return H, by default minus the number of action dims."""
         setting_value: Any = self.target_entropy
         default = -float(self.action_size)
         if isinstance(setting_value, Array):  # in a sweep
@@ -170,7 +179,7 @@ class Sac(OffPolicy):
         return setting_value or default
 
     def select_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
-        """Select from float32[K] the entry of each sample's task, float32[N]."""
+        """Return the entry of each sample's task in float32[K], float32[N]."""
         log_alphas = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
         if self.spec.num_tasks == 1:
             return log_alphas[:, 0]
@@ -235,7 +244,7 @@ class Sac(OffPolicy):
 
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        """Return the actor, with means and raw deviations, and the critics, see `actor_and_critics`."""
+        """Return the actor, which gives means and raw deviations, and the critics; see `actor_and_critics`."""
 
         def standard(part: str, outputs: int) -> TeamNet:
             layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
