@@ -159,11 +159,11 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
     [
         (
             Box((2,), jnp.int32, 0, 3),
-            "those of 'x' are int32 from 0 to 3: describe one choice of n by Discr",
+            "but in 'x' they are int32 from 0 to 3: use Discrete",
         ),
         (
             Box((2,), low=[0, -math.inf], high=1),
-            "sac needs float actions with bounds, those of 'x' are float32 from -inf to 1",
+            "sac needs float actions with bounds, but in 'x' they are float32 from -inf to 1",
         ),
         (Box((2,), low=[0, 1], high=1), "in the action Box of 'x' low must be below high"),
     ],

@@ -816,7 +816,7 @@ def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixtu
     expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
-    assert "observations of the expert datasets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
+    assert "observations of the expert datasets have 3 numbers, but in 'corners' 4" in capsys.readouterr().err
     broken = dataclasses.asdict(made()) | {"version": 1}
     np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
     assert train.main(argv) == 1

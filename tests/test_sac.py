@@ -368,8 +368,12 @@ def test_names() -> None:
     ("spec", "settings", "sentence"),
     [
         (dataclasses.replace(ARM, action=Discrete(4)), {}, "sac needs continuous actions, 'arm' has discrete ones"),
-        (dataclasses.replace(ARM, action=Box((2,))), {}, "needs float actions with bounds, those of 'arm' are float32"),
-        (dataclasses.replace(ARM, action=Box((2,), jnp.int32, 0, 4)), {}, "those of 'arm' are int32 from 0 to 4"),
+        (
+            dataclasses.replace(ARM, action=Box((2,))),
+            {},
+            "needs float actions with bounds, but in 'arm' they are float32",
+        ),
+        (dataclasses.replace(ARM, action=Box((2,), jnp.int32, 0, 4)), {}, "but in 'arm' they are int32 from 0 to 4"),
         (dataclasses.replace(ARM, observation={"a": Box((2,))}), {}, "sac needs one array per agent as observation"),
         (ARM, {"actor_update_period": 0}, "actor_update_period must lie between 1 and 1e+09, not 0"),
         (ARM, {"initial_alpha": 0.0}, "initial_alpha must lie between 1e-30 and"),

@@ -21,12 +21,12 @@ from jaxrl.rl.running_statistics import RunningStatistics, start
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
-MIN_LOGIT = -69.0  # least logit when sampling, below the largest
+MIN_LOGIT = -69.0  # of an action when sampling, relative to the largest logit
 INPUT_LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
 def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
-    """Raise ValueError for an environment that the networks cannot take, or that shows a central critic nothing."""
+    """Raise ValueError for an environment that does not fit the networks, or has no view for a central critic."""
     if not isinstance(spec.observation, Box):
         raise ValueError(
             f"{name} needs one array per agent as observation, '{spec.name}' has several: concatenate them"
@@ -41,7 +41,7 @@ def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
 
 
 def has_view(spec: EnvSpec) -> bool:
-    """Return whether an environment shows critics more than an agent's observation."""
+    """Return whether an environment has a centralised view for critics."""
     return spec.critic_input_spec is not None or isinstance(spec.global_state, Box)
 
 
@@ -103,7 +103,7 @@ class ActorCritic:
 
     @property
     def box(self) -> BoxActions | None:
-        """Return continuous actions, None if they are discrete."""
+        """Return the conversion of continuous actions, None for discrete ones."""
         return None if isinstance(self.spec.action, Discrete) else BoxActions(self.spec.action)
 
     def statistics(self, inputs: str, values: bool) -> Statistics:
@@ -117,8 +117,8 @@ class ActorCritic:
     def inputs(self, timestep: TimeStep, layout: DataParallel) -> Arrays:
         """Return the inputs of actor and critic, {"observation" and, if in use, "central": [T, B, A, ...]}.
 
-        A value is that of a state: where the environment shows critics the actions of others, these are all 0. A
-        global state follows the agent's own observation.
+        The critic gives the value of a state: other agents' actions in `critic_input` are set to 0. A global state is
+        appended to the agent's own observation.
         """
         spec, inputs = self.spec, {"observation": timestep.observation}
         if self.view == "observation":
@@ -144,7 +144,7 @@ class ActorCritic:
     def log_prob(self, outputs: Array, sample: Arrays) -> tuple[Array, Array]:
         """Return log-probabilities of actions float32[...], and the policy's entropy, of outputs [..., n].
 
-        Discrete actions come with their "mask"; those of a box are samples before clipping.
+        Discrete actions come with their "mask"; continuous ones are samples before clipping.
         """
         if self.box is not None:
             mean, log_std = jnp.split(outputs, 2, axis=-1)
@@ -155,7 +155,7 @@ class ActorCritic:
         return log_prob, distributions.entropy(jnp.exp(log_probs))
 
     def act(self, policy_params: PolicyParams, timestep: TimeStep, keys: Key, greedy: bool) -> tuple[Array, Arrays]:
-        """Select actions [B, A, ...]; those of a box are clipped to it.
+        """Select actions [B, A, ...]; continuous ones are clipped to their box.
 
         Args:
             policy_params: {"actor": parameters, "statistics": of its inputs}.
@@ -164,8 +164,8 @@ class ActorCritic:
             greedy: take the most probable actions.
 
         Returns:
-            actions; "log_prob" float32[B, A], "mask" bool[B, A, n] of discrete actions, and "action" float32[B, A, n]
-            of a box: the samples in [-1, 1], before clipping.
+            actions; "log_prob" float32[B, A]; for discrete actions "mask" bool[B, A, n], for continuous ones "action"
+            float32[B, A, n], the samples before clipping to [-1, 1].
         """
         observation = timestep.observation
         flat = observation.reshape(-1, *observation.shape[2:])
@@ -174,7 +174,7 @@ class ActorCritic:
         if self.box is None:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
-            probs = jnp.exp(jnp.clip(logits, MIN_LOGIT, 0.0))  # above 0: some action is always found
+            probs = jnp.exp(jnp.clip(logits, MIN_LOGIT, 0.0))  # above 0, so that an action can always be sampled
             scores = outputs if greedy else None
             action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, scores)
             return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
@@ -186,9 +186,9 @@ class ActorCritic:
 
 
 def update_statistics(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
-    """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m].
+    """Add samples [S local, m, ...] with weights float32[S local, m] to the statistics that are in use.
 
-    Samples of weight 0 are not counted; the others' weights have a mean of 1 over all samples.
+    Samples of weight 0 are not counted. Weights must have a mean of 1 over all samples.
     """
     weighted_mean = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
     share_counted = layout.sample_mean((weight > 0).astype(jnp.float32))

@@ -74,9 +74,9 @@ class Stage:
     """Equal steps within `learn`, such as the minibatches of an epoch, of which the trainer may run some at a time.
 
     Attributes:
-        name: of what a step does, shown to the user, such as "critic".
-        epoch: that it belongs to.
-        steps: how many.
+        name: what a step does, for the user, such as "critic".
+        epoch: the epoch that it belongs to.
+        steps: the number of steps.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Learning:
 
     Attributes:
         data: what the steps only read; one row per logical shard (first axis).
-        sharded: what they change; one row per logical shard.
-        replicated: what they change, the same on every device.
+        sharded: what they change, with one row per logical shard.
+        replicated: what they change and what is the same on every device.
     """
 
     data: Any
@@ -117,8 +117,8 @@ class Learner:
     """Learned parameters and the state of their optimizer; see `Algorithm.step`.
 
     Attributes:
-        params: of a network, as flax has them, or any pytree.
-        opt_state: of the optax chain.
+        params: a network's parameters, as flax has them, or any pytree.
+        opt_state: the state of the optax chain.
     """
 
     params: Any
@@ -197,13 +197,13 @@ class Algorithm:
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
-        """Return the number of environments if the user gives none."""
+        """Return the number of environments that is used unless the user sets it."""
         del spec, settings
         return 64
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
-        """Return the minibatch size, which the number of logical shards must divide, as it must `num_envs`."""
+        """Return the minibatch size. The number of logical shards must divide it, and `num_envs`."""
         del spec, settings
         return num_envs
 
@@ -216,7 +216,7 @@ class Algorithm:
 
         Args:
             part: such as "actor".
-            outputs: numbers that the network returns for each sample.
+            outputs: how many numbers the network returns for each sample.
             standard: outputs -> the flax module that is used if the user gives none.
             inputs: shapes of a call's arguments, with a batch axis.
             leading: axes of the inputs that the outputs have too.
@@ -295,7 +295,7 @@ class Algorithm:
         return optax.incremental_update(params, target, tau)
 
     def chain(self, part: str) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, or that of `optimizer`."""
+        """Return the user's optimizer of a part, or else the one of `optimizer`."""
         return self.custom.optimizers.get(part) or self.optimizer(part)
 
     @property
@@ -304,7 +304,7 @@ class Algorithm:
         raise NotImplementedError("an algorithm needs a `phases` property")
 
     def schedules(self, progress: Progress) -> dict[str, Array]:
-        """Return what depends on progress alone, such as an exploration rate, for the metrics: float32[] by name."""
+        """Return what depends only on progress, such as an exploration rate, for the metrics: float32[] by name."""
         del progress
         return {}
 
@@ -318,7 +318,7 @@ class Algorithm:
         return 0
 
     def weights(self, state: AlgoState) -> Params:
-        """Return what `--init_from` transfers, the `inputs` of `init`: by default the networks, else the policy."""
+        """Return what `--init_from` passes to `init`: by default the networks, or the policy where there are none."""
         return {name: getattr(state.replicated, name).params for name in self.networks} or self.policy(state)
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
@@ -369,8 +369,8 @@ class Algorithm:
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Update on the collected trajectory (None where `phase.steps` is 0).
 
-        `key` is the same on every device; `layout.shard_keys(key)` gives one per logical shard. The default runs
-        `learn_stages`.
+        `key` is the same on every device, and `layout.shard_keys(key)` gives one per logical shard. By default the
+        stages of `learn_stages` run.
 
         Returns:
             the new state and metrics, each float32[] or float32[updates]; all equal on every device.
@@ -409,11 +409,11 @@ class Algorithm:
     def begin_learning(
         self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
     ) -> Learning:
-        """Return what the steps work on; arguments as of `learn`."""
+        """Return what the steps work on, from the arguments of `learn`."""
         raise NotImplementedError("an algorithm with stages needs begin_learning(...)")
 
     def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
-        """Run step `index` int32[] of a stage in this epoch int32[]; `learning.data` stays as it is."""
+        """Run step `index` int32[] of a stage in epoch int32[]; `learning.data` is not changed."""
         raise NotImplementedError("an algorithm with stages needs learn_step(...)")
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, dict[str, Array]]:
@@ -439,7 +439,7 @@ def is_used(value: Array | float) -> bool:
 
 
 def append_last(rows: Array, last: Array) -> Array:
-    """Return rows [T, ...] and a last one [...] of any dtype, as [T + 1, ...] of the rows' dtype."""
+    """Append a last row [...] of any dtype to rows [T, ...]; the result [T + 1, ...] has the dtype of the rows."""
     return jnp.concatenate([rows, last[None].astype(rows.dtype)])
 
 

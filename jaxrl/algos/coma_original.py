@@ -1,4 +1,4 @@
-"""COMA as the public dmar-bonn/ipp-marl computes it, including its bugs, for comparison.
+"""COMA as the public repository dmar-bonn/ipp-marl computes it, with its bugs, for comparison.
 
 Differences from `coma`:
 

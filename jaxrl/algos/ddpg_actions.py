@@ -16,7 +16,7 @@ from jaxrl.common.shapes import Bool, Float32
 from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
-# Settings that one kind of action has no use for.
+# Settings that only discrete actions, and only continuous actions, have.
 DISCRETE: tuple[str, ...] = ("entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min")
 CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
 
@@ -197,12 +197,12 @@ class Continuous(Softmax):
     ) -> tuple[Array, Array]:
         del mask
 
-        def one(vector: Array, key: Key) -> Array:
+        def sample_action(vector: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
             action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape, jnp.float32), -1, 1)
             if random is None:
                 return action
             return jnp.where(random, jax.random.uniform(key_random, vector.shape, jnp.float32, -1.0, 1.0), action)
 
-        vector = jax.vmap(one)(vector, keys)
+        vector = jax.vmap(sample_action)(vector, keys)
         return self._actions.denormalize(vector), vector

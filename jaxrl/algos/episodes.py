@@ -21,7 +21,7 @@ class Minibatches:
     """The minibatches of a training step, and epochs over them.
 
     Attributes:
-        spec, layout: of the environments, one episode of each.
+        spec, layout: of the environments; each plays one episode.
         per_epoch: minibatches per epoch.
         size: m, samples of a minibatch in one logical shard; the remainder is dropped after shuffling.
     """
@@ -53,7 +53,7 @@ class Minibatches:
         return self.layout.split(jnp.swapaxes(x, 0, 1)).reshape(self.layout.local_shards, -1, *x.shape[3:])
 
     def flatten_all(self, **rows: Array) -> dict[str, Array]:
-        """Return `flatten` of all of them."""
+        """Flatten several arrays, by name."""
         return {name: self.flatten(x) for name, x in rows.items()}
 
     def unflatten(self, x: Array) -> Array:
@@ -94,7 +94,7 @@ class Minibatches:
         return valid / jnp.maximum(share, 1e-8)
 
     def deviation(self, values: Array, weight: Array) -> Array:
-        """Return the standard deviation of values [S local, m] over the whole minibatch, for each of them."""
+        """Return the standard deviation of values [S local, m] over the whole minibatch, repeated for each of them."""
         mean = self.layout.sample_mean(weight * values)
         variance = self.layout.sample_mean(weight * jnp.square(values - mean))
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))

@@ -1,4 +1,4 @@
-"""Algorithms that begin with what other runs learned: a collective with its workers, a student with its teacher."""
+"""Algorithms that use what other runs learned: a collective uses its workers, a student its teacher."""
 
 import dataclasses
 import json
@@ -14,8 +14,8 @@ class UpstreamRun:
     """A run that a setting refers to.
 
     Attributes:
-        run: the name that the user gave.
-        algo: its algorithm, with its settings and its environment's spec.
+        run: the run, as the user named it.
+        algo: the run's algorithm, with its settings and its environment's spec.
         settings: the algorithm's settings, by name.
     """
 
@@ -78,7 +78,7 @@ class MultiStage(Algorithm):
         raise NotImplementedError("an algorithm with `sources` needs resolve_inputs(...)")
 
     def to_dataset(self, recording: dict[str, Any]) -> Any:
-        """Return the arrays that `init` receives for a dataset, given as in `resolve_inputs`."""
+        """Return the arrays that `init` receives for a dataset, which is as in `resolve_inputs`."""
         raise NotImplementedError("an algorithm with `recordings` needs to_dataset(recording)")
 
 

@@ -32,7 +32,7 @@ def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
 
 
 def reorder(values: Array, order: Array, inverse: bool = False) -> Array:
-    """Return values [..., N, A, n] of the actions 0 .. n - 1 in the order [N, A, n]; or from that order (`inverse`)."""
+    """Put values [..., N, A, n] of the actions 0 .. n - 1 into the order [N, A, n], or back (`inverse`)."""
     position = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, position, action]
     position = jnp.expand_dims(position, range(values.ndim - order.ndim))
     return jnp.sum(position * (values[..., None] if inverse else values[..., None, :]), axis=-2 if inverse else -1)
@@ -132,9 +132,7 @@ class OffPolicy(Algorithm):
             )
         if rows * envs // self.layout.shards >= replay.MAX_ROWS:
             max_rows = (replay.MAX_ROWS - 1) * self.layout.shards
-            raise ValueError(
-                f"the replay would hold {rows * envs:,} steps, and {max_rows:,} are the most: lower buffer_size"
-            )
+            raise ValueError(f"the replay would hold {rows * envs:,} steps, more than {max_rows:,}: lower buffer_size")
         capacity = (rows - self.n_step) * envs
         if first_batch > capacity:
             name = "learning_starts" if self.learning_starts else "batch_size"
@@ -333,7 +331,7 @@ class OffPolicy(Algorithm):
 
     @property
     def action_size(self) -> int:
-        """Return n, the numbers of an agent's action, or its actions to choose from."""
+        """Return n, the numbers of an agent's continuous action, or the count of its discrete actions."""
         raise NotImplementedError("an off-policy algorithm needs `action_size`")
 
     def actor_and_critics(
@@ -371,7 +369,7 @@ class OffPolicy(Algorithm):
 
     @property
     def _ordered(self) -> int:
-        """Return how many values of an observation are the order of its actions, see `EnvSpec.action_order`."""
+        """Return how many values of an observation give the order of its actions, see `EnvSpec.action_order`."""
         return self.spec.action.n if self.spec.action_order and isinstance(self.spec.action, Discrete) else 0
 
     @property

@@ -201,7 +201,7 @@ class Sac(OffPolicy):
             return self.actions.denormalize(jnp.tanh(mean)), carry, ()
         random = self.acts_randomly(progress) if mode == "explore" else None
 
-        def one(mean: Array, log_std: Array, key: Key) -> Array:
+        def sample_action(mean: Array, log_std: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
             action, _ = distributions.squashed_normal(
                 mean, log_std, jax.random.normal(key_noise, mean.shape, jnp.float32)
@@ -210,7 +210,7 @@ class Sac(OffPolicy):
                 return action
             return jnp.where(random, jax.random.uniform(key_random, mean.shape, jnp.float32, -1.0, 1.0), action)
 
-        return self.actions.denormalize(jax.vmap(one)(mean, log_std, keys)), carry, ()
+        return self.actions.denormalize(jax.vmap(sample_action)(mean, log_std, keys)), carry, ()
 
     # State
 

@@ -1,7 +1,7 @@
 """A student: soft actor-critic with a decaying reward bonus for agreeing with a teacher.
 
 The bonus of a step is w rho, where rho in (0, 1] is the teacher's density of the action taken, relative to its
-peak, and w decays to 0 over training. rho is computed during acting and stored; w is that of the update. The
+peak, and w decays to 0 over training. rho is computed during acting and stored; w is the weight at the update. The
 teacher is a collective network with its window of the last steps (the published collective-learning pipeline,
 argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Without a
 teacher a student is bit-identical to SAC. Losses first, then the algorithm.
@@ -104,7 +104,7 @@ class Student(Sac, MultiStage):
         sources: dict[str, tuple[UpstreamRun, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
-        """Return the settings with those of the teacher's networks."""
+        """Return the settings, with the settings of the teacher's networks in `resolved_inputs`."""
         del recordings
         teachers = sources["teacher"]
         if len(teachers) > 1:
@@ -136,7 +136,7 @@ class Student(Sac, MultiStage):
 
     @property
     def action_shapes(self) -> Any:
-        """Return SAC's shape; with a teacher also that of its agreement "rho"."""
+        """Return SAC's shape; with a teacher also the shape of its agreement "rho"."""
         shape = super().action_shapes
         rho = jax.ShapeDtypeStruct(shape.shape[:1], jnp.float32)
         return shape if self.teacher_algo is None else {"action": shape, "rho": rho}
@@ -147,7 +147,7 @@ class Student(Sac, MultiStage):
 
     @property
     def windows(self) -> tuple[str, ...]:
-        """Return "rho": batches have that of every action in the window, [S, m, n_step, A]."""
+        """Return "rho": batches have it for every action in the window, [S, m, n_step, A]."""
         return () if self.teacher_algo is None else ("rho",)
 
     def update(
@@ -167,7 +167,7 @@ class Student(Sac, MultiStage):
     # The teacher's part
 
     def help_left(self, progress: Progress) -> Array:
-        """Return the share of the bonus and of `guide_steps` that is left, float32[]."""
+        """Return which share of the bonus and of `guide_steps` is left, float32[]."""
         constant_until = self.random_steps + self.teacher_constant_steps
         return teacher_weight_schedule(total(progress.env_steps), constant_until, self.teacher_until_step)
 
@@ -208,9 +208,9 @@ class Student(Sac, MultiStage):
     def act(
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Act as SAC; in training compute the teacher's agreement, and let it act in the first episodes if wanted.
+        """Act as SAC; in training also compute the teacher's agreement, and let it play the first `guide_steps`.
 
-        (Only training carries the window.)
+        Only training has a carry, the teacher's window.
         """
         action, _, extras = super().act(policy_params["actor"], (), timestep, keys, progress, mode)
         teacher = self.teacher_algo

@@ -83,7 +83,7 @@ class TeamNetworks:
     def make(
         cls, spec: EnvSpec, make_network: Callable[..., networks.Network], dueling: bool, egocentric: bool, *sizes: Any
     ) -> "TeamNetworks":
-        """Return networks made by `Algorithm.make_network`; `sizes` are the rest of the arguments of `network`."""
+        """Return networks made by `make_network` of an algorithm; `sizes` are the last arguments of `network`."""
         actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
         assert isinstance(actions, Discrete)
 
@@ -98,7 +98,7 @@ class TeamNetworks:
         return cls(spec, make_part("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
 
     def critic_inputs(self, trajectory: Trajectory) -> Array:
-        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
+        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype of its stored observations."""
         assert self.spec.critic_input is not None
         inputs = jax.vmap(jax.vmap(self.spec.critic_input))(trajectory.timestep, trajectory.action)
         return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
@@ -130,9 +130,9 @@ class TeamNetworks:
         self, policy_params: PolicyParams, timestep: TimeStep, keys: Key, epsilon: Array | float, greedy: bool = False
     ) -> tuple[Array, dict[str, Array]]:
         """Compute the logits of all agents [B, A, ...] at once, then select actions as in `sample_sequentially`."""
-        agents = timestep.observation.shape[:2]
+        batch_shape = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.logits(policy_params, flat).reshape(*agents, -1)
+        logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
         action_probs = distributions.epsilon_mix(logits, epsilon)
         return sample_sequentially(self.spec, timestep, action_probs, keys, logits if greedy else None)
 
@@ -166,8 +166,8 @@ def sample_sequentially(
         timestep: leaves [B, ...].
         action_probs: float32[B, A, n] before masks.
         keys: key[B].
-        scores: float32[B, A, n]: take the allowed action with the largest one; None: sample by `action_probs`. Logits
-            tell actions apart whose probabilities have vanished beside that of a closed one.
+        scores: float32[B, A, n]: take the allowed action with the largest score; None: sample by `action_probs`. Logits
+            are good scores: they differ even where probabilities are 0, because a closed action has nearly all.
 
     Returns:
         action int32[B, A]; "mask" bool[B, A, n] and the masked policy's "log_prob" float32[B, A].
@@ -176,7 +176,9 @@ def sample_sequentially(
     if action_mask is None:
         action_mask = jnp.ones(action_probs.shape, bool)
 
-    def one(mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None) -> tuple[Array, Any]:
+    def select_actions(
+        mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None
+    ) -> tuple[Array, Any]:
         agents = spec.num_agents
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):
@@ -191,4 +193,4 @@ def sample_sequentially(
             log_probs.append(jnp.log(jnp.maximum(distributions.select_action_value(masked, action), 1e-8)))
         return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
 
-    return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys, scores)
+    return jax.vmap(select_actions)(timestep.mask_state, action_mask, action_probs, keys, scores)

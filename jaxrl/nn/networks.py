@@ -128,7 +128,7 @@ def _convolve_patches(x: Array, kernel: Array, stride: int) -> Array:
 
 
 def _under(i: int, j: int, height: int, width: int, stride: int) -> tuple[slice, slice]:
-    """Return the pixels under entry (i, j) of a kernel, where there are height x width outputs."""
+    """Return which pixels are under entry (i, j) of a kernel with height x width outputs."""
     return slice(i, i + (height - 1) * stride + 1, stride), slice(j, j + (width - 1) * stride + 1, stride)
 
 

@@ -1,8 +1,8 @@
 """Data parallelism: the mesh, logical shards, reductions over devices, and chunks that bound memory.
 
-The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
-and the only collectives are those of `DataParallel` (gradients and metrics). Environments and minibatches are cut into
-S logical shards whatever the number of devices. Randomness belongs to environments and logical shards, never to
+The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments, and only
+`DataParallel` communicates between devices (gradients and metrics). Environments and minibatches are cut into S logical
+shards, whatever the number of devices. Randomness belongs to environments and logical shards, never to
 devices, so that a run computes the same on any number of devices, up to the order of sums.
 """
 
@@ -205,7 +205,7 @@ class DataParallel:
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
         """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
 
-        A row stands for `per_row` samples.
+        A row counts as `per_row` samples.
         """
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
         samples = shards * rows

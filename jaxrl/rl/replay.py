@@ -2,12 +2,12 @@
 
 A row holds a time step (observation, and the reward and end that came with it) and the action taken on it. By
 next-step auto-reset the next row holds the result of that action, so that no observation is stored twice. The newest
-row has no action yet: the next `write` completes it. Actions in rows that end an episode are ignored; such rows
-are never sampled, nor are the newest n rows, whose n-step windows are incomplete.
+row has no action yet: the next `write` completes it. Actions in rows that end an episode are ignored. These rows are
+never sampled, and neither are the newest n rows, whose n-step windows are incomplete.
 
 Letters: S logical shards, R rows, E environments of one shard, A agents, m samples, n steps of a return. Storage is
-[S, R, E, ...]. `write` works on all shards of a device; the functions below it on ONE shard, callers vmap: samples
-never leave their shard, and do not depend on the number of devices.
+[S, R, E, ...]. `write` works on all shards of a device. The functions below it work on ONE shard, and callers vmap
+them: samples never leave their shard, and do not depend on the number of devices.
 """
 
 import math
@@ -211,17 +211,15 @@ def gather_window(rows: Array, index: Array, steps: int) -> Array:
     """Return [m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...], from index int32[m] inclusive."""
     assert_rank(index, 1)
     size, envs = rows.shape[:2]
-    index_after = (index[:, None] // envs + jnp.arange(steps, dtype=jnp.int32)[None]) % size * envs + index[
-        :, None
-    ] % envs
-    return rows_at(rows, index_after)
+    row, env = index[:, None] // envs, index[:, None] % envs
+    return rows_at(rows, (row + jnp.arange(steps, dtype=jnp.int32)[None]) % size * envs + env)
 
 
 # One window
 
 
 def _going(end: Array) -> Array:
-    """bool[..., n]: no end before this step of the window, so that its reward is part of the return."""
+    """Return whether a window has no end before each step, bool[..., n]: its reward is then part of the return."""
     before = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], axis=-1)
     return jnp.cumsum(before, axis=-1, dtype=jnp.int32) == 0
 

@@ -3,7 +3,7 @@
 Workers (SAC, one per task) label the states visited by random actions, by the learner and by themselves, so that
 the learner is trained on its own state distribution (DAgger, Ross et al. 2011, arXiv 1011.0686). A transformer encodes
 the last steps into a task code (`transformer`); actor and critics of code and state are then fitted to the labels.
-Stages, losses and sizes are those of the published collective-learning pipeline
+Stages, losses and sizes are taken from the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer), except:
 
 * value labels are Q of the step itself, by the workers' critics instead of their target critics;
@@ -164,7 +164,7 @@ class Collective(MultiStage):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Return the names of all tasks: those of the workers, then those found in expert datasets only."""
+        """Return the names of all tasks: first the workers' tasks, then tasks only in expert datasets."""
         return tuple(self._resolved["tasks"])
 
     # Phases

@@ -114,7 +114,7 @@ class EncoderLoss:
 def neighbour_accuracy(
     known: CodeBatch, query: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
 ) -> Float32[Array, ""]:
-    """Share of asked codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored.
+    """Share of query codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored.
 
     device_mean: see `transformer.weighted_mean`.
     """

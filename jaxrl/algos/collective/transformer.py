@@ -2,7 +2,7 @@
 
 It is trained without action labels: to reconstruct masked tokens (as BERT does, Devlin et al. 2019, arXiv 1810.04805),
 and to give two masked views of one window codes that are closer than those of windows of other tasks (InfoNCE, van den
-Oord et al. 2018, arXiv 1807.03748). Sizes and training are those of the published collective-learning pipeline
+Oord et al. 2018, arXiv 1807.03748). Sizes and training are taken from the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer).
 
 Layout letters: T steps of a window, s state dims, a action dims, c code dims, N windows.
@@ -44,7 +44,7 @@ class Window:
 def weighted_mean(values: Array, weight: Array, device_mean: Callable[[Array], Array]) -> Array:
     """Return the sum of weighted values over the sum of weights, float32[]; 0 where all weights are 0.
 
-    The mean of it over devices is that of all devices' samples, see `DataParallel.device_mean`.
+    Its mean over devices is the mean over all devices' samples, see `DataParallel.device_mean`.
     """
     return jnp.sum(weight * values) / jnp.maximum(device_mean(weight.sum()), MIN_WEIGHT)
 
@@ -169,7 +169,7 @@ def next_window(window: Window, state: Array, action: Array, reward: Array, firs
 
 
 def stored_windows(state: Array, action: Array, reward: Array, step: Array, index: Array, steps: int) -> Window:
-    """Return the windows ending at given rows of a dataset, equal to those `next_window` made during the rollout.
+    """Return the windows that end at rows of a dataset, equal to the windows of `next_window` during the rollout.
 
     Args:
         state: float32[R, E, s], consecutive rows of E environments.

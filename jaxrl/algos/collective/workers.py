@@ -51,7 +51,7 @@ def resolve_workers(
         rows = [int(lengths.sum()), int(lengths.max())]
     if len(tasks) < 2:
         raise ValueError(
-            f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and "
+            f"collective needs several tasks, and there is only {', '.join(tasks)}: name workers of more tasks and "
             "let the environment set them, or add expert datasets"
         )
     resolved = json.dumps(dict(zip(RESOLVED, (tasks, worker, rows), strict=True)))
@@ -100,7 +100,7 @@ def check_dataset(recording: dict[str, Any], spec: EnvSpec) -> None:
         size = recording[name].shape[1]
         if (size,) != box.shape:
             raise ValueError(
-                f"{what} of the expert datasets have {size} numbers, those of '{spec.name}' {math.prod(box.shape)}: "
+                f"{what} of the expert datasets have {size} numbers, but in '{spec.name}' {math.prod(box.shape)}: "
                 "take sets of one arm and one kind of observation"
             )
 
@@ -131,7 +131,7 @@ class Experts:
         return distributions.squashed_normal(mean, log_std, noise)[0]
 
     def labels(self, workers: Params, rows: dict[str, Array]) -> dict[str, Array]:
-        """Return labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], given T + 1 rows.
+        """Return labels "mu", "log_std" and "value" (Q of the step) of the first T of T + 1 rows, [T, B, ...].
 
         rows: {"observation", "task", "noise", "reward", "terminated"}, the last two of them float32[T + 1, B].
         """
