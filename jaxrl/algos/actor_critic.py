@@ -107,7 +107,7 @@ class ActorCritic:
         return None if isinstance(self.spec.action, Discrete) else BoxActions(self.spec.action)
 
     def statistics(self, inputs: str, values: bool) -> Statistics:
-        """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
+        """Return fresh statistics of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
         box = self.spec.observation
         needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
         enabled = {"always": True, "never": False, "auto": needs_scaling}[inputs]

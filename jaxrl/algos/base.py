@@ -71,7 +71,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Equal steps within `learn`, such as the minibatches of an epoch, of which the trainer may run some at a time.
+    """Equal steps within `learn`, such as the minibatches of an epoch; the trainer may run a few of them at a time.
 
     Attributes:
         name: what a step does, for the user, such as "critic".

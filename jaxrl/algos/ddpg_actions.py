@@ -67,7 +67,7 @@ class Softmax:
 
     @property
     def size(self) -> int:
-        """Return n."""
+        """Return n, the numbers of an action vector."""
         assert isinstance(self.spec.action, Discrete)
         return self.spec.action.n
 

@@ -38,7 +38,7 @@ class Minibatches:
 
     @classmethod
     def from_size(cls, spec: EnvSpec, layout: DataParallel, size: int) -> "Minibatches":
-        """Divide what is collected into minibatches of `size` agent transitions; a single one if there are fewer."""
+        """Divide what is collected into minibatches of `size` agent transitions, or a single one if there are fewer."""
         samples = _samples(spec, layout)
         per_shard = min(max(size // layout.shards, 1), samples)
         return cls(spec, layout, samples // per_shard, per_shard)

@@ -39,7 +39,7 @@ def reorder(values: Array, order: Array, inverse: bool = False) -> Array:
 
 
 def when_due(period: int, update_index: Array, update: Callable[[], Any], unchanged: Any) -> Any:
-    """Return `update()` where the update number is a multiple of the period, else `unchanged`."""
+    """Return `update()` if `update_index` is a multiple of the period, else `unchanged`."""
     return update() if period == 1 else jax.lax.cond(update_index % period == 0, update, lambda: unchanged)
 
 
@@ -145,10 +145,10 @@ class OffPolicy(Algorithm):
 
     @functools.cached_property
     def steps_per_call(self) -> int:
-        """Steps of every environment between calls of `learn`.
+        """Return the steps of every environment between calls of `learn`.
 
-        They are the fewest, from `update_interval` on, for which whole updates come within a tenth of one per
-        `env_steps_per_update`.
+        They are at least `update_interval`, and as few as give a whole number of updates whose ratio to environment
+        steps is within a tenth of `env_steps_per_update`.
         """
         one_update = round(self.env_steps_per_update / self.layout.num_envs)
         for steps in itertools.count(max(self.update_interval, one_update)):
@@ -159,18 +159,18 @@ class OffPolicy(Algorithm):
 
     @property
     def updates(self) -> int:
-        """Updates per call of `learn`."""
+        """Return the updates per call of `learn`."""
         return round(self.steps_per_call * self.layout.num_envs / self.env_steps_per_update)
 
     @property
     def first_calls(self) -> int:
-        """Return the calls of `learn` with random actions, or those before the first batch can be sampled."""
+        """Return how many calls of `learn` follow random actions, or it takes until the first batch is stored."""
         fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return random steps and the updates due after them, or steps to fill a batch; then steps and updates."""
+        """Return random steps and then the updates due for them, or steps to store a batch; then training."""
         calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:
             random = Phase("random", self.steps_per_call, 0, iterations=calls)
@@ -184,9 +184,9 @@ class OffPolicy(Algorithm):
         return total(progress.env_steps) < self.first_calls * self.steps_per_call * self.layout.num_envs
 
     def update_indices(self, progress: Progress, phase: Phase) -> Array:
-        """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
+        """Return the indices of the next updates in the run, uint32[updates], from 1, modulo 2^32.
 
-        All updates of a phase without steps have number 0, at which every schedule is due.
+        All updates of a phase without steps have index 0, at which actor and targets are due.
         """
         if phase.steps == 0:
             return jnp.zeros(phase.updates, jnp.uint32)
@@ -233,7 +233,7 @@ class OffPolicy(Algorithm):
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
         """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name."""
-        raise NotImplementedError("an off-policy algorithm needs update(params, batch, number, progress)")
+        raise NotImplementedError("an off-policy algorithm needs update(params, batch, update_index, progress)")
 
     def target_rate(self, update_index: Array) -> Array | float:
         """Return tau where the target networks' update is due, else 0."""
@@ -244,25 +244,25 @@ class OffPolicy(Algorithm):
 
     @property
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of what is stored of a time step of one environment, agents first."""
+        """Return the shapes of the stored parts of one environment's time step, agents first."""
         dtype = replay.storage_dtype(self.box)
         return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self.box.shape), dtype)}
 
     def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
-        """Return what is stored of time steps with any leading axes."""
+        """Return the parts of time steps that are stored; any leading axes."""
         return {"observation": timestep.observation}
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shapes of what is stored of an action of one environment, a pytree."""
+        """Return the shapes of the stored parts of one environment's action, a pytree."""
         raise NotImplementedError("an off-policy algorithm needs `action_shapes`")
 
     def stored_action(self, trajectory: Trajectory) -> Any:
-        """Return what is stored of a trajectory's actions, leaves [T, B, ...]."""
+        """Return the parts of a trajectory's actions that are stored, leaves [T, B, ...]."""
         raise NotImplementedError("an off-policy algorithm needs stored_action(trajectory)")
 
     def noise(self, key: Key, count: int) -> Array | None:
-        """Return the random numbers [number, ...] of an update, its batch's "noise"; None if it needs none."""
+        """Return the random numbers [count, ...] of an update, its batch's "noise"; None if it needs none."""
         del key, count
         return None
 
@@ -288,7 +288,7 @@ class OffPolicy(Algorithm):
         return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
 
     def store(self, buffer: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
-        """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet.
+        """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet.
 
         Args:
             buffer: donated by the caller.

@@ -290,7 +290,7 @@ class Ppo(Algorithm):
 
     @property
     def steps(self) -> int:
-        """Return T."""
+        """Return T, the steps of a rollout."""
         return self.rollout_steps or self.spec.horizon
 
     @property

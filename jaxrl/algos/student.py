@@ -38,13 +38,13 @@ TEACHER_SETTINGS = (
 def agreement(
     action: Float32[Array, "*batch n"], mean: Float32[Array, "*batch n"], deviation: Float32[Array, "*batch n"]
 ) -> Float32[Array, "*batch"]:
-    """Rho, exp(-1/2 sum_i ((a_i - mu_i) / sigma_i)^2); 1 at the teacher's own action."""
+    """Return rho = exp(-1/2 sum_i ((a_i - mu_i) / sigma_i)^2), which is 1 at the teacher's mean action."""
     assert_equal_shape([action, mean, deviation])
     return jnp.exp(-0.5 * jnp.sum(jnp.square((action - mean) / deviation), axis=-1))
 
 
 def teacher_weight_schedule(step: Float32[Array, ""], constant_until: float, end: float) -> Float32[Array, ""]:
-    """Weight of the teacher's bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
+    """Return the weight of the bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
     assert_rank(step, 0)
     return jnp.clip((end - step) / (end - constant_until), 0.0, 1.0)
 

@@ -259,7 +259,7 @@ class GaussianOutputs(nn.Module):
 def _parameters(
     module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initializer: str, last: bool = False
 ) -> tuple[Array, Array]:
-    """Kernel of a layer in the module's compute dtype, and its bias in float32.
+    """Return the kernel of a layer in the module's compute dtype, and its bias in float32.
 
     "torch": both uniform in +/- 1 / sqrt(fan-in). "he": He normal kernels and zero biases, last layer 100 times
     smaller, so that a policy starts uniform and a critic near 0. "xavier": kernels uniform with variance

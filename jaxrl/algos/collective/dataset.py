@@ -87,7 +87,7 @@ def fill(buffer: Replay, arranged: dict[str, Array], layout: DataParallel) -> Re
 
 
 def usable(buffer: Replay) -> Array:
-    """bool[S, R, E]: rows whose successor is stored and that do not end an episode."""
+    """Return which rows do not end an episode and have their successor stored, bool[S, R, E]."""
     rows = buffer.end.shape[1]
     age = (buffer.head[:, None] - jnp.arange(rows, dtype=jnp.int32)[None]) % rows
     complete = (age >= 1) & (age <= buffer.filled[:, None])
@@ -95,13 +95,13 @@ def usable(buffer: Replay) -> Array:
 
 
 def with_code(rows: int, labelled: int, coded: Array) -> Array:
-    """bool[1, R, 1]: rows with a code: collected ones, and of the `labelled` ones of datasets the first `coded`."""
+    """Return which rows have a code, bool[1, R, 1]: all after the `labelled` first ones, and the first `coded`."""
     row = jnp.arange(rows, dtype=jnp.int32)[None, :, None]
     return (row >= labelled) | (row < coded)
 
 
 def count_up(selected: Array) -> Array:
-    """int32[S, R E]: cumulative number of selected rows, bool[S, R, E]."""
+    """Return the cumulative number of selected rows, int32[S, R E], of bool[S, R, E]."""
     return jnp.cumsum(selected.reshape(len(selected), -1), axis=1, dtype=jnp.int32)
 
 

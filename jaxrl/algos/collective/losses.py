@@ -28,7 +28,7 @@ def distillation_loss(
     expert_log_std: Float32[Array, "N n"],
     weight: Float32[Array, "N"],
 ) -> Float32[Array, ""]:
-    """Distance of a squashed Gaussian from an expert's, mean over samples and action dims.
+    """Return the distance of a squashed Gaussian from an expert's, mean over samples and action dims.
 
     (tanh(mean) - mu)^2 + 0.2 (log_std - expert_log_std)^2 * 2 / max(2, -expert_log_std): errors in log_std count less
     where the expert is nearly deterministic.
@@ -43,7 +43,7 @@ def distillation_loss(
 
 
 def actor_loss(networks: Networks, actor: Params, sample: dict[str, Array]) -> tuple[Array, Means]:
-    """`distillation_loss` of labelled steps; sample: {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
+    """Return `distillation_loss` of labelled steps; sample: {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
     mean, log_std = networks.gaussian(actor, sample["code"], sample["state"])
     return distillation_loss(mean, log_std, sample["mu"], sample["log_std"], sample["weight"]), {}
 
@@ -74,7 +74,7 @@ class EncoderLoss:
     temperature: float
 
     def __call__(self, encoder: Params, sample: dict[str, Any], training: bool = True) -> tuple[Array, Means]:
-        """Loss of sample {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window."""
+        """Return the loss of {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window."""
         net = self.networks.encoder
         dropping = training and net.dropout > 0
 
@@ -114,7 +114,9 @@ class EncoderLoss:
 def neighbour_accuracy(
     known: CodeBatch, query: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
 ) -> Float32[Array, ""]:
-    """Share of query codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored.
+    """Return the share of query codes whose nearest known code (by cosine) has the same task.
+
+    Codes with weight 0 are ignored.
 
     device_mean: see `transformer.weighted_mean`.
     """
