@@ -484,7 +484,7 @@ def updates(**settings: Any) -> tuple[Any, Any]:
 
 
 LONE = small(1, dataclasses.replace(VECTOR, num_agents=1), gamma=0.5, td_lambda=0.5)
-lone_targets = jax.jit(LONE.targets)
+lone_targets = jax.jit(LONE.compute_targets)
 
 
 def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:

@@ -265,7 +265,7 @@ def test_targets_and_losses_by_hand() -> None:
     expected = [
         sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstraps[i] * value[i] for i in range(m)
     ]  # fmt: skip
-    target = np.asarray(jax.jit(algo.target)(params, sample))
+    target = np.asarray(jax.jit(algo.compute_target)(params, sample))
     np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
 
     online = np.asarray(values_of(params.critic.params, sample["observation"]))
@@ -427,7 +427,7 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
             expected[i] += 0.9 * values[:, i].min(0)
         if first == CONTINUES and second != TERMINATED:
             expected[i] += 0.81 * values[:, i].min(0)
-    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(algo.compute_target)(params, sample), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_actor_climbs_the_mean_of_the_critics() -> None:

@@ -94,7 +94,7 @@ def test_advantages_are_sums_of_temporal_differences(gamma: float, lambda_: floa
     algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, gae_lambda=lambda_, **SMALL)
     trajectory, last = made_up()
     value = np.random.default_rng(1).normal(size=(T + 1, B, A)).astype(np.float32)
-    found = jax.jit(algo.advantages)(trajectory, last, value[:-1], value[-1])
+    found = jax.jit(algo.compute_advantages)(trajectory, last, value[:-1], value[-1])
     steps, played = whole(trajectory, last), ~trajectory.timestep.done
     assert steps.terminated.sum() > 3 and steps.truncated.sum() > 3 and played.sum() < T * B
     wanted = gae(steps, np.float64(value), gamma, lambda_)

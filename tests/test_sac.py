@@ -170,7 +170,7 @@ def test_targets_and_losses_of_an_update() -> None:
     value = twin.min(0) - alpha * log_prob
     lengths, bootstrap = [2, 2, 2, 1, 1, 2], [0.81, 0, 0.81, 0, 0.9, 0.81]
     wanted = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
-    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(algo.compute_target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
 
     values = np.asarray(values_of(params.critic.params, sample["observation"], sample["action"]))
     by_hand = sum((weight[:, None] * np.square(np.array(wanted) - values[c])).mean() for c in range(2))
