@@ -210,7 +210,7 @@ class Student(Sac, MultiStage):
     ) -> tuple[Array, Any, Any]:
         """Act as SAC; in training also compute the teacher's agreement, and let it play the first `guide_steps`.
 
-        Only training has a carry, the teacher's window.
+        Evaluation leaves the carry, the teacher's window, as it is.
         """
         action, _, extras = super().act(policy_params["actor"], (), timestep, keys, progress, mode)
         teacher = self.teacher_algo

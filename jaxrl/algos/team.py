@@ -84,8 +84,11 @@ class TeamNetworks:
         cls, spec: EnvSpec, make_network: Callable[..., networks.Network], dueling: bool, egocentric: bool, *sizes: Any
     ) -> "TeamNetworks":
         """Return networks made by `make_network` of an algorithm; `sizes` are the last arguments of `network`."""
-        actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
+        actions = spec.action
         assert isinstance(actions, Discrete)
+
+        def standard(outputs: int, shape: tuple[int, ...]) -> Any:
+            return network(outputs, shape, *sizes)
 
         def make_part(part: str, outputs: int, box: Any) -> networks.Network:
             shape = box.shape

@@ -116,9 +116,7 @@ def neighbour_accuracy(
 ) -> Float32[Array, ""]:
     """Return the share of query codes whose nearest known code (by cosine) has the same task.
 
-    Codes with weight 0 are ignored.
-
-    device_mean: see `transformer.weighted_mean`.
+    Codes with weight 0 are ignored; device_mean: see `transformer.weighted_mean`.
     """
     assert_rank([known.code, query.code], 2)
     unit_known, unit_query = (
