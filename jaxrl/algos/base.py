@@ -469,8 +469,8 @@ def _check_network(part: str, network: Network, expected_shape: tuple[int, ...])
         jax.random.key(0),
     )
     if not isinstance(output, jax.ShapeDtypeStruct) or (output.shape, output.dtype) != (expected_shape, jnp.float32):
-        is_array = getattr(output, "shape", None)
-        description = f"{output.dtype}{list(output.shape)}" if is_array else type(output).__name__
+        shape = getattr(output, "shape", None)
+        description = f"{output.dtype}{list(output.shape)}" if shape else type(output).__name__
         raise ValueError(
             f"networks: '{part}' must return float32{list(expected_shape)} for inputs {list(network.inputs[0])}, not "
             f"{description}"
