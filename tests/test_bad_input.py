@@ -77,7 +77,7 @@ USAGE = {
     ),
     "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --learning_starts 0",
     "2,000 exceeds the 8"),
-    "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "are the most: lower buffer_size"),
+    "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", ": lower buffer_size"),
     "masks of another kind": ("--algo ddpg --env coverage", "give --masking false, which plays closed actions, too"),
     "weights of another scale": (
         f"{DDPG} --scale_observation false --init_from {{teams}}",

@@ -134,7 +134,7 @@ def test_the_contract_looks_at_each_number() -> None:
 def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> None:
     """Against the formula in float64; both ends are reached, none is passed."""
     spec = EnvSpec("x", 2, Box((1,)), Box(shape, low=LOW.reshape(shape), high=HIGH.reshape(shape)), 5)
-    box = BoxActions.of(spec, "sac")
+    box = BoxActions.from_spec(spec, "sac")
     unit = jax.random.uniform(jax.random.key(0), (1000, 2, 3), jnp.float32, -1.0, 1.0).at[0].set(1.0).at[1].set(-1.0)
     played = np.asarray(box.denormalize(unit))
     assert played.shape == (1000, 2, *shape) and played.dtype == np.float32
@@ -159,11 +159,11 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
     [
         (
             Box((2,), jnp.int32, 0, 3),
-            "those of 'x' are int32 from 0 to 3: describe one choice of n by Discr",
+            "but in 'x' they are int32 from 0 to 3: use Discrete",
         ),
         (
             Box((2,), low=[0, -math.inf], high=1),
-            "sac needs float actions with bounds, those of 'x' are float32 from -inf to 1",
+            "sac needs float actions with bounds, but in 'x' they are float32 from -inf to 1",
         ),
         (Box((2,), low=[0, 1], high=1), "in the action Box of 'x' low must be below high"),
     ],
@@ -171,7 +171,7 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
 )
 def test_actions_that_algorithms_cannot_choose(box: Box, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        BoxActions.of(EnvSpec("x", 1, Box((1,)), box, 5), "sac")
+        BoxActions.from_spec(EnvSpec("x", 1, Box((1,)), box, 5), "sac")
 
 
 def test_readers_of_bounds() -> None:

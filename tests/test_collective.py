@@ -359,7 +359,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trainer = make_trainer(Collective, Corners(), 4, **TINY)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(phases, "CODED", 32)  # eight rows at a time, of 28
+    patch.setattr(phases, "WINDOWS_PER_CALL", 32)  # eight rows at a time, of 28
     with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
         for count, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)
@@ -818,7 +818,7 @@ def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixtu
     expert_dataset.write(here / "set.npz", make_set())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
-    assert "observations of the expert datasets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
+    assert "observations of the expert datasets have 3 numbers, but in 'corners' 4" in capsys.readouterr().err
     broken = dataclasses.asdict(make_set()) | {"version": 1}
     np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
     assert train.main(argv) == 1

@@ -156,7 +156,7 @@ class Recorded:
     def data(self) -> dict[str, np.ndarray]:
         """Transitions and targets, [1, 300, ...]."""
         arguments = (self.params, self.trajectory, self.last, jax.random.key(0), self.progress)
-        return jax.tree.map(np.asarray, jax.jit(self.algo.data)(*arguments))
+        return jax.tree.map(np.asarray, jax.jit(self.algo.compute_transitions)(*arguments))
 
     def minibatch(self, index: int) -> dict[str, np.ndarray]:
         return {name: values[:, self.arrays["batch_index"][index]] for name, values in self.data.items()}
@@ -164,7 +164,7 @@ class Recorded:
     @functools.cached_property
     def training(self) -> dict[str, Any]:
         """The recorded five minibatches, critic first, through the algorithm's two update functions."""
-        critic_update, actor_update = jax.jit(self.algo.critic_update), jax.jit(self.algo.actor_update)
+        critic_update, actor_update = jax.jit(self.algo.update_critic), jax.jit(self.algo.update_actor)
         rows: dict[str, Any] = {"critic": [], "critic_gradient": [], "q_after": [], "actor": [], "actor_gradient": []}
         actor, critic = self.params.actor, self.params.critic
         for index in range(MISSIONS):
@@ -284,7 +284,7 @@ def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
     algo = Coma(recorded_spec(), DataParallel(MISSIONS))
     params = dataclasses.replace(recorded.params, target=recorded.params.first_target)
     arguments = (params, recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
-    ours = np.asarray(jax.jit(algo.data)(*arguments)["target"]).reshape(-1, AGENTS)
+    ours = np.asarray(jax.jit(algo.compute_transitions)(*arguments)["target"]).reshape(-1, AGENTS)
     q = np.take_along_axis(recorded.arrays["q_target_net"], recorded.arrays["action"][..., None].astype(int), -1)[
         ..., 0
     ]
@@ -480,11 +480,11 @@ def small(
 @functools.cache
 def updates(**settings: Any) -> tuple[Any, Any]:
     """The update functions of the critic and of the actor of `small(**settings)`, compiled once."""
-    return jax.jit(small(**settings).critic_update), jax.jit(small(**settings).actor_update)
+    return jax.jit(small(**settings).update_critic), jax.jit(small(**settings).update_actor)
 
 
 LONE = small(1, dataclasses.replace(VECTOR, num_agents=1), gamma=0.5, td_lambda=0.5)
-lone_targets = jax.jit(LONE.targets)
+lone_targets = jax.jit(LONE.compute_targets)
 
 
 def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
@@ -507,7 +507,9 @@ def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
     # rows 1 and 4 hold final time steps, whose action was ignored: they weigh nothing
     extras = {"mask": np.ones((5, 1, 1, 4), bool), "log_prob": np.zeros((5, 1, 1), np.float32)}
     trajectory = dataclasses.replace(trajectory, extras=extras)
-    weight = jax.jit(algo.data)(init_params(algo), trajectory, last, jax.random.key(1), start())["weight"]
+    weight = jax.jit(algo.compute_transitions)(init_params(algo), trajectory, last, jax.random.key(1), start())[
+        "weight"
+    ]
     close(weight, [[5 / 3, 0, 5 / 3, 5 / 3, 0]], 1e-6)
 
 
@@ -543,7 +545,7 @@ def test_a_uniform_critic_gives_no_advantage() -> None:
     action = generator.integers(0, 4, 50).astype(np.int32)
     sample = {"values": np.full((50, 4), 3.5, np.float32), "action": action, "target": np.full(50, 4, np.float32)}
     returned = dataclasses.replace(algo, advantage="return")
-    both = jax.jit(lambda *arguments: (algo.advantages(*arguments), returned.advantages(*arguments)))
+    both = jax.jit(lambda *arguments: (algo.compute_advantages(*arguments), returned.compute_advantages(*arguments)))
     advantage, paid = both(sample, policy)
     close(advantage, np.zeros(50), 1e-6)
     values, first = np.float32([[1, 2]]), np.zeros(1, np.int32)
@@ -602,7 +604,7 @@ def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> No
         "weight": 4 * policy(weights),  # the mean over the four samples is the sum over the actions
     }
     batch = {k: v.astype(np.float32 if v.dtype == np.float64 else v.dtype)[None] for k, v in batch.items()}
-    new, metrics = jax.jit(algo.actor_update)(actor, batch, start())
+    new, metrics = jax.jit(algo.update_actor)(actor, batch, start())
     analytic = -gradient_of(new, actor)
     assert np.abs(numeric).max() > 1e-2
     close(analytic, numeric, 1e-6)
@@ -674,7 +676,7 @@ def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
     divergence = float(updates()[1](actor, batch, start())[1]["kl"])
     for share, moves in ((1.01, True), (0.99, False)):
         algo = small(target_kl=share * divergence / 1.5)
-        after, metrics = jax.jit(algo.actor_update)(actor, batch, start())
+        after, metrics = jax.jit(algo.update_actor)(actor, batch, start())
         assert bool(metrics["actor_moved"]) is moves
         changed = [np.any(np.asarray(a) != b) for a, b in zip(*map(jax.tree.leaves, (after, actor)), strict=True)]
         assert any(changed) is moves
@@ -858,22 +860,22 @@ def check_chunks(settings: dict[str, Any], shards: int) -> None:
     for algo in (whole, pieces):
         both = jax.jit(
             lambda params, *now, algo=algo: (
-                algo.critic_update(params.critic, *now),
-                algo.actor_update(params.actor, *now),
+                algo.update_critic(params.critic, *now),
+                algo.update_actor(params.actor, *now),
             )
         )
         (critic, losses), (actor, metrics) = both(params, batch, start())
         gradients = gradient_of(critic, params.critic), gradient_of(actor, params.actor)
         outcomes.append((gradients, losses, metrics))
     jax.tree.map(lambda a, b: close(a, b, 1e-6), *outcomes)
-    jaxpr = str(jax.make_jaxpr(pieces.critic_update)(params.critic, batch, start()))
+    jaxpr = str(jax.make_jaxpr(pieces.update_critic)(params.critic, batch, start()))
     assert "length=6" in jaxpr  # 24 samples by 4
 
 
 def test_a_scaled_advantage_has_unit_deviation() -> None:
     algo, batch = small(scale_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
     actor, epsilon = init_params(algo).actor, epsilon_of(algo, start())
-    _, metrics = jax.jit(algo.actor_update)(actor, batch, start())
+    _, metrics = jax.jit(algo.update_actor)(actor, batch, start())
     weighted = np.float64(metrics["advantage_square"]) * 12 / 10, np.float64(metrics["advantage"]) * 12 / 10
     open_ = np.asarray(batch["weight"][0]) > 0
 
@@ -881,7 +883,7 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
     def advantage_of(actor: Any, sample: dict[str, jax.Array]) -> jax.Array:
         logits = algo.networks["actor"].apply(actor, sample["observation"])
         policy = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
-        return algo.advantages(sample, policy)
+        return algo.compute_advantages(sample, policy)
 
     advantage = np.asarray(advantage_of(actor.params, {name: x[0] for name, x in batch.items()}), np.float64)
     close([np.mean(advantage[open_] ** 2), np.mean(advantage[open_])], weighted, 1e-5)
@@ -1022,7 +1024,7 @@ def test_an_episode_brings_as_many_updates_for_any_number_of_environments() -> N
         assert algo.phases[0].updates == algo.num_epochs * (num_envs * 10 // 40)
         assert algo.batches.size * shards == 40
     lone = small(2, minibatch_size=640)  # fewer transitions than one minibatch
-    assert (lone.batches.number, lone.batches.size) == (1, 20)
+    assert (lone.batches.per_epoch, lone.batches.size) == (1, 20)
 
 
 def test_minibatches_of_whole_missions() -> None:

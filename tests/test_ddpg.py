@@ -39,7 +39,9 @@ def init_params(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
 
 def taken_values(algo: Ddpg, critic: Any, sample: dict[str, Any]) -> Any:
     """The critics' values of stored actions."""
-    return algo.value(critic, sample["observation"], algo.actions.taken(sample["action"]), lambda values: values)
+    return algo.value(
+        critic, sample["observation"], algo.actions.stored_vector(sample["action"]), lambda values: values
+    )
 
 
 def flat(tree: Any) -> np.ndarray:
@@ -265,7 +267,7 @@ def test_targets_and_losses_by_hand() -> None:
     expected = [
         sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstraps[i] * value[i] for i in range(m)
     ]  # fmt: skip
-    target = np.asarray(jax.jit(algo.target)(params, sample))
+    target = np.asarray(jax.jit(algo.compute_target)(params, sample))
     np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
 
     online = np.asarray(values_of(params.critic.params, sample["observation"]))
@@ -289,7 +291,7 @@ def test_the_gradient_of_layer_norm() -> None:
     """That of `nets` is its own: against differences of values."""
     rng = np.random.default_rng(0)
     values = [rng.normal(size=shape).astype(np.float32) for shape in [(5, 16), (16,), (16,), (16,)]]
-    check_grads(jax.jit(networks._normalised), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
+    check_grads(jax.jit(networks._norm_relu), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
@@ -427,7 +429,7 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
             expected[i] += 0.9 * values[:, i].min(0)
         if first == CONTINUES and second != TERMINATED:
             expected[i] += 0.81 * values[:, i].min(0)
-    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(algo.compute_target)(params, sample), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_actor_climbs_the_mean_of_the_critics() -> None:

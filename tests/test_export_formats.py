@@ -28,7 +28,7 @@ from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.sac import Sac
-from jaxrl.algos.student import TEACHES, Student
+from jaxrl.algos.student import TEACHER_SETTINGS, Student
 from jaxrl.cli import export as command
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations.export.formats import export
@@ -55,7 +55,7 @@ def make_policy(env: Any, algo: Any, **settings: Any) -> Policy:
 def taught() -> Policy:
     env = make("reach", horizon=9)
     teacher = Collective(env.spec, DataParallel(1), **SMALL)
-    adopted = json.dumps({name: getattr(teacher, name) for name in TEACHES})
+    adopted = json.dumps({name: getattr(teacher, name) for name in TEACHER_SETTINGS})
     return make_policy(env, Student, resolved_inputs=adopted, random_steps=8, **OFF)
 
 

@@ -19,7 +19,7 @@ from envs_jax.batch import batched
 from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl.algos import find, ppo
-from jaxrl.algos.actor_critic import extended
+from jaxrl.algos.actor_critic import update_statistics
 from jaxrl.algos.base import AlgoState, Trajectory
 from jaxrl.algos.ppo import Ppo, PpoParameters
 from jaxrl.rl import running_statistics
@@ -94,7 +94,7 @@ def test_advantages_are_sums_of_temporal_differences(gamma: float, lambda_: floa
     algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, gae_lambda=lambda_, **SMALL)
     trajectory, last = made_up()
     value = np.random.default_rng(1).normal(size=(T + 1, B, A)).astype(np.float32)
-    actual = jax.jit(algo.advantages)(trajectory, last, value[:-1], value[-1])
+    actual = jax.jit(algo.compute_advantages)(trajectory, last, value[:-1], value[-1])
     steps, played = whole(trajectory, last), ~trajectory.timestep.done
     assert steps.terminated.sum() > 3 and steps.truncated.sum() > 3 and played.sum() < T * B
     expected = gae(steps, np.float64(value), gamma, lambda_)
@@ -218,7 +218,10 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
 def test_statistics_are_those_of_all_valid_samples() -> None:
     layout, rng = DataParallel(8, shards=4), np.random.default_rng(0)
     statistics: Any = {"actor": running_statistics.start((2, 3))}
-    expected_rows, add = [], jax.jit(lambda statistics, rows, weight: extended(statistics, rows, weight, layout))
+    expected_rows, add = (
+        [],
+        jax.jit(lambda statistics, rows, weight: update_statistics(statistics, rows, weight, layout)),
+    )
     for offset in (5.0, -3.0, 0.0):
         rows = rng.normal(offset, 2.0, (4, 10, 2, 3)).astype(np.float32)
         valid = rng.permutation(np.arange(40) < 20).reshape(4, 10)
@@ -514,7 +517,7 @@ def test_every_seed_learns_what_it_does_alone(case: str) -> None:
         ({"clip_ratio": 0.0}, "clip_ratio must lie between 1e-06 and"),
         ({"num_minibatches": 1000}, "num_minibatches 1000 exceeds the 768 samples of a logical shard"),
         ({"critic": "central"}, "critic central needs a critic_input or a single array as global_state, 'made_up' has"),
-        ({"rollout_steps": 0}, "rollout_steps 0 stands for whole episodes of one length, those of 'made_up' may end"),
+        ({"rollout_steps": 0}, "rollout_steps 0 needs episodes of one length, and in 'made_up' they may end"),
     ],
 )
 def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) -> None:
@@ -539,7 +542,7 @@ def test_ended_rows_are_not_counted() -> None:
     """Their weight is 0; where nothing was seen, nothing changes."""
     layout, statistics = DataParallel(4), {"actor": running_statistics.start((1,))}
     values = {"actor": jnp.array([100.0, 7.0, 102.0, 7.0]).reshape(1, 4, 1)}
-    nothing = extended(statistics, values, jnp.zeros((1, 4)), layout)["actor"]
+    nothing = update_statistics(statistics, values, jnp.zeros((1, 4)), layout)["actor"]
     assert (float(nothing.count), float(nothing.mean[0]), float(nothing.variance[0])) == (0.0, 0.0, 1.0)
-    half = extended(statistics, values, jnp.array([[2.0, 0.0, 2.0, 0.0]]), layout)["actor"]
+    half = update_statistics(statistics, values, jnp.array([[2.0, 0.0, 2.0, 0.0]]), layout)["actor"]
     assert (float(half.count), float(half.mean[0]), float(half.variance[0])) == (2.0, 101.0, 1.0)

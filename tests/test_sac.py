@@ -170,7 +170,7 @@ def test_targets_and_losses_of_an_update() -> None:
     value = twin.min(0) - alpha * log_prob
     lengths, bootstrap = [2, 2, 2, 1, 1, 2], [0.81, 0, 0.81, 0, 0.9, 0.81]
     expected = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
-    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(algo.compute_target)(params, sample), expected, rtol=1e-4, atol=1e-5)
 
     values = np.asarray(values_of(params.critic.params, sample["observation"], sample["action"]))
     by_hand = sum((weight[:, None] * np.square(np.array(expected) - values[c])).mean() for c in range(2))
@@ -239,7 +239,7 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    numbers = jax.jit(algo.update_numbers, static_argnums=1)
+    numbers = jax.jit(algo.update_indices, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, DataParallel(1), env_steps_per_update=1.0, random_steps=4000)
@@ -368,8 +368,12 @@ def test_names() -> None:
     ("spec", "settings", "sentence"),
     [
         (dataclasses.replace(ARM, action=Discrete(4)), {}, "sac needs continuous actions, 'arm' has discrete ones"),
-        (dataclasses.replace(ARM, action=Box((2,))), {}, "needs float actions with bounds, those of 'arm' are float32"),
-        (dataclasses.replace(ARM, action=Box((2,), jnp.int32, 0, 4)), {}, "those of 'arm' are int32 from 0 to 4"),
+        (
+            dataclasses.replace(ARM, action=Box((2,))),
+            {},
+            "needs float actions with bounds, but in 'arm' they are float32",
+        ),
+        (dataclasses.replace(ARM, action=Box((2,), jnp.int32, 0, 4)), {}, "but in 'arm' they are int32 from 0 to 4"),
         (dataclasses.replace(ARM, observation={"a": Box((2,))}), {}, "sac needs one array per agent as observation"),
         (ARM, {"actor_update_period": 0}, "actor_update_period must lie between 1 and 1e+09, not 0"),
         (ARM, {"initial_alpha": 0.0}, "initial_alpha must lie between 1e-30 and"),

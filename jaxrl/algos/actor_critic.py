@@ -21,18 +21,18 @@ from jaxrl.rl.running_statistics import RunningStatistics, start
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
-LEAST = -69.0  # least logit when sampling, below the largest
-LIMIT = 10.0  # normalised inputs lie in +/- this
+MIN_LOGIT = -69.0  # of an action when sampling, relative to the largest logit
+INPUT_LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
 def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
-    """Raise ValueError for an environment that the networks cannot take, or that shows a central critic nothing."""
+    """Raise ValueError for an environment that does not fit the networks, or has no view for a central critic."""
     if not isinstance(spec.observation, Box):
         raise ValueError(
             f"{name} needs one array per agent as observation, '{spec.name}' has several: concatenate them"
         )
     if not isinstance(spec.action, Discrete):
-        BoxActions.of(spec, name)
+        BoxActions.from_spec(spec, name)
     if critic == "central" and not has_view(spec):
         raise ValueError(
             f"critic central needs a critic_input or a single array as global_state, '{spec.name}' has neither: use "
@@ -41,7 +41,7 @@ def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
 
 
 def has_view(spec: EnvSpec) -> bool:
-    """Return whether an environment shows critics more than an agent's observation."""
+    """Return whether an environment has a centralised view for critics."""
     return spec.critic_input_spec is not None or isinstance(spec.global_state, Box)
 
 
@@ -77,8 +77,8 @@ class ActorCritic:
             sizes: the rest of the arguments of `team.network`.
         """
         actor_shape = critic_shape = spec.observation.shape
-        more = has_view(spec) and (spec.num_agents > 1 or spec.global_state is not None)
-        view = "central" if critic == "central" or (critic == "auto" and more) else "observation"
+        central_exists = has_view(spec) and (spec.num_agents > 1 or spec.global_state is not None)
+        view = "central" if critic == "central" or (critic == "auto" and central_exists) else "observation"
         if view == "central" and spec.critic_input_spec is not None:
             critic_shape = spec.critic_input_spec.shape
         elif view == "central":
@@ -103,48 +103,48 @@ class ActorCritic:
 
     @property
     def box(self) -> BoxActions | None:
-        """Return continuous actions, None if they are discrete."""
+        """Return the conversion of continuous actions, None for discrete ones."""
         return None if isinstance(self.spec.action, Discrete) else BoxActions(self.spec.action)
 
     def statistics(self, inputs: str, values: bool) -> Statistics:
-        """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
+        """Return fresh statistics of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
         box = self.spec.observation
-        wide = len(box.shape) == 1 and max(-box.lowest, box.highest) > LIMIT
-        used = {"always": True, "never": False, "auto": wide}[inputs]
-        shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if used else {}
+        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
+        enabled = {"always": True, "never": False, "auto": needs_scaling}[inputs]
+        shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if enabled else {}
         return {name: start(shape) for name, shape in (shapes | ({"value": ()} if values else {})).items()}
 
     def inputs(self, timestep: TimeStep, layout: DataParallel) -> Arrays:
         """Return the inputs of actor and critic, {"observation" and, if in use, "central": [T, B, A, ...]}.
 
-        A value is that of a state: where the environment shows critics the actions of others, these are all 0. A
-        global state follows the agent's own observation.
+        The critic gives the value of a state: other agents' actions in `critic_input` are set to 0. A global state is
+        appended to the agent's own observation.
         """
         spec, inputs = self.spec, {"observation": timestep.observation}
         if self.view == "observation":
             return inputs
 
-        def one(step: TimeStep) -> Array:
+        def central_input(step: TimeStep) -> Array:
             if spec.critic_input is not None:
                 return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
             local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
             shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
             return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
 
-        return inputs | {"central": jax.vmap(jax.vmap(one))(timestep)}
+        return inputs | {"central": jax.vmap(jax.vmap(central_input))(timestep)}
 
     def outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
         """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
-        return self.actor.apply(actor, _normalized("actor", statistics, observation))
+        return self.actor.apply(actor, _normalize("actor", statistics, observation))
 
     def value(self, critic: Params, statistics: Statistics, sample: Arrays) -> Array:
         """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
-        return self.critic.apply(critic, _normalized("critic", statistics, sample[self.view]))[:, 0]
+        return self.critic.apply(critic, _normalize("critic", statistics, sample[self.view]))[:, 0]
 
     def log_prob(self, outputs: Array, sample: Arrays) -> tuple[Array, Array]:
         """Return log-probabilities of actions float32[...], and the policy's entropy, of outputs [..., n].
 
-        Discrete actions come with their "mask"; those of a box are samples before clipping.
+        Discrete actions come with their "mask"; continuous ones are samples before clipping.
         """
         if self.box is not None:
             mean, log_std = jnp.split(outputs, 2, axis=-1)
@@ -154,26 +154,27 @@ class ActorCritic:
         log_prob = distributions.select_action_value(log_probs, sample["action"])
         return log_prob, distributions.entropy(jnp.exp(log_probs))
 
-    def act(self, policy: PolicyParams, timestep: TimeStep, keys: Key, greedy: bool) -> tuple[Array, Arrays]:
-        """Select actions [B, A, ...]; those of a box are clipped to it.
+    def act(self, policy_params: PolicyParams, timestep: TimeStep, keys: Key, greedy: bool) -> tuple[Array, Arrays]:
+        """Select actions [B, A, ...]; continuous ones are clipped to their box.
 
         Args:
-            policy: {"actor": parameters, "statistics": of its inputs}.
+            policy_params: {"actor": parameters, "statistics": of its inputs}.
             timestep: leaves [B, ...].
             keys: key[B].
             greedy: take the most probable actions.
 
         Returns:
-            actions; "log_prob" float32[B, A], "mask" bool[B, A, n] of discrete actions, and "action" float32[B, A, n]
-            of a box: the samples in [-1, 1], before clipping.
+            actions; "log_prob" float32[B, A]; for discrete actions "mask" bool[B, A, n], for continuous ones "action"
+            float32[B, A, n], the samples before clipping to [-1, 1].
         """
         observation = timestep.observation
-        outputs = self.outputs(policy["actor"], policy["statistics"], observation.reshape(-1, *observation.shape[2:]))
+        flat = observation.reshape(-1, *observation.shape[2:])
+        outputs = self.outputs(policy_params["actor"], policy_params["statistics"], flat)
         outputs = outputs.reshape(*observation.shape[:2], -1)
         if self.box is None:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
-            probs = jnp.exp(jnp.clip(logits, LEAST, 0.0))  # above 0: some action is always found
+            probs = jnp.exp(jnp.clip(logits, MIN_LOGIT, 0.0))  # above 0, so that an action can always be sampled
             scores = outputs if greedy else None
             action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, scores)
             return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
@@ -184,24 +185,24 @@ class ActorCritic:
         return action, sample | {"log_prob": self.log_prob(outputs, sample)[0]}
 
 
-def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
-    """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m].
+def update_statistics(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
+    """Add samples [S local, m, ...] with weights float32[S local, m] to the statistics that are in use.
 
-    Samples of weight 0 are not counted; the others' weights have a mean of 1 over all samples.
+    Samples of weight 0 are not counted. Weights must have a mean of 1 over all samples.
     """
-    mean_of = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
-    counted = layout.sample_mean((weight > 0).astype(jnp.float32))
-    merged, number = dict(statistics), counted * (weight.shape[1] * layout.shards)
+    weighted_mean = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
+    share_counted = layout.sample_mean((weight > 0).astype(jnp.float32))
+    updated, count = dict(statistics), share_counted * (weight.shape[1] * layout.shards)
     for name, values in samples.items():
-        if name in merged:
-            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), merged[name].mean.shape
-            mean = mean_of(rows)
-            variance = mean_of(jnp.square(rows - mean[None, None])).reshape(shape)
-            merged[name] = merged[name].merge(mean.reshape(shape), variance, number)
-    return merged
+        if name in updated:
+            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), updated[name].mean.shape
+            mean = weighted_mean(rows)
+            variance = weighted_mean(jnp.square(rows - mean[None, None])).reshape(shape)
+            updated[name] = updated[name].merge(mean.reshape(shape), variance, count)
+    return updated
 
 
-def _normalized(name: str, statistics: Statistics, inputs: Array) -> Array:
+def _normalize(name: str, statistics: Statistics, inputs: Array) -> Array:
     """Return inputs float32[N, ...], normalised where there are statistics of them."""
     inputs = inputs.astype(jnp.float32)
-    return jnp.clip(statistics[name].normalize(inputs), -LIMIT, LIMIT) if name in statistics else inputs
+    return jnp.clip(statistics[name].normalize(inputs), -INPUT_LIMIT, INPUT_LIMIT) if name in statistics else inputs

@@ -71,12 +71,12 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Equal steps within `learn`, such as the minibatches of an epoch, of which the trainer may run some at a time.
+    """Equal steps within `learn`, such as the minibatches of an epoch; the trainer may run a few of them at a time.
 
     Attributes:
-        name: of what a step does, shown to the user, such as "critic".
-        epoch: that it belongs to.
-        steps: how many.
+        name: what a step does, for the user, such as "critic".
+        epoch: the epoch that it belongs to.
+        steps: the number of steps.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Learning:
 
     Attributes:
         data: what the steps only read; one row per logical shard (first axis).
-        sharded: what they change; one row per logical shard.
-        replicated: what they change, the same on every device.
+        sharded: what they change, with one row per logical shard.
+        replicated: what they change and what is the same on every device.
     """
 
     data: Any
@@ -117,8 +117,8 @@ class Learner:
     """Learned parameters and the state of their optimizer; see `Algorithm.step`.
 
     Attributes:
-        params: of a network, as flax has them, or any pytree.
-        opt_state: of the optax chain.
+        params: a network's parameters, as flax has them, or any pytree.
+        opt_state: the state of the optax chain.
     """
 
     params: Any
@@ -181,11 +181,11 @@ class Algorithm:
     def __post_init__(self) -> None:
         take_exactly(self)
         check_settings(self)
-        for what, given in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
-            for name in given:
+        for kind, by_part in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
+            for name in by_part:
                 if name not in self.parts:
-                    known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
-                    raise ValueError(f"{what} has the unknown part {short_repr(name)}: {known}")
+                    choices = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
+                    raise ValueError(f"{kind} has the unknown part {short_repr(name)}: {choices}")
 
     def with_traced(self, settings: Mapping[str, Array]) -> Self:
         """Return the algorithm with traced settings float32[] by name; their values are not checked."""
@@ -197,13 +197,13 @@ class Algorithm:
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
-        """Return the number of environments if the user gives none."""
+        """Return the number of environments that is used unless the user sets it."""
         del spec, settings
         return 64
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
-        """Return the minibatch size, which the number of logical shards must divide, as it must `num_envs`."""
+        """Return the minibatch size. The number of logical shards must divide it, and `num_envs`."""
         del spec, settings
         return num_envs
 
@@ -216,7 +216,7 @@ class Algorithm:
 
         Args:
             part: such as "actor".
-            outputs: numbers that the network returns for each sample.
+            outputs: how many numbers the network returns for each sample.
             standard: outputs -> the flax module that is used if the user gives none.
             inputs: shapes of a call's arguments, with a batch axis.
             leading: axes of the inputs that the outputs have too.
@@ -224,8 +224,9 @@ class Algorithm:
         Raises:
             ValueError: a user-defined network returns something else.
         """
-        given = self.custom.networks.get(part, standard)
-        module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
+        module_or_factory = self.custom.networks.get(part, standard)
+        is_module = hasattr(module_or_factory, "apply") and not isinstance(module_or_factory, type)
+        module = module_or_factory if is_module else module_or_factory(outputs)
         if part in self.custom.networks:
             _check_arguments(part, module, len(inputs))
         network = Network(module, inputs)
@@ -294,7 +295,7 @@ class Algorithm:
         return optax.incremental_update(params, target, tau)
 
     def chain(self, part: str) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, or that of `optimizer`."""
+        """Return the user's optimizer of a part, or else the one of `optimizer`."""
         return self.custom.optimizers.get(part) or self.optimizer(part)
 
     @property
@@ -303,7 +304,7 @@ class Algorithm:
         raise NotImplementedError("an algorithm needs a `phases` property")
 
     def schedules(self, progress: Progress) -> dict[str, Array]:
-        """Return what depends on progress alone, such as an exploration rate, for the metrics: float32[] by name."""
+        """Return what depends only on progress, such as an exploration rate, for the metrics: float32[] by name."""
         del progress
         return {}
 
@@ -317,7 +318,7 @@ class Algorithm:
         return 0
 
     def weights(self, state: AlgoState) -> Params:
-        """Return what `--init_from` transfers, the `inputs` of `init`: by default the networks, else the policy."""
+        """Return what `--init_from` passes to `init`: by default the networks, or the policy where there are none."""
         return {name: getattr(state.replicated, name).params for name in self.networks} or self.policy(state)
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
@@ -330,21 +331,21 @@ class Algorithm:
             raise NotImplementedError("an algorithm needs policy(state)")
         return state.replicated.actor.params
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the policy's carry per environment (leaves [B, ...]), () by default; `act` resets it where `first`.
 
         `indices` int32[B] number the run's environments from 0 to num_envs - 1.
         """
-        del policy, timestep, indices
+        del policy_params, timestep, indices
         return ()
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Return the actions of a batch.
 
         Args:
-            policy: from `policy`.
+            policy_params: from `policy`.
             carry: from `init_carry` or the last `act`.
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
@@ -355,7 +356,7 @@ class Algorithm:
         Returns:
             action [B, A, ...], carry, extras (pytree [B, ...], stored in the trajectory).
         """
-        raise NotImplementedError("an algorithm needs act(policy, carry, timestep, keys, progress, mode)")
+        raise NotImplementedError("an algorithm needs act(policy_params, carry, timestep, keys, progress, mode)")
 
     def learn(
         self,
@@ -368,8 +369,8 @@ class Algorithm:
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Update on the collected trajectory (None where `phase.steps` is 0).
 
-        `key` is the same on every device; `layout.shard_keys(key)` gives one per logical shard. The default runs
-        `learn_stages`.
+        `key` is the same on every device, and `layout.shard_keys(key)` gives one per logical shard. By default the
+        stages of `learn_stages` run.
 
         Returns:
             the new state and metrics, each float32[] or float32[updates]; all equal on every device.
@@ -385,17 +386,17 @@ class Algorithm:
         def names(epoch: int) -> list[str]:
             return [stage.name for stage in epochs[epoch]]
 
-        for _, similar in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
-            numbers = list(similar)
+        for _, group in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
+            same_stages = list(group)
 
-            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[numbers[0]]) -> Learning:
+            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[same_stages[0]]) -> Learning:
                 for stage in stages:
                     learning = self.run_steps(
                         learning, stage.name, epoch, jnp.int32(0), jnp.int32(stage.steps), progress
                     )
                 return learning
 
-            learning = jax.lax.fori_loop(np.int32(numbers[0]), np.int32(numbers[-1] + 1), run_epoch, learning)
+            learning = jax.lax.fori_loop(np.int32(same_stages[0]), np.int32(same_stages[-1] + 1), run_epoch, learning)
         return self.end_learning(learning)
 
     # Learning in steps, for algorithms whose `learn` may take long
@@ -408,11 +409,11 @@ class Algorithm:
     def begin_learning(
         self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
     ) -> Learning:
-        """Return what the steps work on; arguments as of `learn`."""
+        """Return what the steps work on, from the arguments of `learn`."""
         raise NotImplementedError("an algorithm with stages needs begin_learning(...)")
 
     def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
-        """Run step `index` int32[] of a stage in this epoch int32[]; `learning.data` stays as it is."""
+        """Run step `index` int32[] of a stage in epoch int32[]; `learning.data` is not changed."""
         raise NotImplementedError("an algorithm with stages needs learn_step(...)")
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, dict[str, Array]]:
@@ -437,38 +438,40 @@ def is_used(value: Array | float) -> bool:
     return isinstance(value, Array) or value != 0
 
 
-def appended(rows: Array, last: Array) -> Array:
-    """Return rows [T, ...] and a last one [...] of any dtype, as [T + 1, ...] of the rows' dtype."""
+def append_last(rows: Array, last: Array) -> Array:
+    """Append a last row [...] of any dtype to rows [T, ...]; the result [T + 1, ...] has the dtype of the rows."""
     return jnp.concatenate([rows, last[None].astype(rows.dtype)])
 
 
 def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     """Return the time steps [T, B, ...] that follow each row."""
-    return jax.tree.map(lambda rows, last: appended(rows[1:], last), trajectory.timestep, last_timestep)
+    return jax.tree.map(lambda rows, last: append_last(rows[1:], last), trajectory.timestep, last_timestep)
 
 
-def _check_arguments(part: str, module: Any, number: int) -> None:
+def _check_arguments(part: str, module: Any, num_inputs: int) -> None:
     """Raise ValueError unless a user-defined network is a flax module that is called with a number of arrays."""
     name = type(module).__name__
     if not hasattr(module, "init"):
         raise ValueError(f"networks: '{part}' must be a flax.linen module, not {name}")
     try:
-        inspect.signature(module.__call__).bind(*[None] * number)
+        inspect.signature(module.__call__).bind(*[None] * num_inputs)
     except TypeError as error:
         raise ValueError(
-            f"networks: '{part}' is called with {number} array{'s' if number > 1 else ''} and no carry, which {name} "
-            f"does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
+            f"networks: '{part}' is called with {num_inputs} array{'s' if num_inputs > 1 else ''} and no carry, which "
+            f"{name} does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
         ) from None
 
 
-def _check_network(part: str, network: Network, wanted: tuple[int, ...]) -> None:
-    """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
-    found = jax.eval_shape(
+def _check_network(part: str, network: Network, expected_shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a user-defined network returns float32 of the shape `expected_shape`."""
+    output = jax.eval_shape(
         lambda key: network.apply(network.init(key), *(jnp.zeros(shape, jnp.float32) for shape in network.inputs)),
         jax.random.key(0),
     )
-    if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
-        told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__
+    if not isinstance(output, jax.ShapeDtypeStruct) or (output.shape, output.dtype) != (expected_shape, jnp.float32):
+        shape = getattr(output, "shape", None)
+        description = f"{output.dtype}{list(output.shape)}" if shape else type(output).__name__
         raise ValueError(
-            f"networks: '{part}' must return float32{list(wanted)} for inputs {list(network.inputs[0])}, not {told}"
+            f"networks: '{part}' must return float32{list(expected_shape)} for inputs {list(network.inputs[0])}, not "
+            f"{description}"
         )

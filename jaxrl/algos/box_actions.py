@@ -1,4 +1,4 @@
-"""Continuous actions: between the environment's box and [-1, 1], in which algorithms act and store."""
+"""Continuous actions: from the environment's box to [-1, 1], the range in which algorithms act, and back."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ class BoxActions:
     box: Box
 
     @classmethod
-    def of(cls, spec: EnvSpec, algorithm: str) -> "BoxActions":
+    def from_spec(cls, spec: EnvSpec, algorithm: str) -> "BoxActions":
         """Return the actions of an environment. Raises ValueError if they are not floats with bounds."""
         box: Any = spec.action
         if not isinstance(box, Box):
@@ -27,15 +27,15 @@ class BoxActions:
             )
         if not jnp.issubdtype(box.dtype, jnp.floating):
             raise ValueError(
-                f"{algorithm} needs float actions, those of '{spec.name}' are {jnp.dtype(box.dtype)} from "
-                f"{box.lowest:g} to {box.highest:g}: describe one choice of n by Discrete(n), or make the Box "
-                "float32 and round in the environment"
+                f"{algorithm} needs float actions, but in '{spec.name}' they are {jnp.dtype(box.dtype)} from "
+                f"{box.lowest:g} to {box.highest:g}: use Discrete(n) for a choice of n, or make the Box float32 "
+                "and round in the environment"
             )
         low, high = box.bounds
         if not np.isfinite([low, high]).all():
             raise ValueError(
-                f"{algorithm} needs float actions with bounds, those of '{spec.name}' are {jnp.dtype(box.dtype)} from "
-                f"{box.lowest:g} to {box.highest:g}: give its action Box low and high"
+                f"{algorithm} needs float actions with bounds, but in '{spec.name}' they are {jnp.dtype(box.dtype)} "
+                f"from {box.lowest:g} to {box.highest:g}: give its action Box low and high"
             )
         if not (low < high).all():
             raise ValueError(f"{algorithm} needs a choice: in the action Box of '{spec.name}' low must be below high")
@@ -43,7 +43,7 @@ class BoxActions:
 
     @property
     def size(self) -> int:
-        """Return n."""
+        """Return n, the numbers of an action."""
         return math.prod(self.box.shape)
 
     @property

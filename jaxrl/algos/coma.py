@@ -1,14 +1,25 @@
 """COMA: one shared actor, a centralised critic with a Q-value for each action of an agent, counterfactual advantages.
 
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
-Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping; `coma_original` computes what their repository
-does. In the order of the paper: settings; a training step with its targets, the critic's update, the
-advantage, the actor's update. Acting and sizes come last; networks are in `team`, minibatches in `episodes`.
+Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping. `coma_original` computes what their repository
+does. A training step rolls out a whole episode in every environment and then learns in this order:
 
-Unlike Foerster et al., and as Westheider et al.: several epochs over shuffled minibatches of whole episodes, where the
-actor and the critic take turns by epoch and the actor's gradient has no importance ratio unless `clip_ratio` is set;
-Adam; networks without memory; means, not sums, over agents and steps. Our own: exploration is mixed over all actions
-and then masked, and the policy that results is the one that is trained; truncated episodes bootstrap.
+1. The target critic Q' gives the targets of all transitions, y_t = r_t + d_t ((1 - l) Q'(s', a') + l y_{t+1}), with
+   the discount d and lambda l: `compute_targets`.
+2. Every `target_update_period` training steps Q' becomes a copy of Q: `begin_learning`.
+3. Each epoch first takes a step of the critic on every minibatch, with the loss mean w (Q(s, a) - y)^2:
+   `update_critic`. After its step the critic's values Q(s, .) of the minibatch are stored.
+4. Each of the last `actor_epochs` epochs then takes a step of the actor on every minibatch, with these values: the
+   advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss - mean w A log pi(a): `update_actor`.
+
+The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
+average. The file goes on in this order: settings, targets and losses, the training step, acting, sizes. Networks are in
+`team`, minibatches in `episodes`.
+
+Foerster et al. do not have, but Westheider et al. have: several epochs over shuffled minibatches of whole episodes, in
+which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio` is set); Adam;
+networks without memory; means, not sums, over agents and steps. New here: exploration is mixed over all actions and
+then masked, and this policy is the one that is trained; truncated episodes bootstrap.
 """
 
 import dataclasses
@@ -44,8 +55,8 @@ from jaxrl.rl import returns
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
-STAGES = ("critic", "actor")  # of an epoch
-BATCH = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target")  # of a minibatch
+STAGES = ("critic", "actor")  # of an epoch, in order
+BATCH_KEYS = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target")
 
 
 @pytree
@@ -74,47 +85,55 @@ class Coma(Algorithm):
     )  # fmt: skip
 
     minibatch_size: int = setting(
-        640, "agent transitions per minibatch; a training step has as many minibatches as its episodes fill, and what "
-        "is left over is dropped in each epoch", between=(1, 1e9),
+        640, "agent transitions per minibatch; each epoch has as many minibatches as the episodes fill, and drops the "
+        "rest", between=(1, 1e9),
     )  # fmt: skip
     num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
-    actor_epochs: int = setting(0, "epochs that also train the actor (the last ones); 0 = all", between=(0, 10_000))
-    gamma: float = setting(0.99, "discount", between=UNIT)
-    td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets", between=UNIT)
+    actor_epochs: int = setting(0, "number of last epochs that also train the actor; 0 = all", between=(0, 10_000))
+    gamma: float = setting(0.99, "discount factor per step", between=UNIT)
+    td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets; 1 = returns, 0 = one step", between=UNIT)
     actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
-    final_lr_fraction: float = setting(1.0, "learning rates decay linearly to this fraction", between=UNIT)
+    final_lr_fraction: float = setting(1.0, "learning rates fall linearly to this fraction at the end", between=UNIT)
     target_update_period: int = setting(10, "training steps between copies to the target network", between=(1, 1e9))
-    tau: float = setting(0.0, "rate of soft target updates, one per epoch; 0 = copies instead", between=UNIT)
-    eps_max: float = setting(0.5, "initial exploration: share of the uniform policy, before masking", between=UNIT)
-    eps_min: float = setting(0.02, "exploration after eps_anneal episodes", between=UNIT)
-    eps_anneal: int = setting(10_000, "episodes over which exploration falls", between=(1, 1e12))
-    dueling: bool = setting(False, "critic = value + mean-subtracted action values (arXiv 1511.06581)")
-    clip_ratio: float = setting(0.0, "clip importance ratios (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6))
+    tau: float = setting(
+        0.0, "share by which the target network moves to the critic in each epoch; 0 = copies", between=UNIT
+    )
+    eps_max: float = setting(0.5, "share of uniform exploration at the start, before masking", between=UNIT)
+    eps_min: float = setting(0.02, "share of uniform exploration after eps_anneal episodes", between=UNIT)
+    eps_anneal: int = setting(10_000, "episodes over which exploration falls linearly", between=(1, 1e12))
+    dueling: bool = setting(False, "critic = value of the state + mean-free action values (arXiv 1511.06581)")
+    clip_ratio: float = setting(0.0, "clip importance ratios to 1 +/- this (PPO); 0 = no ratio", between=(0, 1e6))
     target_kl: float = setting(
         0.0, "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this "
         "(nats), where implementations of PPO stop; 0 = never", between=(0, 1e6),
     )  # fmt: skip
     entropy_weight: float = setting(
-        0.0, "entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6)
+        0.0,
+        "weight of the entropy bonus, for the masked policy without exploration (arXiv 1602.01783)",
+        between=(0, 1e6),
     )
-    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes, if not 0", between=(0, 1e6))
-    entropy_anneal: int = setting(0, "episodes over which the entropy bonus falls; 0 = constant", between=(0, 1e12))
+    entropy_final: float = setting(0.0, "weight of the entropy bonus after entropy_anneal episodes", between=(0, 1e6))
+    entropy_anneal: int = setting(0, "episodes over which the bonus changes linearly; 0 = constant", between=(0, 1e12))
     critic_warmup: int = setting(0, "episodes at the start that train only the critic", between=(0, 1e12))
     advantage: Literal["critic", "return"] = setting(
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
     egocentric: bool = setting(
-        False, "networks see views from the agent, in a frame that symmetric situations share; for environments that "
-        "say how, such as coverage",
+        False, "show networks the view from the agent, in which symmetric situations look alike; for environments that "
+        "define it, such as coverage",
     )  # fmt: skip
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
-    depth: int = setting(1, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
+    depth: int = setting(1, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
-    stride: int = setting(1, "of the first convolution; 2 takes a fifth of the arithmetic", between=(1, 100))
-    convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
+    stride: int = setting(
+        1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
+    )
+    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
+        "auto", "how convolutions are computed; auto = the fastest way on the backend"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spec", check_spec(self.spec, self.egocentric))
@@ -126,31 +145,113 @@ class Coma(Algorithm):
             )
         self.batches.check(self.num_epochs, self.actor_epochs)
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Return one phase: roll out whole episodes, then learn from them and discard them."""
-        return (Phase("train", self.spec.horizon, self.num_epochs * self.batches.number, restart=True),)
+    # Targets, losses and updates
+
+    def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+        """TD(lambda) targets y float32[T, B, A].
+
+        y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = q after step T.
+
+        Args:
+            trajectory: T steps.
+            last: the time step after them.
+            value: q, the target critic's values of the actions taken, float32[T, B, A].
+            last_value: q of the actions that the policy would take in `last`, float32[B, A].
+        """
+
+        def over_agents(x: Array) -> Array:
+            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
+
+        next_steps = base.next_timesteps(trajectory, last)
+        next_value = jnp.concatenate([value[1:], last_value[None]])
+        discount = self.gamma * over_agents(~next_steps.terminated)
+        lambda_t = self.td_lambda * over_agents(~next_steps.done)
+        return returns.lambda_returns(next_steps.reward, discount, next_value, lambda_t)
+
+    def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
+        """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2."""
+
+        def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
+            value = select_action_value(self.nets.values(critic, sample["critic_input"]), sample["action"])
+            return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
+
+        gradient, (critic_loss, _) = self.layout.gradient(loss, critic.params, batch)
+        critic, norm = self.step("critic", critic, gradient, progress)
+        return critic, {"critic_loss": critic_loss, "critic_grad_norm": norm}
+
+    def compute_advantages(self, sample: Arrays, action_probs: Array) -> Array:
+        """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
+        uses_return = self.advantage == "return"
+        value = sample["target"] if uses_return else select_action_value(sample["values"], sample["action"])
+        return value - jnp.sum(action_probs * sample["values"], axis=-1)
+
+    def policy_loss(self, logits: Array, epsilon: Array, sample: Arrays) -> tuple[Array, Arrays]:
+        """Return - mean w A log pi(a) (equation 5), clipped with `clip_ratio`, and metrics, for logits [N, n]."""
+        action, weight = sample["action"], sample["weight"]
+        action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])  # exploration, then the mask
+        advantage = self.compute_advantages(sample, jax.lax.stop_gradient(action_probs))
+        scaled = advantage / sample["scale"] if self.scale_advantage else advantage
+        log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))
+        loss = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
+        kl = {"kl": divergence(log_prob, sample["log_prob"], weight)}
+        return loss, policy_metrics(advantage, log_prob, weight) | kl
+
+    def update_actor(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
+        """Take a gradient step on the policy loss minus the entropy bonus.
+
+        The actor stays as it is while `critic_warmup` lasts, and on minibatches whose divergence exceeds `target_kl`.
+        """
+        epsilon = self.epsilon(progress)
+
+        def advantages(sample: Arrays) -> Array:
+            mixed = epsilon_mix(self.nets.logits(actor.params, sample["observation"]), epsilon)
+            return self.compute_advantages(sample, apply_action_mask(mixed, sample["mask"]))
+
+        if self.scale_advantage:
+            batch = batch | {"scale": self.batches.deviation(self.layout.apply(advantages, batch), batch["weight"])}
+
+        def loss(actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
+            logits = self.nets.logits(actor, sample["observation"])
+            actor_loss, metrics = self.policy_loss(logits, epsilon, sample)
+            unmixed = jax.nn.softmax(mask_logits(logits, sample["mask"]))
+            mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
+            if base.is_used(self.entropy_weight) or base.is_used(self.entropy_final):
+                actor_loss = actor_loss - self.entropy_bonus(progress) * mean_entropy
+            return actor_loss, metrics | {"policy_entropy": mean_entropy}
+
+        gradient, (actor_loss, metrics) = self.layout.gradient(loss, actor.params, batch)
+        active = total(progress.episodes) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
+        if self.target_kl:  # of the policy before this step
+            active &= metrics["kl"] <= 1.5 * self.target_kl
+            metrics["actor_moved"] = active.astype(jnp.float32)
+        actor, norm = self.step("actor", actor, gradient, progress, active)
+        return actor, {"actor_loss": actor_loss, "actor_grad_norm": norm, **metrics}
 
     # A training step
 
     @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return one phase: roll out whole episodes, then learn from them and discard them."""
+        return (Phase("train", self.spec.horizon, self.num_epochs * self.batches.per_epoch, restart=True),)
+
+    @property
     def first_actor_epoch(self) -> int:
-        """Return the first epoch that trains the actor, too."""
+        """Return the first epoch that also trains the actor."""
         return self.num_epochs - (self.actor_epochs or self.num_epochs)
 
     @property
     def learn_stages(self) -> tuple[Stage, ...]:
-        """Return the stages: in every epoch all minibatches train the critic, then, in the last ones, the actor."""
+        """Return the stages: in each epoch all minibatches train the critic; in the last epochs then also the actor."""
         names = [("critic",) if epoch < self.first_actor_epoch else STAGES for epoch in range(self.num_epochs)]
-        return tuple(Stage(name, epoch, self.batches.number) for epoch, stage in enumerate(names) for name in stage)
+        return tuple(Stage(name, epoch, self.batches.per_epoch) for epoch, stage in enumerate(names) for name in stage)
 
     def begin_learning(
         self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
     ) -> Learning:
-        """Compute the targets of all transitions, and shuffle them for each epoch."""
+        """Compute the targets of all transitions, copy the critic if it is time, and shuffle for each epoch."""
         params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
-        data = self.data(params, trajectory, last_timestep, key_last, progress)
-        if self.tau == 0:  # a copy, of the critic before this step's epochs, takes effect in the next targets
+        data = self.compute_transitions(params, trajectory, last_timestep, key_last, progress)
+        if self.tau == 0:  # the copy of the critic, from before this step's epochs, serves the next step's targets
             target = optax.periodic_update(
                 params.critic.params, params.target, progress.learn_calls[1], self.target_update_period
             )
@@ -159,12 +260,12 @@ class Coma(Algorithm):
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
             key_shuffle, jnp.arange(self.num_epochs, dtype=jnp.uint32)
         )
-        data["order"] = order = self.batches.shuffled(keys)
+        data["order"] = order = self.batches.shuffle(keys)
         assert isinstance(self.spec.action, Discrete)
         values = jnp.zeros((*order.shape[:1], *order.shape[2:], self.spec.action.n), jnp.float32)
-        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *BATCH) | {"values": values[:, 0]})
+        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *BATCH_KEYS) | {"values": values[:, 0]})
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
-        updates = {"critic": self.critic_update, "actor": self.actor_update}
+        updates = {"critic": self.update_critic, "actor": self.update_actor}
         metrics = {
             stage: self.batches.empty_metrics(update, getattr(params, stage), batch, progress, epochs=epochs[stage])
             for stage, update in updates.items()
@@ -172,126 +273,60 @@ class Coma(Algorithm):
         return Learning(data, values, (params, metrics, target_mean))
 
     def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
-        """Train the critic or the actor on a minibatch.
+        """Train the critic or the actor on minibatch `index`.
 
-        The actor gets the values that the critic had for a minibatch just after its own step on it.
+        The actor gets the values that the critic had for a minibatch just after its own step on it. With `tau` the
+        target critic moves towards the critic once per epoch, before the first minibatch.
         """
         data, values, (params, metrics, target_mean) = learning.data, learning.sharded, learning.replicated
-        batch = pick(data, data["order"][:, epoch, index], *BATCH)
+        batch = pick(data, data["order"][:, epoch, index], *BATCH_KEYS)
         if stage == "critic":
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
-            learner, update_metrics = self.critic_update(params.critic, batch, progress)
-            now = self.layout.apply(lambda sample: self.nets.values(learner.params, sample["critic_input"]), batch)
-            values = values.at[:, index].set(now)
-            row = epoch * self.batches.number + index
+            learner, update_metrics = self.update_critic(params.critic, batch, progress)
+
+            def compute_values(sample: Arrays) -> Array:
+                return self.nets.values(learner.params, sample["critic_input"])
+
+            values = values.at[:, index].set(self.layout.apply(compute_values, batch))
+            row = epoch * self.batches.per_epoch + index
         else:
-            learner, update_metrics = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
-            row = (epoch - self.first_actor_epoch) * self.batches.number + index
-        written = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
+            learner, update_metrics = self.update_actor(params.actor, batch | {"values": values[:, index]}, progress)
+            row = (epoch - self.first_actor_epoch) * self.batches.per_epoch + index
+        stage_metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
         params = dataclasses.replace(params, **{stage: learner})
-        return Learning(data, values, (params, metrics | {stage: written}, target_mean))
+        return Learning(data, values, (params, metrics | {stage: stage_metrics}, target_mean))
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
         params, metrics, target_mean = learning.replicated
         return AlgoState(params, ()), metrics["critic"] | metrics["actor"] | {"target_mean": target_mean}
 
-    def data(
+    def compute_transitions(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> Arrays:
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
-        taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
+        transitions = batches.flatten_all(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
 
-        def value_of(sample: Arrays) -> Array:
+        def compute_value(sample: Arrays) -> Array:
             return select_action_value(self.nets.values(params.target, sample["critic_input"]), sample["action"])
 
         def act(step: TimeStep, keys: Key) -> Array:
             action: Array = self.act(params.actor.params, (), step, keys, progress, "explore")[0]
             return action
 
-        value = layout.apply(value_of, taken)
+        value = layout.apply(compute_value, transitions)
         last_value = self.nets.last_value(act, params.target, last, key, layout)
-        target = self.targets(trajectory, last, batches.unflatten(value), last_value)
-        observation, weight = trajectory.timestep.observation, batches.weights(trajectory)
-        return taken | batches.flat(observation=observation, **trajectory.extras, target=target, weight=weight)
-
-    def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """TD(lambda) targets y [T, B, A] of target values q of the taken actions, [T, B, A], and after them, [B, A].
-
-        y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}), l = lambda (1 - done); after the last step q.
-        """
-
-        def over_agents(x: Array) -> Array:
-            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
-
-        following = base.next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~following.terminated)
-        lambda_t = self.td_lambda * over_agents(~following.done)
-        return returns.lambda_returns(following.reward, discount, next_value, lambda_t)
-
-    def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
-        """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2; weights w are 0 after an end."""
-
-        def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
-            value = select_action_value(self.nets.values(critic, sample["critic_input"]), sample["action"])
-            return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
-
-        gradient, (value, _) = self.layout.gradient(loss, critic.params, batch)
-        critic, norm = self.step("critic", critic, gradient, progress)
-        return critic, {"critic_loss": value, "critic_grad_norm": norm}
-
-    def actor_update(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
-        """Take a gradient step (equation 5) on the policy loss minus the entropy bonus, unless the actor is frozen."""
-        epsilon = self.epsilon(progress)
-
-        def advantages(sample: Arrays) -> Array:
-            mixed = epsilon_mix(self.nets.logits(actor.params, sample["observation"]), epsilon)
-            return self.advantages(sample, apply_action_mask(mixed, sample["mask"]))
-
-        if self.scale_advantage:
-            batch = batch | {"scale": self.batches.deviation(self.layout.apply(advantages, batch), batch["weight"])}
-
-        def loss(actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
-            logits = self.nets.logits(actor, sample["observation"])
-            value, means = self.policy_loss(logits, epsilon, sample)
-            unmixed = jax.nn.softmax(mask_logits(logits, sample["mask"]))
-            mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
-            if base.is_used(self.entropy_weight) or base.is_used(self.entropy_final):
-                value = value - self.entropy_bonus(progress) * mean_entropy
-            return value, means | {"policy_entropy": mean_entropy}
-
-        gradient, (value, means) = self.layout.gradient(loss, actor.params, batch)
-        active = total(progress.episodes) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
-        if self.target_kl:  # of the policy before this step
-            active &= means["kl"] <= 1.5 * self.target_kl
-            means["actor_moved"] = active.astype(jnp.float32)
-        actor, norm = self.step("actor", actor, gradient, progress, active)
-        return actor, {"actor_loss": value, "actor_grad_norm": norm, **means}
-
-    def policy_loss(self, logits: Array, epsilon: Array, sample: Arrays) -> tuple[Array, Arrays]:
-        """Return the policy loss and its metrics; logits [N, n]."""
-        action, weight = sample["action"], sample["weight"]
-        action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])  # exploration, then the mask
-        advantage = self.advantages(sample, jax.lax.stop_gradient(action_probs))
-        scaled = advantage / sample["scale"] if self.scale_advantage else advantage
-        log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))
-        value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
-        kl = {"kl": divergence(log_prob, sample["log_prob"], weight)}
-        return value, policy_metrics(advantage, log_prob, weight) | kl
-
-    def advantages(self, sample: Arrays, action_probs: Array) -> Array:
-        """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
-        returned = self.advantage == "return"
-        value = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
-        return value - jnp.sum(action_probs * sample["values"], axis=-1)
+        target = self.compute_targets(trajectory, last, batches.unflatten(value), last_value)
+        observation, weight = trajectory.timestep.observation, batches.sample_weights(trajectory)
+        transitions |= batches.flatten_all(observation=observation, **trajectory.extras, target=target, weight=weight)
+        return transitions
 
     # Acting, networks and sizes
 
     def epsilon(self, progress: Progress) -> Array:
-        """Return epsilon of the training step: that of its last episode, counted from 1."""
+        """Return epsilon float32[] of a training step, at its last episode (the first one of the run is number 1)."""
         episode = total(progress.episodes) + self.layout.num_envs
         return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(episode / self.eps_anneal, 1.0)
 
@@ -304,10 +339,10 @@ class Coma(Algorithm):
         return {"epsilon": self.epsilon(progress)}
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         epsilon = self.epsilon(progress) if mode == "explore" else 0.0
-        action, extras = self.nets.act(policy, timestep, keys, epsilon, greedy=mode == "greedy")
+        action, extras = self.nets.act(policy_params, timestep, keys, epsilon, greedy=mode == "greedy")
         return action, carry, extras
 
     @functools.cached_property
@@ -328,7 +363,7 @@ class Coma(Algorithm):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a training step."""
-        return Minibatches.of_size(self.spec, self.layout, self.minibatch_size)
+        return Minibatches.from_size(self.spec, self.layout, self.minibatch_size)
 
     @property
     def gradient_samples(self) -> int:

@@ -1,4 +1,4 @@
-"""COMA as the public dmar-bonn/ipp-marl computes it, including its bugs, for comparison.
+"""COMA as the public repository dmar-bonn/ipp-marl computes it, with its bugs, for comparison.
 
 Differences from `coma`:
 
@@ -129,15 +129,15 @@ class ComaOriginal(Coma):
         first_target = jax.tree.map(jnp.copy, params.critic.params)
         return AlgoState(OriginalParameters(**vars(params), first_target=first_target), ())
 
-    def data(
+    def compute_transitions(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> dict[str, Array]:
         """Return COMA's data, with the values of the first target critic."""
         assert isinstance(params, OriginalParameters)
         params = dataclasses.replace(params, target=params.first_target)
-        return super().data(params, trajectory, last, key, progress)
+        return super().compute_transitions(params, trajectory, last, key, progress)
 
-    def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+    def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Return the original's sums over each agent's episodes in one row, episode after episode."""
         del last_value
         steps = self.spec.horizon
@@ -146,12 +146,12 @@ class ComaOriginal(Coma):
             """[T, B, ...] -> [B x T, ...]."""
             return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
-        following = next_timesteps(trajectory, last)
+        next_steps = next_timesteps(trajectory, last)
 
         def agent_targets(reward: Array, value: Array) -> Array:
-            return ipp_marl_targets(reward, row(following.done), value, self.gamma, self.td_lambda, steps)[0]
+            return ipp_marl_targets(reward, row(next_steps.done), value, self.gamma, self.td_lambda, steps)[0]
 
-        targets = jax.vmap(agent_targets, in_axes=1, out_axes=1)(row(following.reward), row(value))
+        targets = jax.vmap(agent_targets, in_axes=1, out_axes=1)(row(next_steps.reward), row(value))
         return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
     def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:

@@ -1,10 +1,21 @@
 """DDPG for teams (Lillicrap et al. 2016, arXiv 1509.02971), with continuous or discrete actions.
 
-Discrete actions are those of the 3v3 snakes baseline (jidiai/Competition_3v3snakes) by default: the softmax vector of
-the actor is the continuous action that critic and replay see, the environment gets an action drawn from it. Weights
-are shared by all agents; critics are local, unless BiCNet (Peng et al. 2017, arXiv 1703.10069) mixes the agents.
-Twin critics, delayed updates and smoothed targets of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) are settings. Default
-settings are the published ones of the snakes baseline, but for `masking`.
+An update (algorithm 1) learns from a batch of stored transitions, with observations o and actions x, in this order:
+
+1. The critics take a step on mean w sum_c (Q_c(o, x) - y)^2, where y = R + gamma^k min_c Q'_c(o', mu'(o')) comes from
+   the target networks, and R sums the discounted rewards of k = `n_step` steps, fewer at an episode's end. An episode
+   that terminated has no second term.
+2. At every `actor_update_period`th update the actor mu takes a step on - mean Q(o, mu(o)) with the new critics, plus
+   regularisers.
+3. At every `target_update_period`th update the target networks Q' and mu' move towards Q and mu by the share `tau`.
+
+The weight w is 1, and 0 for padding of the batch. `off_policy` says when updates are made. Weights are shared by all
+agents; critics are local, unless BiCNet (Peng et al. 2017, arXiv 1703.10069) mixes the agents. Twin critics, delayed
+updates and smoothed targets of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) are settings.
+
+Discrete actions are treated as in the 3v3 snakes baseline (jidiai/Competition_3v3snakes) by default: the actor's
+softmax vector is the continuous action that critic and replay see, and the environment gets an action drawn from it.
+The default settings are the published ones of the snakes baseline, except for `masking`.
 """
 
 import dataclasses
@@ -26,7 +37,7 @@ from jaxrl.nn import distributions
 from jaxrl.nn.networks import Network, TeamNet
 from jaxrl.rl.replay import n_step_return
 
-# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector, m samples of a shard.
+# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector x, m samples of a shard.
 
 
 @pytree
@@ -37,7 +48,7 @@ class DdpgParameters:
         actor: Learner.
         critic: Learner of all critics.
         target_actor, target_critic: their slowly updated copies.
-        shown: {name: float32[]}, metrics of the actor's last step.
+        shown: {name: float32[]}, metrics of the actor's last step, under the name that checkpoints have.
     """
 
     actor: Learner
@@ -51,8 +62,8 @@ class DdpgParameters:
 class Ddpg(OffPolicy):
     """Deep deterministic policy gradients with a replay, for discrete actions or continuous ones in a box."""
 
-    gamma: float = setting(0.95, "discount", between=UNIT)
-    tau: float = setting(0.001, "rate of the soft update of the target networks", between=UNIT)
+    gamma: float = setting(0.95, "discount factor per step", between=UNIT)
+    tau: float = setting(0.001, "share by which an update moves target networks to the trained ones", between=UNIT)
     actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(
@@ -61,37 +72,45 @@ class Ddpg(OffPolicy):
     num_critics: int = setting(
         1, "number of critics; targets use the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
     )
-    eps_start: float = setting(0.5, "initial exploration rate (discrete actions)", between=UNIT)
+    eps_start: float = setting(0.5, "exploration rate at the start (discrete actions)", between=UNIT)
     eps_decay: float = setting(
-        0.99998, "factor on the exploration rate per environment step, all environments together", between=UNIT
+        0.99998,
+        "multiply the exploration rate by this at each environment step, all environments together",
+        between=UNIT,
     )
-    eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT)
+    eps_min: float = setting(0.0, "lower bound of the exploration rate", between=UNIT)
     exploration_noise: float = setting(
-        0.1, "standard deviation of exploration (continuous actions, scaled to [-1, 1])", between=(0, 10)
+        0.1, "standard deviation of the noise on explored actions (continuous, scaled to [-1, 1])", between=(0, 10)
     )
     target_noise: float = setting(
-        0.0, "standard deviation of the noise on target actions (continuous actions; TD3: 0.2)", between=(0, 10)
+        0.0, "standard deviation of the noise on target actions (continuous; TD3: 0.2)", between=(0, 10)
     )
-    target_noise_clip: float = setting(0.5, "largest size of that noise", between=(0, 2))
+    target_noise_clip: float = setting(0.5, "clip the noise on target actions to +/- this", between=(0, 2))
     action_gradient: Literal["softmax", "expected"] = setting(
         "softmax",
-        "discrete actions. softmax: critics see the softmax vector (published); expected: a value per action, the "
-        "actor maximizes their mean (arXiv 1709.00503)",
+        "for discrete actions. softmax: critics see the softmax vector (published); expected: critics give a value per "
+        "action, and the actor maximizes their mean (arXiv 1709.00503)",
     )
-    network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents (arXiv 1703.10069)")
-    first_layer: Literal["linear", "relu"] = setting("linear", "linear: no ReLU after the first layer (published)")
-    layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
+    network: Literal["mlp", "bicnet"] = setting(
+        "mlp", "mlp: agents do not communicate; bicnet: an LSTM over the agents (arXiv 1703.10069)"
+    )
+    first_layer: Literal["linear", "relu"] = setting(
+        "linear", "linear: no ReLU after the first layer (published); relu: one"
+    )
+    layer_norm: bool = setting(False, "apply layer norm before each ReLU (arXiv 1607.06450)")
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     entropy_weight: float = setting(
-        0.0, "entropy bonus of the actor (arXiv 1602.01783; discrete actions)", between=(0, 1e6)
+        0.0, "weight of the actor's entropy bonus (discrete actions; arXiv 1602.01783)", between=(0, 1e6)
     )
     logit_weight: float = setting(
-        0.0, "penalty on the actor's squared outputs, which keeps softmax and tanh from saturating", between=(0, 1e6)
+        0.0,
+        "weight of the actor's mean squared outputs in its loss, which keeps softmax and tanh from saturating",
+        between=(0, 1e6),
     )
     masking: bool = setting(
         True,
-        "discrete actions: take only those that the environment's mask allows, where it has masks (arXiv 2006.14171); "
-        "false: ignore masks and play closed actions, too, as the published trainers do",
+        "for discrete actions: take only those that the environment's mask allows, if it has one (arXiv 2006.14171); "
+        "false: also take closed actions, as the published trainers do",
     )
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
@@ -116,63 +135,63 @@ class Ddpg(OffPolicy):
         values = over_critics(self.outputs("critic", critic, observation))
         return jnp.sum(jnp.broadcast_to(vector, values.shape) * values, axis=-1)
 
-    def target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
-        """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
+    def compute_target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
+        """Return y = R + gamma^k Q'(o', x') (equation 5): x' by the target actor, Q' by the smallest target critic."""
         observation = sample["next_observation"]
         outputs = self.outputs("actor", params.target_actor, observation)
-        action = self.actions.target(outputs, sample.get("next_mask"), sample.get("noise"))
+        action = self.actions.target_vector(outputs, sample.get("next_mask"), sample.get("noise"))
         value = self.value(params.target_critic, observation, action, lambda values: values.min(0))
         window_return = functools.partial(n_step_return, gamma=self.gamma)
         rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
         return rewards + discount[:, None] * value
 
     def actor_loss(self, actor: Params, sample: dict[str, Array], critic: Params) -> tuple[Array, dict[str, Array]]:
-        """- mean over samples, agents and critics of Q(o, x), x the actor's action, plus regularisers."""
+        """Return - Q(o, x) of the actor's action x, mean over samples, agents and critics, plus regularisers."""
         outputs = self.outputs("actor", actor, sample["observation"])
-        vector = self.actions.policy(outputs, sample.get("mask"))
+        vector = self.actions.actor_vector(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
-        loss, shown = -used * value, {}
+        loss, metrics = -used * value, {}
         if self._discrete:
-            shown["policy_entropy"] = used * distributions.entropy(vector)
+            metrics["policy_entropy"] = used * distributions.entropy(vector)
         if is_used(self.entropy_weight):
-            loss = loss - self.entropy_weight * shown["policy_entropy"]
+            loss = loss - self.entropy_weight * metrics["policy_entropy"]
         if is_used(self.logit_weight):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
-        return loss.mean(), means(actor_loss=loss, **shown)
+        return loss.mean(), means(actor_loss=loss, **metrics)
 
     def update(
-        self, params: DdpgParameters, batch: dict[str, Array], number: Array, progress: Progress
+        self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[DdpgParameters, dict[str, Array]]:
-        """Update the critics, then the actor where `number` is due, then the targets likewise."""
+        """Update the critics, then the actor if it is due, then the target networks if they are due."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)
-            taken = self.actions.taken(sample["action"])
-            values = self.value(critic, sample["observation"], taken, lambda values: values)
+            target = self.compute_target(params, sample)
+            vector = self.actions.stored_vector(sample["action"])
+            values = self.value(critic, sample["observation"], vector, lambda values: values)
             errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
         critic, norm = self.step("critic", params.critic, gradient, progress)
 
-        def actor_update() -> tuple[Learner, dict[str, Array]]:
+        def update_actor() -> tuple[Learner, dict[str, Array]]:
             loss = functools.partial(self.actor_loss, critic=critic.params)
-            gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
+            gradient, (_, actor_metrics) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
             actor, norm = self.step("actor", params.actor, gradient, progress)
-            return actor, found | {"actor_grad_norm": norm}
+            return actor, actor_metrics | {"actor_grad_norm": norm}
 
-        kept = params.actor, params.shown
-        actor, shown = when_due(self.actor_update_period, number, actor_update, kept)
-        rate = self.target_rate(number)
+        unchanged = params.actor, params.shown
+        actor, actor_metrics = when_due(self.actor_update_period, update_index, update_actor, unchanged)
+        rate = self.target_rate(update_index)
         new = DdpgParameters(
             actor=actor,
             critic=critic,
             target_actor=self.soft_update(params.target_actor, actor.params, rate),
             target_critic=self.soft_update(params.target_critic, critic.params, rate),
-            shown=shown,
+            shown=actor_metrics,
         )
-        return new, metrics | {"critic_grad_norm": norm} | shown
+        return new, metrics | {"critic_grad_norm": norm} | actor_metrics
 
     # Acting
 
@@ -204,11 +223,11 @@ class Ddpg(OffPolicy):
         return {"epsilon": self.epsilon(progress)}
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
         mask = timestep.action_mask if self.heeds_masks else None
-        vector = self.actions.policy(self.outputs("actor", policy, timestep.observation), mask)
+        vector = self.actions.actor_vector(self.outputs("actor", policy_params, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
         explores = mode == "explore"
@@ -279,8 +298,8 @@ class Ddpg(OffPolicy):
     def stored_action(self, trajectory: Trajectory) -> Any:
         return trajectory.extras["stored"]
 
-    def noise(self, key: Key, number: int) -> Array | None:
-        return self.actions.noise(key, number)
+    def noise(self, key: Key, count: int) -> Array | None:
+        return self.actions.noise(key, count)
 
 
 @dataclasses.dataclass(frozen=True)

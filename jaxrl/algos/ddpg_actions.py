@@ -16,7 +16,7 @@ from jaxrl.common.shapes import Bool, Float32
 from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
-# Settings that one kind of action has no use for.
+# Settings that only discrete actions, and only continuous actions, have.
 DISCRETE: tuple[str, ...] = ("entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min")
 CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
 
@@ -25,7 +25,7 @@ def check_action_settings(settings: Any, spec: EnvSpec) -> None:
     """Raise ValueError for settings that do not fit the environment's actions, and for actions without bounds."""
     kind, needed, ignored = "discrete", "continuous", CONTINUOUS
     if not isinstance(spec.action, Discrete):
-        _ = BoxActions.of(spec, "ddpg")
+        _ = BoxActions.from_spec(spec, "ddpg")
         kind, needed, ignored = "continuous", "discrete", DISCRETE
     for field in dataclasses.fields(settings):
         if field.name in ignored and getattr(settings, field.name) != field.default:
@@ -67,7 +67,7 @@ class Softmax:
 
     @property
     def size(self) -> int:
-        """Return n."""
+        """Return n, the numbers of an action vector."""
         assert isinstance(self.spec.action, Discrete)
         return self.spec.action.n
 
@@ -81,21 +81,21 @@ class Softmax:
         """Return the shape of a stored action."""
         return jax.ShapeDtypeStruct((self.spec.num_agents, self.size), jnp.float32)
 
-    def noise(self, key: Key, number: int) -> Array | None:
+    def noise(self, key: Key, count: int) -> Array | None:
         """Return random numbers for the targets' actions, [number, A, n], or None."""
-        del key, number
+        del key, count
         return None
 
-    def policy(self, outputs: Array, mask: Array | None) -> Array:
+    def actor_vector(self, outputs: Array, mask: Array | None) -> Array:
         """Return the actor's vector x of outputs [..., n]."""
         return masked_softmax(outputs, mask)
 
-    def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
+    def target_vector(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
         """Return the vector x for the critics' targets; noise [N, A, n]."""
         del noise
-        return self.policy(outputs, mask)
+        return self.actor_vector(outputs, mask)
 
-    def taken(self, stored: Array) -> Array:
+    def stored_vector(self, stored: Array) -> Array:
         """Return the vector x float32[N, A, n] of stored actions."""
         return stored
 
@@ -145,7 +145,7 @@ class Expected(Softmax):
     def rows(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.spec.num_agents,), jnp.uint8 if self.size <= 256 else jnp.int32)
 
-    def taken(self, stored: Array) -> Array:
+    def stored_vector(self, stored: Array) -> Array:
         return jax.nn.one_hot(stored, self.size, dtype=jnp.float32)
 
     def _one(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
@@ -169,22 +169,22 @@ class Continuous(Softmax):
 
     @property
     def _actions(self) -> BoxActions:
-        return BoxActions.of(self.spec, "ddpg")
+        return BoxActions.from_spec(self.spec, "ddpg")
 
     @property
     def size(self) -> int:
         return self._actions.size
 
-    def noise(self, key: Key, number: int) -> Array | None:
-        shape = (number, self.spec.num_agents, self.size)
+    def noise(self, key: Key, count: int) -> Array | None:
+        shape = (count, self.spec.num_agents, self.size)
         return jax.random.normal(key, shape, jnp.float32) if self.target_deviation else None
 
-    def policy(self, outputs: Array, mask: Array | None) -> Array:
+    def actor_vector(self, outputs: Array, mask: Array | None) -> Array:
         del mask
         return jnp.tanh(outputs)
 
-    def target(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
-        action = self.policy(outputs, mask)
+    def target_vector(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
+        action = self.actor_vector(outputs, mask)
         if noise is None:
             return action
         return jnp.clip(action + jnp.clip(self.target_deviation * noise, -self.target_clip, self.target_clip), -1, 1)
@@ -197,12 +197,12 @@ class Continuous(Softmax):
     ) -> tuple[Array, Array]:
         del mask
 
-        def one(vector: Array, key: Key) -> Array:
+        def sample_action(vector: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
             action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape, jnp.float32), -1, 1)
             if random is None:
                 return action
             return jnp.where(random, jax.random.uniform(key_random, vector.shape, jnp.float32, -1.0, 1.0), action)
 
-        vector = jax.vmap(one)(vector, keys)
+        vector = jax.vmap(sample_action)(vector, keys)
         return self._actions.denormalize(vector), vector

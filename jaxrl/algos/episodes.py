@@ -21,24 +21,24 @@ class Minibatches:
     """The minibatches of a training step, and epochs over them.
 
     Attributes:
-        spec, layout: of the environments, one episode of each.
-        number: minibatches per epoch.
+        spec, layout: of the environments; each plays one episode.
+        per_epoch: minibatches per epoch.
         size: m, samples of a minibatch in one logical shard; the remainder is dropped after shuffling.
     """
 
     spec: EnvSpec
     layout: DataParallel
-    number: int
+    per_epoch: int
     size: int
 
     @classmethod
-    def of_number(cls, spec: EnvSpec, layout: DataParallel, number: int) -> "Minibatches":
-        """Divide what is collected into `number` minibatches."""
-        return cls(spec, layout, number, _samples(spec, layout) // number)
+    def from_count(cls, spec: EnvSpec, layout: DataParallel, per_epoch: int) -> "Minibatches":
+        """Divide what is collected into `per_epoch` minibatches."""
+        return cls(spec, layout, per_epoch, _samples(spec, layout) // per_epoch)
 
     @classmethod
-    def of_size(cls, spec: EnvSpec, layout: DataParallel, size: int) -> "Minibatches":
-        """Divide what is collected into minibatches of `size` agent transitions; a single one if there are fewer."""
+    def from_size(cls, spec: EnvSpec, layout: DataParallel, size: int) -> "Minibatches":
+        """Divide what is collected into minibatches of `size` agent transitions, or a single one if there are fewer."""
         samples = _samples(spec, layout)
         per_shard = min(max(size // layout.shards, 1), samples)
         return cls(spec, layout, samples // per_shard, per_shard)
@@ -52,8 +52,8 @@ class Minibatches:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
         return self.layout.split(jnp.swapaxes(x, 0, 1)).reshape(self.layout.local_shards, -1, *x.shape[3:])
 
-    def flat(self, **rows: Array) -> dict[str, Array]:
-        """Return `flatten` of all of them."""
+    def flatten_all(self, **rows: Array) -> dict[str, Array]:
+        """Flatten several arrays, by name."""
         return {name: self.flatten(x) for name, x in rows.items()}
 
     def unflatten(self, x: Array) -> Array:
@@ -61,21 +61,21 @@ class Minibatches:
         sizes = self.layout.local_envs, self.spec.horizon, self.spec.num_agents
         return jnp.swapaxes(x.reshape(*sizes, *x.shape[2:]), 0, 1)
 
-    def shuffled(self, keys: Key) -> Array:
-        """Return shuffled sample indices of every minibatch, int32[S local, epochs, number, m], from key[epochs]."""
+    def shuffle(self, keys: Key) -> Array:
+        """Return shuffled sample indices of every minibatch, int32[S local, epochs, per_epoch, m], from key[epochs]."""
 
-        def shuffle(key: Key) -> Array:
+        def shuffle_epoch(key: Key) -> Array:
             return jax.vmap(lambda k: jax.random.permutation(k, jnp.arange(self.samples, dtype=jnp.int32)))(
                 self.layout.shard_keys(key)
             )
 
-        order = jnp.swapaxes(jax.lax.map(shuffle, keys), 0, 1)[:, :, : self.size * self.number]
-        return order.reshape(*order.shape[:2], self.number, self.size)
+        order = jnp.swapaxes(jax.lax.map(shuffle_epoch, keys), 0, 1)[:, :, : self.size * self.per_epoch]
+        return order.reshape(*order.shape[:2], self.per_epoch, self.size)
 
     def empty_metrics(self, update: Callable[..., Any], *arguments: Any, epochs: int) -> dict[str, Array]:
         """Return zeros float32[updates] for each metric that `update(*arguments)` returns second."""
         shapes = jax.eval_shape(update, *arguments)[1]
-        return {name: jnp.zeros(epochs * self.number, jnp.float32) for name in shapes}
+        return {name: jnp.zeros(epochs * self.per_epoch, jnp.float32) for name in shapes}
 
     def check(self, epochs: int, actor_epochs: int) -> None:
         """Raise ValueError where a minibatch would be empty, and for more epochs of the actor than there are."""
@@ -83,18 +83,18 @@ class Minibatches:
             raise ValueError(f"actor_epochs {actor_epochs} exceeds num_epochs {epochs}: lower it")
         if self.size < 1:
             raise ValueError(
-                f"num_minibatches {self.number} exceeds the {self.samples} samples of a logical shard: lower it, or "
+                f"num_minibatches {self.per_epoch} exceeds the {self.samples} samples of a logical shard: lower it, or "
                 "raise num_envs"
             )
 
-    def weights(self, trajectory: Trajectory) -> Array:
+    def sample_weights(self, trajectory: Trajectory) -> Array:
         """Return the weight float32[T, B, A] of each transition: 0 after an episode's end, with a mean of 1."""
         valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape[:3]).astype(jnp.float32)
         share = self.layout.sample_mean(self.flatten(valid))
         return valid / jnp.maximum(share, 1e-8)
 
     def deviation(self, values: Array, weight: Array) -> Array:
-        """Return the standard deviation of values [S local, m] over the whole minibatch, for each of them."""
+        """Return the standard deviation of values [S local, m] over the whole minibatch, repeated for each of them."""
         mean = self.layout.sample_mean(weight * values)
         variance = self.layout.sample_mean(weight * jnp.square(values - mean))
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
@@ -103,7 +103,7 @@ class Minibatches:
         """Return sentences for the user about sizes."""
         episodes, size = self.layout.num_envs, self.size * self.layout.shards
         transitions = self.samples * self.layout.shards
-        minibatches = f"{self.number} minibatches" if self.number > 1 else "one minibatch"
+        minibatches = f"{self.per_epoch} minibatches" if self.per_epoch > 1 else "one minibatch"
         return [
             f"A training step collects {episodes:,} episodes ({transitions:,} agent transitions) and trains for "
             f"{epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of {size:,} samples."

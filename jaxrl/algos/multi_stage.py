@@ -1,4 +1,4 @@
-"""Algorithms that begin with what other runs learned: a collective with its workers, a student with its teacher."""
+"""Algorithms that use what other runs learned: a collective uses its workers, a student its teacher."""
 
 import dataclasses
 import json
@@ -14,8 +14,8 @@ class UpstreamRun:
     """A run that a setting refers to.
 
     Attributes:
-        run: the name that the user gave.
-        algo: its algorithm, with its settings and its environment's spec.
+        run: the run, as the user named it.
+        algo: the run's algorithm, with its settings and its environment's spec.
         settings: the algorithm's settings, by name.
     """
 
@@ -25,19 +25,19 @@ class UpstreamRun:
 
     def check(self, spec: EnvSpec) -> None:
         """Raise ValueError unless the run's policy could act in the environment."""
-        own = self.algo.spec
-        if own.name != spec.name:
+        trained_spec = self.algo.spec
+        if trained_spec.name != spec.name:
             raise ValueError(
-                f"{self.run} was trained on '{own.name}', not on '{spec.name}': use runs of one environment"
+                f"{self.run} was trained on '{trained_spec.name}', not on '{spec.name}': use runs of one environment"
             )
-        for what, size, wanted in (
-            ("observations", own.observation.shape, spec.observation.shape),
-            ("actions", own.action.shape, spec.action.shape),
+        for kind, shape, expected in (
+            ("observations", trained_spec.observation.shape, spec.observation.shape),
+            ("actions", trained_spec.action.shape, spec.action.shape),
         ):
-            if size != wanted:
-                raise ValueError(f"{self.run} has {what} of shape {size}, here they have {wanted}: use another run")
+            if shape != expected:
+                raise ValueError(f"{self.run} has {kind} of shape {shape}, here they have {expected}: use another run")
         for name, value in spec.compatible_settings.items():
-            trained = own.compatible_settings[name]
+            trained = trained_spec.compatible_settings[name]
             if trained != value:
                 raise ValueError(
                     f"{self.run} was trained with {name} {trained}, here it is {value}: use the same value"
@@ -78,16 +78,16 @@ class MultiStage(Algorithm):
         raise NotImplementedError("an algorithm with `sources` needs resolve_inputs(...)")
 
     def to_dataset(self, recording: dict[str, Any]) -> Any:
-        """Return the arrays that `init` receives for a dataset, given as in `resolve_inputs`."""
+        """Return the arrays that `init` receives for a dataset, which is as in `resolve_inputs`."""
         raise NotImplementedError("an algorithm with `recordings` needs to_dataset(recording)")
 
 
 def read_resolved(text: str, names: Iterable[str]) -> dict[str, Any]:
     """Parse the JSON object that `resolve_inputs` wrote, with these names only. Raises ValueError for anything else."""
     try:
-        found = json.loads(text)
+        resolved = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not found.keys() <= set(names):
+        resolved = None
+    if not isinstance(resolved, dict) or not resolved.keys() <= set(names):
         raise ValueError("resolved_inputs is filled in by the run itself: remove it")
-    return found
+    return resolved

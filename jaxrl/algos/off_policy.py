@@ -12,14 +12,14 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Discrete, TimeStep
 from envs_jax.progress import Progress, add, total
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, appended, setting
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, append_last, setting
 from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
 from jaxrl.nn.networks import Network
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
+MAX_UPDATES = 100_000  # per iteration; metrics appear only at its end
 RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where their ratio is not whole
 
 # Layout letters besides T, B, A, S: N samples, C critics, n steps of a return, m samples of one logical shard.
@@ -31,16 +31,16 @@ def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 
 
-def reordered(values: Array, order: Array, inverse: bool = False) -> Array:
-    """Return values [..., N, A, n] of the actions 0 .. n - 1 in the order [N, A, n]; or from that order (`inverse`)."""
-    places = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, place, action]
-    places = jnp.expand_dims(places, range(values.ndim - order.ndim))
-    return jnp.sum(places * (values[..., None] if inverse else values[..., None, :]), axis=-2 if inverse else -1)
+def reorder(values: Array, order: Array, inverse: bool = False) -> Array:
+    """Put values [..., N, A, n] of the actions 0 .. n - 1 into the order [N, A, n], or back (`inverse`)."""
+    position = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, position, action]
+    position = jnp.expand_dims(position, range(values.ndim - order.ndim))
+    return jnp.sum(position * (values[..., None] if inverse else values[..., None, :]), axis=-2 if inverse else -1)
 
 
-def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -> Any:
-    """Return `update()` where the update number is a multiple of the period, else `kept`."""
-    return update() if period == 1 else jax.lax.cond(number % period == 0, update, lambda: kept)
+def when_due(period: int, update_index: Array, update: Callable[[], Any], unchanged: Any) -> Any:
+    """Return `update()` if `update_index` is a multiple of the period, else `unchanged`."""
+    return update() if period == 1 else jax.lax.cond(update_index % period == 0, update, lambda: unchanged)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +58,26 @@ class OffPolicy(Algorithm):
     )
     update_interval: int = setting(
         1,
-        "least number of steps of every environment between calls to learn, which makes the updates due for them in a "
-        "row; more where too few environments bring less than one update",
+        "steps of every environment between calls to learn, which runs all updates due in a row; there are more steps "
+        "where too few environments make less than one update due",
         between=(1, 100_000),
     )
     batch_size: int = setting(
-        64, "transitions per update, drawn with replacement; each holds all agents", between=(1, 2**24)
+        64, "transitions per update, sampled with replacement; each holds all agents", between=(1, 2**24)
     )
     buffer_size: int = setting(
         100_000, "capacity of the replay buffer in environment steps, all environments together", between=(1, 1e12)
     )
-    learning_starts: int = setting(0, "transitions stored before the first update; 0 = batch_size", between=(0, 1e12))
+    learning_starts: int = setting(0, "transitions to store before the first update; 0 = batch_size", between=(0, 1e12))
     random_steps: int = setting(
         0,
-        "environment steps (all environments together) with random actions; then all updates due for them, each "
-        "of which also updates the actor and the target networks",
+        "environment steps (all environments together) with random actions at the start; all updates due for them "
+        "follow, and each also updates the actor and the target networks",
         between=(0, 2**24 - 1),
     )
-    n_step: int = setting(1, "n of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
-    gamma: float = setting(0.99, "discount", between=UNIT)
-    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT)
+    n_step: int = setting(1, "steps of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
+    gamma: float = setting(0.99, "discount factor per step", between=UNIT)
+    tau: float = setting(0.005, "share by which an update moves target networks to the trained ones", between=UNIT)
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
     final_lr_fraction: float = setting(
@@ -92,8 +92,8 @@ class OffPolicy(Algorithm):
     actor_update_period: int = setting(1, "critic updates per update of the actor", between=(1, 1e9))
     target_update_period: int = setting(1, "critic updates per update of the target networks", between=(1, 1e9))
     scale_observation: bool = setting(False, "divide observations by their largest possible absolute value")
-    hidden_size: int = setting(256, "units of each hidden layer", between=(1, 2**16))
-    depth: int = setting(2, "hidden layers", between=(1, 100))
+    hidden_size: int = setting(256, "units of each hidden layer of actor and critics", between=(1, 2**16))
+    depth: int = setting(2, "number of hidden layers of actor and critics", between=(1, 100))
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
@@ -112,10 +112,10 @@ class OffPolicy(Algorithm):
                 "--scale_observation false"
             )
         super().__post_init__()
-        if self.updates > MOST_UPDATES:
+        if self.updates > MAX_UPDATES:
             raise ValueError(
                 f"{self.steps_per_call * self.layout.num_envs:,} environment steps with env_steps_per_update "
-                f"{self.env_steps_per_update:g} make more than {MOST_UPDATES:,} updates in a row: raise "
+                f"{self.env_steps_per_update:g} make more than {MAX_UPDATES:,} updates in a row: raise "
                 "env_steps_per_update, or lower update_interval or num_envs"
             )
         if self.batch_size % self.layout.shards:
@@ -123,33 +123,32 @@ class OffPolicy(Algorithm):
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
                 "them, or fewer --logical_shards"
             )
-        rows, envs, fill = self.replay_rows, self.layout.num_envs, self.learning_starts or self.batch_size
+        rows, envs, first_batch = self.replay_rows, self.layout.num_envs, self.learning_starts or self.batch_size
         if rows < self.steps_per_call + self.n_step:
             raise ValueError(
                 f"the replay holds {rows - self.n_step} steps of each environment, fewer than the "
                 f"{self.steps_per_call} between calls to learn (update_interval, or more for an update per "
                 "env_steps_per_update): raise buffer_size, or lower update_interval or env_steps_per_update"
             )
-        if rows * envs // self.layout.shards >= replay.MOST_ROWS:
-            most = (replay.MOST_ROWS - 1) * self.layout.shards
-            raise ValueError(
-                f"the replay would hold {rows * envs:,} steps, and {most:,} are the most: lower buffer_size"
-            )
-        held = (rows - self.n_step) * envs
-        if fill > held:
+        if rows * envs // self.layout.shards >= replay.MAX_ROWS:
+            max_rows = (replay.MAX_ROWS - 1) * self.layout.shards
+            raise ValueError(f"the replay would hold {rows * envs:,} steps, more than {max_rows:,}: lower buffer_size")
+        capacity = (rows - self.n_step) * envs
+        if first_batch > capacity:
             name = "learning_starts" if self.learning_starts else "batch_size"
             raise ValueError(
-                f"{name} {fill:,} exceeds the {held:,} steps that the replay holds: lower it, or raise buffer_size"
+                f"{name} {first_batch:,} exceeds the {capacity:,} steps that the replay holds: lower it, or raise "
+                "buffer_size"
             )
 
     # Phases
 
     @functools.cached_property
     def steps_per_call(self) -> int:
-        """Steps of every environment between calls of `learn`.
+        """Return the steps of every environment between calls of `learn`.
 
-        They are the fewest, from `update_interval` on, for which whole updates come within a tenth of one per
-        `env_steps_per_update`.
+        They are at least `update_interval`, and as few as give a whole number of updates whose ratio to environment
+        steps is within a tenth of `env_steps_per_update`.
         """
         one_update = round(self.env_steps_per_update / self.layout.num_envs)
         for steps in itertools.count(max(self.update_interval, one_update)):
@@ -160,18 +159,18 @@ class OffPolicy(Algorithm):
 
     @property
     def updates(self) -> int:
-        """Updates per call of `learn`."""
+        """Return the updates per call of `learn`."""
         return round(self.steps_per_call * self.layout.num_envs / self.env_steps_per_update)
 
     @property
     def first_calls(self) -> int:
-        """Return the calls of `learn` with random actions, or those before the first batch can be sampled."""
+        """Return how many calls of `learn` follow random actions, or it takes until the first batch is stored."""
         fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return random steps and the updates due after them, or steps to fill a batch; then steps and updates."""
+        """Return random steps and then the updates due for them, or steps to store a batch; then training."""
         calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:
             random = Phase("random", self.steps_per_call, 0, iterations=calls)
@@ -184,10 +183,10 @@ class OffPolicy(Algorithm):
             return None
         return total(progress.env_steps) < self.first_calls * self.steps_per_call * self.layout.num_envs
 
-    def update_numbers(self, progress: Progress, phase: Phase) -> Array:
-        """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
+    def update_indices(self, progress: Progress, phase: Phase) -> Array:
+        """Return the indices of the next updates in the run, uint32[updates], from 1, modulo 2^32.
 
-        All updates of a phase without steps have number 0, at which every schedule is due.
+        All updates of a phase without steps have index 0, at which actor and targets are due.
         """
         if phase.steps == 0:
             return jnp.zeros(phase.updates, jnp.uint32)
@@ -205,66 +204,66 @@ class OffPolicy(Algorithm):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Store the trajectory, then run the updates of the phase."""
-        params, ring = state.replicated, state.sharded
+        params, buffer = state.replicated, state.sharded
         if trajectory is not None and last_timestep is not None:
-            ring = self.store(ring, trajectory, last_timestep)
+            buffer = self.store(buffer, trajectory, last_timestep)
         if phase.updates == 0:
-            return AlgoState(params, ring), {}
+            return AlgoState(params, buffer), {}
         # counters include the steps just stored
         progress = dataclasses.replace(progress, env_steps=add(progress.env_steps, phase.steps * self.layout.num_envs))
-        numbers = self.update_numbers(progress, phase)
+        update_indices = self.update_indices(progress, phase)
         keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
-            jnp.arange(len(numbers), dtype=jnp.uint32)
+            jnp.arange(len(update_indices), dtype=jnp.uint32)
         )
         # all batches are sampled at once: fewer, larger operations
-        indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
+        indices = jax.vmap(lambda pair: self.sample(buffer, pair[0]))(keys)
 
         def run_update(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, dict[str, Array]]:
-            (_, key_noise), (index, weight), number = row
-            batch = self.gather(ring, index) | {"weight": weight}
+            (_, key_noise), (index, weight), update_index = row
+            batch = self.gather(buffer, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            return self.update(params, batch, number, progress)
+            return self.update(params, batch, update_index, progress)
 
-        params, metrics = jax.lax.scan(run_update, params, (keys, indices, numbers))
-        return AlgoState(params, ring), metrics
+        params, metrics = jax.lax.scan(run_update, params, (keys, indices, update_indices))
+        return AlgoState(params, buffer), metrics
 
     def update(
-        self, params: Any, batch: dict[str, Any], number: Array, progress: Progress
+        self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
         """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name."""
-        raise NotImplementedError("an off-policy algorithm needs update(params, batch, number, progress)")
+        raise NotImplementedError("an off-policy algorithm needs update(params, batch, update_index, progress)")
 
-    def target_rate(self, number: Array) -> Array | float:
+    def target_rate(self, update_index: Array) -> Array | float:
         """Return tau where the target networks' update is due, else 0."""
-        every = self.target_update_period
-        return self.tau if every == 1 else jnp.where(number % every == 0, self.tau, 0.0)
+        period = self.target_update_period
+        return self.tau if period == 1 else jnp.where(update_index % period == 0, self.tau, 0.0)
 
     # What is stored
 
     @property
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of what is stored of a time step of one environment, agents first."""
+        """Return the shapes of the stored parts of one environment's time step, agents first."""
         dtype = replay.storage_dtype(self.box)
         return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self.box.shape), dtype)}
 
     def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
-        """Return what is stored of time steps with any leading axes."""
+        """Return the parts of time steps that are stored; any leading axes."""
         return {"observation": timestep.observation}
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shapes of what is stored of an action of one environment, a pytree."""
+        """Return the shapes of the stored parts of one environment's action, a pytree."""
         raise NotImplementedError("an off-policy algorithm needs `action_shapes`")
 
     def stored_action(self, trajectory: Trajectory) -> Any:
-        """Return what is stored of a trajectory's actions, leaves [T, B, ...]."""
+        """Return the parts of a trajectory's actions that are stored, leaves [T, B, ...]."""
         raise NotImplementedError("an off-policy algorithm needs stored_action(trajectory)")
 
-    def noise(self, key: Key, number: int) -> Array | None:
-        """Return the random numbers [number, ...] of an update, its batch's "noise"; None if it needs none."""
-        del key, number
+    def noise(self, key: Key, count: int) -> Array | None:
+        """Return the random numbers [count, ...] of an update, its batch's "noise"; None if it needs none."""
+        del key, count
         return None
 
     @property
@@ -288,38 +287,39 @@ class OffPolicy(Algorithm):
         shapes = self.observation_shapes, self.action_shapes
         return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
 
-    def store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
-        """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet.
+    def store(self, buffer: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
+        """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet.
 
         Args:
-            ring: donated by the caller.
+            buffer: donated by the caller.
             trajectory, last: of an iteration.
         """
         step = trajectory.timestep
         rows, last_row = self.stored_observation(step), self.stored_observation(last)
         observations = {
-            name: appended(rows[name].astype(shape.dtype), last_row[name])
+            name: append_last(rows[name].astype(shape.dtype), last_row[name])
             for name, shape in self.observation_shapes.items()
         }
-        end = replay.ends(appended(step.terminated, last.terminated), appended(step.truncated, last.truncated))
-        return replay.write(ring, observations, self.stored_action(trajectory), appended(step.reward, last.reward), end)
+        end = replay.ends(append_last(step.terminated, last.terminated), append_last(step.truncated, last.truncated))
+        reward = append_last(step.reward, last.reward)
+        return replay.write(buffer, observations, self.stored_action(trajectory), reward, end)
 
-    def sample(self, ring: Replay, key: Key) -> tuple[Array, Array]:
+    def sample(self, buffer: Replay, key: Key) -> tuple[Array, Array]:
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
-        number = self.batch_size // self.layout.shards
+        per_shard = self.batch_size // self.layout.shards
 
         def sample_shard(key: Key, end: Array, head: Array, filled: Array) -> tuple[Array, Array]:
-            return replay.sample_uniform(key, end, head, filled, number, self.n_step)
+            return replay.sample_uniform(key, end, head, filled, per_shard, self.n_step)
 
-        return jax.vmap(sample_shard)(self.layout.shard_keys(key), ring.end, ring.head, ring.filled)
+        return jax.vmap(sample_shard)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
 
-    def gather(self, ring: Replay, index: Array) -> dict[str, Any]:
+    def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
         """Return the batch that starts at int32[S, m], leaves [S, m, ...], without weights and noise."""
-        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
+        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(buffer, index)
         batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
         batch |= {f"next_{name}": value for name, value in sample.next_observation.items()}
         window = jax.vmap(lambda rows, index: replay.gather_window(rows, index, self.n_step))
-        return batch | {name: window(ring.action[name], index) for name in self.windows}
+        return batch | {name: window(buffer.action[name], index) for name in self.windows}
 
     # Networks
 
@@ -331,7 +331,7 @@ class OffPolicy(Algorithm):
 
     @property
     def action_size(self) -> int:
-        """Return n, the numbers of an agent's action, or its actions to choose from."""
+        """Return n, the numbers of an agent's continuous action, or the count of its discrete actions."""
         raise NotImplementedError("an off-policy algorithm needs `action_size`")
 
     def actor_and_critics(
@@ -362,14 +362,14 @@ class OffPolicy(Algorithm):
         if self.scale_observation:
             inputs = inputs / self._largest
         if action is not None:
-            action = reordered(action, order) if self._ordered else action
+            action = reorder(action, order) if self._ordered else action
             return self.networks[part].apply(params, jnp.concatenate([inputs, action], axis=-1))[..., 0]
         outputs = self.networks[part].apply(params, inputs)
-        return reordered(outputs, order, inverse=True) if self._ordered else outputs
+        return reorder(outputs, order, inverse=True) if self._ordered else outputs
 
     @property
     def _ordered(self) -> int:
-        """Return how many values of an observation are the order of its actions, see `EnvSpec.action_order`."""
+        """Return how many values of an observation give the order of its actions, see `EnvSpec.action_order`."""
         return self.spec.action.n if self.spec.action_order and isinstance(self.spec.action, Discrete) else 0
 
     @property

@@ -1,14 +1,23 @@
 """Soft actor-critic for continuous actions: a squashed Gaussian, twin critics, a learned temperature for each task.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a temperature for each
-task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897), random steps and a burst of updates at the start, and
-actor and target updates at periods of their own. Agents share all parameters; a critic sees an agent's own
-observation and action.
+task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897). An update learns from a batch of stored transitions,
+with states s and actions a, in this order:
+
+1. The critics take a step on mean w sum_c (Q_c(s, a) - y)^2, where y = R + gamma^k (min_c Q'_c(s', a') - alpha log
+   pi(a' | s')), with the target critics Q' and a' sampled from the policy pi now. R sums the discounted rewards of
+   k = `n_step` steps, fewer at an episode's end. An episode that terminated has no second term.
+2. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
+3. At every `actor_update_period`th update the actor takes a step on mean (alpha log pi(a | s) - min_c Q_c(s, a)), with
+   a sampled from pi and the new critics, and log alpha a step on mean alpha (- log pi(a | s) - H), with alpha before
+   the step in the first loss, and the entropy H to which the policy is steered.
+
+The weight w is 1, and 0 for padding of the batch. `off_policy` says when updates are made; a run may begin with random
+steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own observation and action.
 
 Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log
-standard deviation, where the paper's code clips (as argator18's collective-learning pipeline, see `collective`,
-does); n-step returns are not corrected for older policies; log-probabilities and entropies are those of actions in
-[-1, 1].
+standard deviation, where the paper's code clips (argator18's collective-learning pipeline, see `collective`, does the
+same); n-step returns are not corrected for older policies; log-probabilities and entropies refer to actions in [-1, 1].
 """
 
 import dataclasses
@@ -42,9 +51,9 @@ def soft_value(
 ) -> Float32[Array, "N A"]:
     """Minimum over critics of Q(s, a), minus alpha log pi(a | s) (arXiv 1812.05905, equation 3 and section 5).
 
-    The gradient goes to the first of the smallest critics. (That of `values.min(0)` compares values with the minimum
-    and divides by the number of matches: zero by zero where the compiler recomputes the values for that comparison
-    with different rounding.)
+    The gradient goes to the first of the smallest critics. (The gradient of `values.min(0)` compares values with the
+    minimum and divides by the number of matches: this is zero by zero where the compiler recomputes the values with
+    different rounding.)
     """
     assert_shape(values, (None, *log_prob.shape))
     assert_shape(alpha, log_prob.shape[:-1])
@@ -62,7 +71,7 @@ class SacParameters:
         critic: Learner of all critics.
         target_critic: their slowly updated copy.
         alpha: Learner of float32[K], the logarithm of each task's temperature.
-        shown: {name: float32[]}, metrics of the actor's last step.
+        shown: {name: float32[]}, metrics of the actor's last step, under the name that checkpoints have.
     """
 
     actor: Learner
@@ -82,44 +91,46 @@ class Sac(OffPolicy):
     )
     alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = constant", between=(0, 10))
     initial_alpha: float = setting(1.0, "initial temperature of every task", between=(1e-30, 1e9))
-    target_entropy: float = setting(0.0, "target entropy of an agent's policy; 0 = minus the number of action dims")
+    target_entropy: float = setting(
+        0.0, "entropy to which temperatures steer an agent's policy, nats; 0 = minus the number of action dims"
+    )
     actor_update_period: int = setting(
         1, "critic updates per update of the actor and the temperatures", between=(1, 1e9)
     )
-    layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
+    layer_norm: bool = setting(False, "apply layer norm before each ReLU of the critics (arXiv 2302.02948)")
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")
 
     def __post_init__(self) -> None:
-        BoxActions.of(self.spec, "sac")
+        BoxActions.from_spec(self.spec, "sac")
         super().__post_init__()
         if "alpha" in self.custom.networks:
             raise ValueError("networks: 'alpha' is a number for each task, not a network: leave it out")
 
     # One update
 
-    def target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
+    def compute_target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
         """Return y = R + gamma^k (1 - terminated) V' (equations 2, 3, 5), without gradient.
 
         R sums the discounted rewards of k = n_step steps, fewer at an episode's end; truncated episodes bootstrap. V'
-        is the soft value of an action sampled after them; the entropy of actions in between is left out.
+        is the soft value of an action sampled in the state after them. Entropies of actions in between are left out.
         """
         mean, log_std = self.gaussian(params.actor.params, sample["next_observation"])
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
         values = self.outputs("critic", params.target_critic, sample["next_observation"], action)
-        value = soft_value(values, log_prob, jnp.exp(self.of_task(params.alpha.params, sample)))
+        value = soft_value(values, log_prob, jnp.exp(self.select_task(params.alpha.params, sample)))
         window_return = functools.partial(n_step_return, gamma=self.gamma)
         rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
         return rewards + discount[:, None] * value
 
     def update(
-        self, params: SacParameters, batch: dict[str, Array], number: Array, progress: Progress
+        self, params: SacParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[SacParameters, dict[str, Array]]:
-        """Update the critics, then the target network and then actor and temperatures where update `number` is due."""
+        """Update the critics, then, where they are due at this update, the targets, and last actor and temperatures."""
 
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
+            target = self.compute_target(params, sample)  # of `params`, not of the `critic` that is differentiated
             values = self.outputs("critic", critic, sample["observation"], sample["action"])
             weight = sample["weight"][None, :, None]
             errors = jnp.sum(weight * jnp.square(target[None] - values), axis=0)  # equation 5 without 1/2, all critics
@@ -127,52 +138,52 @@ class Sac(OffPolicy):
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
-        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
+        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(update_index))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
-        actor_update = functools.partial(self.actor_update, params, batch, progress)  # sees the new critics
-        params = when_due(self.actor_update_period, number, actor_update, params)
+        update_actor = functools.partial(self.update_actor, params, batch, progress)  # with the new critics
+        params = when_due(self.actor_update_period, update_index, update_actor, params)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
         return params, metrics | params.shown
 
-    def actor_update(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
-        """Take one step on the actor and on the temperatures, whose losses share no parameters."""
+    def update_actor(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
+        """Take one step on the actor and one on the temperatures; their losses share no parameters."""
 
         def losses(learned: tuple[Params, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
             values = self.outputs("critic", params.critic.params, sample["observation"], action)
-            used = (sample["weight"] > 0).astype(jnp.float32)  # 0 where no transition was found
-            log_alpha = self.of_task(learned[1], sample)
-            alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
-            of_actor = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
+            used = (sample["weight"] > 0).astype(jnp.float32)  # 0 for padding
+            log_alpha = self.select_task(learned[1], sample)
+            alpha, fixed_log_prob = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
+            actor_loss = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
             # equation 18: raises alpha where the entropy is below its target
-            of_alpha = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed - self.entropy_target)
-            found = means(actor_loss=of_actor, policy_entropy=-used[:, None] * log_prob)
-            return of_actor.mean() + of_alpha.mean(), found
+            alpha_loss = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed_log_prob - self.entropy_target)
+            metrics = means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
+            return actor_loss.mean() + alpha_loss.mean(), metrics
 
         learned = params.actor.params, params.alpha.params
-        (of_actor, of_alpha), (_, found) = self.layout.gradient(losses, learned, batch)  # equation 10
-        actor, norm = self.step("actor", params.actor, of_actor, progress)
-        alpha, _ = self.step("alpha", params.alpha, of_alpha, progress)
-        return dataclasses.replace(params, actor=actor, alpha=alpha, shown=found | {"actor_grad_norm": norm})
+        (actor_gradient, alpha_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)  # equation 10
+        actor, norm = self.step("actor", params.actor, actor_gradient, progress)
+        alpha, _ = self.step("alpha", params.alpha, alpha_gradient, progress)
+        return dataclasses.replace(params, actor=actor, alpha=alpha, shown=metrics | {"actor_grad_norm": norm})
 
     @property
     def entropy_target(self) -> Array | float:
-        """Return H, minus the number of action dims by default."""
-        given: Any = self.target_entropy
-        standard = -float(self.action_size)
-        if isinstance(given, Array):  # in a sweep
-            return jnp.where(given == 0, standard, given)
-        return given or standard
+        """Return H, by default minus the number of action dims."""
+        setting_value: Any = self.target_entropy
+        default = -float(self.action_size)
+        if isinstance(setting_value, Array):  # in a sweep
+            return jnp.where(setting_value == 0, default, setting_value)
+        return setting_value or default
 
-    def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
-        """Select from float32[K] the entry of each sample's task, float32[N]."""
-        rows = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
+    def select_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
+        """Return the entry of each sample's task in float32[K], float32[N]."""
+        log_alphas = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
         if self.spec.num_tasks == 1:
-            return rows[:, 0]
-        return distributions.select_action_value(rows, sample["task"].astype(jnp.int32))
+            return log_alphas[:, 0]
+        return distributions.select_action_value(log_alphas, sample["task"].astype(jnp.int32))
 
     # Acting
 
@@ -182,15 +193,15 @@ class Sac(OffPolicy):
         return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Sample actions from the policy, uniform ones in the random phase; "greedy" takes tanh(mean)."""
-        mean, log_std = self.gaussian(policy, timestep.observation)
+        mean, log_std = self.gaussian(policy_params, timestep.observation)
         if mode == "greedy":
             return self.actions.denormalize(jnp.tanh(mean)), carry, ()
         random = self.acts_randomly(progress) if mode == "explore" else None
 
-        def one(mean: Array, log_std: Array, key: Key) -> Array:
+        def sample_action(mean: Array, log_std: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
             action, _ = distributions.squashed_normal(
                 mean, log_std, jax.random.normal(key_noise, mean.shape, jnp.float32)
@@ -199,7 +210,7 @@ class Sac(OffPolicy):
                 return action
             return jnp.where(random, jax.random.uniform(key_random, mean.shape, jnp.float32, -1.0, 1.0), action)
 
-        return self.actions.denormalize(jax.vmap(one)(mean, log_std, keys)), carry, ()
+        return self.actions.denormalize(jax.vmap(sample_action)(mean, log_std, keys)), carry, ()
 
     # State
 
@@ -225,7 +236,7 @@ class Sac(OffPolicy):
     @property
     def actions(self) -> BoxActions:
         """Return the actions."""
-        return BoxActions.of(self.spec, "sac")
+        return BoxActions.from_spec(self.spec, "sac")
 
     @property
     def action_size(self) -> int:
@@ -233,7 +244,7 @@ class Sac(OffPolicy):
 
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        """Return the actor, with means and raw deviations, and the critics, see `actor_and_critics`."""
+        """Return the actor, which gives means and raw deviations, and the critics; see `actor_and_critics`."""
 
         def standard(part: str, outputs: int) -> TeamNet:
             layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
@@ -265,6 +276,6 @@ class Sac(OffPolicy):
     def stored_action(self, trajectory: Trajectory) -> Any:
         return self.actions.normalize(trajectory.action)
 
-    def noise(self, key: Key, number: int) -> Array | None:
+    def noise(self, key: Key, count: int) -> Array | None:
         """Return noise [number, 2, A, n], for targets and for the actor."""
-        return jax.random.normal(key, (number, 2, self.spec.num_agents, self.action_size), jnp.float32)
+        return jax.random.normal(key, (count, 2, self.spec.num_agents, self.action_size), jnp.float32)

@@ -1,7 +1,7 @@
 """A student: soft actor-critic with a decaying reward bonus for agreeing with a teacher.
 
 The bonus of a step is w rho, where rho in (0, 1] is the teacher's density of the action taken, relative to its
-peak, and w decays to 0 over training. rho is computed during acting and stored; w is that of the update. The
+peak, and w decays to 0 over training. rho is computed during acting and stored; w is the weight at the update. The
 teacher is a collective network with its window of the last steps (the published collective-learning pipeline,
 argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Without a
 teacher a student is bit-identical to SAC. Losses first, then the algorithm.
@@ -29,7 +29,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 
 GOLDEN = 2654435769  # 2^32 divided by the golden ratio
 # Settings that determine the teacher's networks.
-TEACHES = (
+TEACHER_SETTINGS = (
     "resolved_inputs", "state_entries", "context_length", "code_size", "embedding_size", "feedforward_size",
     "num_heads", "num_layers", "hidden_size", "depth",
 )  # fmt: skip
@@ -38,13 +38,13 @@ TEACHES = (
 def agreement(
     action: Float32[Array, "*batch n"], mean: Float32[Array, "*batch n"], deviation: Float32[Array, "*batch n"]
 ) -> Float32[Array, "*batch"]:
-    """Rho, exp(-1/2 sum_i ((a_i - mu_i) / sigma_i)^2); 1 at the teacher's own action."""
+    """Return rho = exp(-1/2 sum_i ((a_i - mu_i) / sigma_i)^2), which is 1 at the teacher's mean action."""
     assert_equal_shape([action, mean, deviation])
     return jnp.exp(-0.5 * jnp.sum(jnp.square((action - mean) / deviation), axis=-1))
 
 
 def teacher_weight_schedule(step: Float32[Array, ""], constant_until: float, end: float) -> Float32[Array, ""]:
-    """Weight of the teacher's bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
+    """Return the weight of the bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
     assert_rank(step, 0)
     return jnp.clip((end - step) / (end - constant_until), 0.0, 1.0)
 
@@ -66,15 +66,15 @@ class Student(Sac, MultiStage):
     target_update_period: int = setting(2, "critic updates per update of the target networks", between=(1, 1e9))
     teacher_weight: float = setting(1.0, "initial reward bonus for full agreement with the teacher", between=(0, 1e6))
     teacher_constant_steps: int = setting(
-        4000, "environment steps after random_steps during which the bonus stays constant", between=(0, 2**24 - 1)
+        4000, "environment steps after random_steps for which the bonus stays constant", between=(0, 2**24 - 1)
     )
     teacher_until_step: int = setting(100_000, "environment step from which the bonus is 0", between=(0, 2**24 - 1))
     teacher_min_std: float = setting(
-        0.1, "lower bound of the teacher's standard deviation (original: 1e-4)", between=(1e-6, 1e3)
+        0.1, "lower bound of the teacher's standard deviation in the bonus (original: 1e-4)", between=(1e-6, 1e3)
     )
     guide_steps: int = setting(
-        0, "steps at the start of each episode that the teacher plays (jump start, arXiv 2204.02372): drawn for each "
-        "episode, at most this number, which falls to 0 as the bonus does; 0 = none",
+        0, "let the teacher play the first steps of each episode (jump start, arXiv 2204.02372): a number drawn for "
+        "each episode up to this limit, which falls to 0 as the bonus does; 0 = none",
         between=(0, 2**24),
     )  # fmt: skip
 
@@ -104,18 +104,22 @@ class Student(Sac, MultiStage):
         sources: dict[str, tuple[UpstreamRun, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
-        """Return the settings with those of the teacher's networks."""
+        """Return the settings, with the settings of the teacher's networks in `resolved_inputs`."""
         del recordings
-        found = sources["teacher"]
-        if len(found) > 1:
-            raise ValueError(f"a student has one teacher, but --teacher names {len(found)}: name one run of collective")
+        teachers = sources["teacher"]
+        if len(teachers) > 1:
+            raise ValueError(
+                f"a student has one teacher, but --teacher names {len(teachers)}: name one run of collective"
+            )
         settings = settings | {"resolved_inputs": ""}  # from another teacher, in the configuration of an earlier run
-        for source in found:
+        for source in teachers:
             if not isinstance(source.algo, Collective):
                 kind = type(source.algo).__name__.lower()
                 raise ValueError(f"{source.run} was trained with {kind}: a teacher must be a run of collective")
             source.check(spec)
-            settings = settings | {"resolved_inputs": json.dumps({name: source.settings[name] for name in TEACHES})}
+            settings = settings | {
+                "resolved_inputs": json.dumps({name: source.settings[name] for name in TEACHER_SETTINGS})
+            }
         return settings
 
     @functools.cached_property
@@ -123,7 +127,7 @@ class Student(Sac, MultiStage):
         """Return the teacher's algorithm; its minibatches are as small as allowed."""
         if not self.resolved_inputs:
             return None
-        settings = read_resolved(self.resolved_inputs, TEACHES)
+        settings = read_resolved(self.resolved_inputs, TEACHER_SETTINGS)
         settings["state_entries"] = tuple(settings.get("state_entries", ()))
         settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
         return Collective(self.spec, self.layout, **settings)
@@ -132,7 +136,7 @@ class Student(Sac, MultiStage):
 
     @property
     def action_shapes(self) -> Any:
-        """Return SAC's shape; with a teacher also that of its agreement "rho"."""
+        """Return SAC's shape; with a teacher also the shape of its agreement "rho"."""
         shape = super().action_shapes
         rho = jax.ShapeDtypeStruct(shape.shape[:1], jnp.float32)
         return shape if self.teacher_algo is None else {"action": shape, "rho": rho}
@@ -143,11 +147,11 @@ class Student(Sac, MultiStage):
 
     @property
     def windows(self) -> tuple[str, ...]:
-        """Return "rho": batches have that of every action in the window, [S, m, n_step, A]."""
+        """Return "rho": batches have it for every action in the window, [S, m, n_step, A]."""
         return () if self.teacher_algo is None else ("rho",)
 
     def update(
-        self, params: Any, batch: dict[str, Any], number: Array, progress: Progress
+        self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
         """Update as SAC does, with the teacher's bonus in the rewards."""
         if self.teacher_algo is not None:
@@ -158,22 +162,22 @@ class Student(Sac, MultiStage):
 
             rewards = self.layout.apply(reward, {name: batch[name] for name in ("reward", "rho")})
             batch = batch | {"action": batch["action"]["action"], "reward": rewards}
-        return super().update(params, batch, number, progress)
+        return super().update(params, batch, update_index, progress)
 
     # The teacher's part
 
     def help_left(self, progress: Progress) -> Array:
-        """Return the share of the bonus and of `guide_steps` that is left, float32[]."""
+        """Return which share of the bonus and of `guide_steps` is left, float32[]."""
         constant_until = self.random_steps + self.teacher_constant_steps
         return teacher_weight_schedule(total(progress.env_steps), constant_until, self.teacher_until_step)
 
-    def guided(self, memory: Carry, progress: Progress) -> Array:
+    def teacher_acts(self, carry: Carry, progress: Progress) -> Array:
         """Return whether the teacher acts, bool[B].
 
         An episode's limit is a share of `guide_steps`, from the multiples of the golden ratio, which spread evenly.
         """
-        drawn = (memory.episode.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
-        return memory.step.astype(jnp.float32) < self.guide_steps * self.help_left(progress) * drawn
+        drawn = (carry.episode.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
+        return carry.step.astype(jnp.float32) < self.guide_steps * self.help_left(progress) * drawn
 
     # Protocol
 
@@ -185,8 +189,11 @@ class Student(Sac, MultiStage):
         state = super().init(key, None)
         teacher: Any = ()
         if self.teacher_algo is not None:
-            given = (inputs or {}).get("teacher")
-            networks = given[0] if given else self.teacher_algo.model.init(jax.random.fold_in(key, 0x7EAC))
+            teacher_weights = (inputs or {}).get("teacher")
+            if teacher_weights:
+                (networks,) = teacher_weights
+            else:
+                networks = self.teacher_algo.model.init(jax.random.fold_in(key, 0x7EAC))
             teacher = {name: networks[name] for name in ("encoder", "actor")}
         return AlgoState(StudentParameters(**vars(state.replicated), teacher=teacher), state.sharded)
 
@@ -194,32 +201,33 @@ class Student(Sac, MultiStage):
         """Return the parameters of the actor and of the teacher."""
         return {"actor": super().policy(state), "teacher": state.replicated.teacher}
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the teacher's window."""
-        return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy, timestep, indices)
+        return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy_params, timestep, indices)
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Act as SAC; in training compute the teacher's agreement, and let it act in the first episodes if wanted.
+        """Act as SAC; in training also compute the teacher's agreement, and let it play the first `guide_steps`.
 
-        (Only training carries the window.)
+        Evaluation leaves the carry, the teacher's window, as it is.
         """
-        action, _, extras = super().act(policy["actor"], (), timestep, keys, progress, mode)
+        action, _, extras = super().act(policy_params["actor"], (), timestep, keys, progress, mode)
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, carry, extras
-        memory, own = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
+        carry, student_action = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
         helps = self.teacher_weight or self.guide_steps
-        asked = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
+        teacher_is_used = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
         mean, log_std = jax.lax.cond(
-            asked,
-            lambda: teacher.model.action_distribution(policy["teacher"], memory.window),
-            lambda: (own, jnp.zeros_like(own)),
+            teacher_is_used,
+            lambda: teacher.model.action_distribution(policy_params["teacher"], carry.window),
+            lambda: (student_action, jnp.zeros_like(student_action)),
         )
         mean = jnp.tanh(mean)
         if self.guide_steps:
-            own = jnp.where(self.guided(memory, progress)[:, None], mean, own)
-            action = self.actions.denormalize(own[:, None])
-        rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
-        return action, dataclasses.replace(memory, action=own), {"rho": jnp.where(asked, rho, 0.0)[:, None]}
+            student_action = jnp.where(self.teacher_acts(carry, progress)[:, None], mean, student_action)
+            action = self.actions.denormalize(student_action[:, None])
+        rho = agreement(student_action, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
+        extras = {"rho": jnp.where(teacher_is_used, rho, 0.0)[:, None]}
+        return action, dataclasses.replace(carry, action=student_action), extras

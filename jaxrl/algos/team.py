@@ -83,22 +83,25 @@ class TeamNetworks:
     def make(
         cls, spec: EnvSpec, make_network: Callable[..., networks.Network], dueling: bool, egocentric: bool, *sizes: Any
     ) -> "TeamNetworks":
-        """Return networks made by `Algorithm.make_network`; `sizes` are the rest of the arguments of `network`."""
-        actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
+        """Return networks made by `make_network` of an algorithm; `sizes` are the last arguments of `network`."""
+        actions = spec.action
         assert isinstance(actions, Discrete)
 
-        def made(part: str, outputs: int, box: Any) -> networks.Network:
+        def standard(outputs: int, shape: tuple[int, ...]) -> Any:
+            return network(outputs, shape, *sizes)
+
+        def make_part(part: str, outputs: int, box: Any) -> networks.Network:
             shape = box.shape
             if egocentric:
                 assert spec.egocentric is not None
                 shape = jax.eval_shape(spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
             return make_network(part, outputs, lambda outputs: standard(outputs, shape), (1, *shape))
 
-        critic = made("critic", actions.n + dueling, spec.critic_input_spec)
-        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
+        critic = make_part("critic", actions.n + dueling, spec.critic_input_spec)
+        return cls(spec, make_part("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
 
     def critic_inputs(self, trajectory: Trajectory) -> Array:
-        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
+        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype of its stored observations."""
         assert self.spec.critic_input is not None
         inputs = jax.vmap(jax.vmap(self.spec.critic_input))(trajectory.timestep, trajectory.action)
         return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
@@ -108,9 +111,10 @@ class TeamNetworks:
         if not self.egocentric:
             return net.apply(params, views)
         assert self.spec.egocentric is not None
-        turned, there = jax.vmap(self.spec.egocentric)(views)
-        out, n = net.apply(params, turned), there.shape[1]
-        chosen = jax.nn.one_hot(there, n, dtype=out.dtype)  # a product: the gradient of a gather is a slow scatter
+        turned_views, action_order = jax.vmap(self.spec.egocentric)(views)
+        out, n = net.apply(params, turned_views), action_order.shape[1]
+        # a product, because the gradient of a gather is a slow scatter
+        chosen = jax.nn.one_hot(action_order, n, dtype=out.dtype)
         return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
 
     def logits(self, actor: Params, observation: Array) -> Array:
@@ -126,12 +130,12 @@ class TeamNetworks:
         return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
     def act(
-        self, policy: PolicyParams, timestep: TimeStep, keys: Key, epsilon: Array | float, greedy: bool = False
+        self, policy_params: PolicyParams, timestep: TimeStep, keys: Key, epsilon: Array | float, greedy: bool = False
     ) -> tuple[Array, dict[str, Array]]:
         """Compute the logits of all agents [B, A, ...] at once, then select actions as in `sample_sequentially`."""
-        agents = timestep.observation.shape[:2]
+        batch_shape = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.logits(policy, flat).reshape(*agents, -1)
+        logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
         action_probs = distributions.epsilon_mix(logits, epsilon)
         return sample_sequentially(self.spec, timestep, action_probs, keys, logits if greedy else None)
 
@@ -143,7 +147,7 @@ class TeamNetworks:
         act: (time steps [B, ...], keys [B]) -> actions [B, A].
         """
 
-        def of_rows(rows: tuple[TimeStep, Array]) -> Array:
+        def compute_values(rows: tuple[TimeStep, Array]) -> Array:
             action = act(*rows)
             assert self.spec.critic_input is not None
             inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
@@ -151,7 +155,7 @@ class TeamNetworks:
             return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        value = layout.apply(of_rows, layout.split((last, keys)), per_row=self.spec.num_agents)
+        value = layout.apply(compute_values, layout.split((last, keys)), per_row=self.spec.num_agents)
         return value.reshape(-1, self.spec.num_agents)
 
 
@@ -165,8 +169,8 @@ def sample_sequentially(
         timestep: leaves [B, ...].
         action_probs: float32[B, A, n] before masks.
         keys: key[B].
-        scores: float32[B, A, n]: take the allowed action with the largest one; None: sample by `action_probs`. Logits
-            tell actions apart whose probabilities have vanished beside that of a closed one.
+        scores: float32[B, A, n]: take the allowed action with the largest score; None: sample by `action_probs`. Logits
+            are good scores: they differ even where probabilities are 0, because a closed action has nearly all.
 
     Returns:
         action int32[B, A]; "mask" bool[B, A, n] and the masked policy's "log_prob" float32[B, A].
@@ -175,7 +179,9 @@ def sample_sequentially(
     if action_mask is None:
         action_mask = jnp.ones(action_probs.shape, bool)
 
-    def one(mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None) -> tuple[Array, Any]:
+    def select_actions(
+        mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None
+    ) -> tuple[Array, Any]:
         agents = spec.num_agents
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):
@@ -190,4 +196,4 @@ def sample_sequentially(
             log_probs.append(jnp.log(jnp.maximum(distributions.select_action_value(masked, action), 1e-8)))
         return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
 
-    return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys, scores)
+    return jax.vmap(select_actions)(timestep.mask_state, action_mask, action_probs, keys, scores)

@@ -88,12 +88,12 @@ def output(text: str, flag: str) -> Path:
     return path
 
 
-def read_bounded(path: Path, most: int) -> bytes:
-    """Return the content of a file. Raises OSError, and ValueError if it is larger than `most` bytes."""
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file. Raises OSError, and ValueError if it is larger than `max_bytes` bytes."""
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it is larger than {most:,} bytes")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes:,} bytes")
     return content
 
 

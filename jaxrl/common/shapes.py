@@ -1,6 +1,6 @@
 """Assertions on shapes (chex), which run while a function is traced, and annotations of shapes (jaxtyping).
 
-An [N, 1] beside an [N] fails there instead of broadcasting to [N, N]; the compiled program holds no check.
+An [N, 1] with an [N] then fails instead of broadcasting to [N, N]; the compiled program holds no check.
 """
 
 from chex import assert_equal_shape, assert_rank, assert_shape

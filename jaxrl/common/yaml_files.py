@@ -29,7 +29,7 @@ class _Reader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
         if len(mapping) < len(node.value):
-            raise yaml.YAMLError("a key stands twice in a mapping: leave one of them out")
+            raise yaml.YAMLError("a key is there twice in a mapping: remove one of them")
         return mapping
 
 
@@ -46,22 +46,22 @@ def _as_written(resolvers: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 _Reader.yaml_implicit_resolvers = _as_written(yaml.SafeLoader.yaml_implicit_resolvers)
 
-_MOST_YAML = 2**20  # bytes of a configuration
+_MAX_YAML_BYTES = 2**20  # bytes of a configuration
 
 
 def read_mapping(path: Path, kind: str) -> dict[str, Any]:
     """Read a YAML mapping; `kind` names it in errors. Raises UsageError when unreadable or not a mapping."""
     try:
-        loaded = yaml.load(read_bounded(path, _MOST_YAML).decode(), _Reader)
+        loaded = yaml.load(read_bounded(path, _MAX_YAML_BYTES).decode(), _Reader)
     except OSError as error:
         raise UsageError(f"cannot read the {kind} {path} ({error.strerror}): name another file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         reason = reason.replace(' in "<unicode string>",', "")  # which is how the parser calls text without a file
-        raise UsageError(f"cannot read the {kind} {path}: {reason[:_MOST_REASON]}") from None
+        raise UsageError(f"cannot read the {kind} {path}: {reason[:_MAX_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")
     return loaded
 
 
-_MOST_REASON = 300  # characters
+_MAX_REASON = 300  # characters

@@ -66,8 +66,8 @@ def squashed_normal(
 ) -> tuple[Float32[Array, "*batch d"], Float32[Array, "*batch"]]:
     """Return a sample a = tanh(mean + exp(log_std) noise) in (-1, 1) and its log-density.
 
-    The density of a squashed component is that of the Gaussian over 1 - a^2; the 1e-6 that is added to it keeps the
-    logarithm finite where tanh rounds to 1, at a cost of 1e-6 / (1 - a^2) elsewhere.
+    The density of a squashed component is the Gaussian's density over 1 - a^2. The 1e-6 that is added to 1 - a^2 keeps
+    the logarithm finite where tanh rounds to 1, and costs 1e-6 / (1 - a^2) elsewhere.
 
     Args:
         mean: before squashing.

@@ -128,7 +128,7 @@ def _convolve_patches(x: Array, kernel: Array, stride: int) -> Array:
 
 
 def _under(i: int, j: int, height: int, width: int, stride: int) -> tuple[slice, slice]:
-    """Return the pixels under entry (i, j) of a kernel, where there are height x width outputs."""
+    """Return which pixels are under entry (i, j) of a kernel with height x width outputs."""
     return slice(i, i + (height - 1) * stride + 1, stride), slice(j, j + (width - 1) * stride + 1, stride)
 
 
@@ -142,18 +142,18 @@ def _patches_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple
     return _convolve_patches(x, kernel, stride), (x, kernel)
 
 
-def _patches_backward(stride: int, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, kernel = kept
+def _patches_backward(stride: int, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, kernel = residuals
     h, w, channels, features = kernel.shape
     height, width, samples, _ = gradient.shape
     rows = gradient.reshape(-1, features)
-    along_kernel = _patches(x, h, w, stride).reshape(-1, h * w * channels).T @ rows
-    along_x = jnp.zeros_like(x)
+    kernel_gradient = _patches(x, h, w, stride).reshape(-1, h * w * channels).T @ rows
+    x_gradient = jnp.zeros_like(x)
     for i in range(h):
         for j in range(w):
             block = (rows @ kernel[i, j].T).reshape(height, width, samples, channels)
-            along_x = along_x.at[_under(i, j, height, width, stride)].add(block)
-    return along_x, along_kernel.reshape(kernel.shape)
+            x_gradient = x_gradient.at[_under(i, j, height, width, stride)].add(block)
+    return x_gradient, kernel_gradient.reshape(kernel.shape)
 
 
 _convolve_patches.defvjp(_patches_forward, _patches_backward)
@@ -259,7 +259,7 @@ class GaussianOutputs(nn.Module):
 def _parameters(
     module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initializer: str, last: bool = False
 ) -> tuple[Array, Array]:
-    """Kernel of a layer in the module's compute dtype, and its bias in float32.
+    """Return the kernel of a layer in the module's compute dtype, and its bias in float32.
 
     "torch": both uniform in +/- 1 / sqrt(fan-in). "he": He normal kernels and zero biases, last layer 100 times
     smaller, so that a policy starts uniform and a critic near 0. "xavier": kernels uniform with variance
@@ -316,7 +316,7 @@ class TeamNet(nn.Module):
             elif self.layer_norm:  # Ba et al. 2016, arXiv 1607.06450
                 scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, bias.shape, jnp.float32)
                 shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, bias.shape, jnp.float32)
-                x = _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
+                x = _norm_relu(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
             else:
                 x = _rectify(products, bias)
             if layer == 0 and self.communication:
@@ -327,16 +327,16 @@ class TeamNet(nn.Module):
 
 
 @jax.custom_vjp
-def _normalised(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
+def _norm_relu(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
     """ReLU of layer norm of products + bias, float32[N, F] for bias, scale and shift float32[F].
 
     It has a custom gradient, with two sums along rows and one along columns instead of the eight of automatic
     differentiation.
     """
-    return _normalise(products, bias, scale, shift)[0]
+    return _norm_relu_forward(products, bias, scale, shift)[0]
 
 
-def _normalise(products: Array, bias: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
+def _norm_relu_forward(products: Array, bias: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
     rows = products + bias[None]
     centred = rows - rows.mean(-1, keepdims=True)
     spread = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
@@ -345,17 +345,17 @@ def _normalise(products: Array, bias: Array, scale: Array, shift: Array) -> tupl
     return out, (normal, spread, out, scale)
 
 
-def _normalise_backward(kept: tuple[Array, ...], gradient: Array) -> tuple[Array, ...]:
-    normal, spread, out, scale = kept
-    of_shift = jnp.where(out > 0, gradient, 0.0)
-    of_scale = of_shift * normal
-    of_normal = of_shift * scale[None]
-    both = of_normal.mean(-1, keepdims=True) + normal * (of_normal * normal).mean(-1, keepdims=True)
-    of_rows = spread * (of_normal - both)
-    return of_rows, *jnp.stack([of_rows, of_scale, of_shift]).sum(1)
+def _norm_relu_backward(residuals: tuple[Array, ...], gradient: Array) -> tuple[Array, ...]:
+    normal, spread, out, scale = residuals
+    shift_gradient = jnp.where(out > 0, gradient, 0.0)
+    scale_gradient = shift_gradient * normal
+    normal_gradient = shift_gradient * scale[None]
+    removed = normal_gradient.mean(-1, keepdims=True) + normal * (normal_gradient * normal).mean(-1, keepdims=True)
+    row_gradient = spread * (normal_gradient - removed)
+    return row_gradient, *jnp.stack([row_gradient, scale_gradient, shift_gradient]).sum(1)
 
 
-_normalised.defvjp(_normalise, _normalise_backward)
+_norm_relu.defvjp(_norm_relu_forward, _norm_relu_backward)
 
 
 class BidirectionalLSTM(nn.Module):
@@ -378,18 +378,18 @@ class BidirectionalLSTM(nn.Module):
 
     def _along(self, x: Array, order: range, name: str) -> Array:
         gates = 4 * self.hidden_size
-        of_input, bias = _parameters(self, f"{name}_input", (x.shape[-1], gates), self.hidden_size, "torch")
-        of_state, bias_of_state = _parameters(
+        input_kernel, input_bias = _parameters(self, f"{name}_input", (x.shape[-1], gates), self.hidden_size, "torch")
+        state_kernel, state_bias = _parameters(
             self, f"{name}_state", (self.hidden_size, gates), self.hidden_size, "torch"
         )
-        known = (x @ of_input).astype(jnp.float32) + (bias + bias_of_state)[None, None]
+        from_input = (x @ input_kernel).astype(jnp.float32) + (input_bias + state_bias)[None, None]
         state = jnp.zeros((x.shape[0], self.hidden_size), self.dtype)
         cell = jnp.zeros((x.shape[0], self.hidden_size), jnp.float32)
         states = {}
         for agent in order:
-            rows = known[:, agent] + (state @ of_state).astype(jnp.float32)
-            enter, keep, new, show = jnp.split(rows, 4, axis=-1)
-            cell = nn.sigmoid(keep) * cell + nn.sigmoid(enter) * jnp.tanh(new)
-            state = (nn.sigmoid(show) * jnp.tanh(cell)).astype(self.dtype)
+            rows = from_input[:, agent] + (state @ state_kernel).astype(jnp.float32)
+            input_gate, forget_gate, new, output_gate = jnp.split(rows, 4, axis=-1)
+            cell = nn.sigmoid(forget_gate) * cell + nn.sigmoid(input_gate) * jnp.tanh(new)
+            state = (nn.sigmoid(output_gate) * jnp.tanh(cell)).astype(self.dtype)
             states[agent] = state
         return jnp.stack([states[agent] for agent in range(len(order))], axis=1)

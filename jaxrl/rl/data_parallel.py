@@ -1,8 +1,8 @@
 """Data parallelism: the mesh, logical shards, reductions over devices, and chunks that bound memory.
 
-The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
-and the only collectives are those of `DataParallel` (gradients and metrics). Environments and minibatches are cut into
-S logical shards whatever the number of devices. Randomness belongs to environments and logical shards, never to
+The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments, and only
+`DataParallel` communicates between devices (gradients and metrics). Environments and minibatches are cut into S logical
+shards, whatever the number of devices. Randomness belongs to environments and logical shards, never to
 devices, so that a run computes the same on any number of devices, up to the order of sums.
 """
 
@@ -26,8 +26,8 @@ SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 def make_mesh(devices: int) -> Mesh:
     """Return a mesh of `devices` devices, the first ones of every host."""
-    each = devices // jax.process_count()
-    chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:each]]
+    per_host = devices // jax.process_count()
+    chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:per_host]]
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
@@ -84,7 +84,7 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
 
 
-def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def trace_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` traced once for both its shapes and its call, and inlined."""
     return jax.jit(function, inline=True)
 
@@ -97,16 +97,16 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
     """
     if chunks == 1:
         return function(batch)
-    make_buffers, write = chunked(function, batch, chunks, out_axes, in_axis)
+    make_buffers, write = prepare_chunks(function, batch, chunks, out_axes, in_axis)
     return jax.lax.fori_loop(np.int32(0), np.int32(chunks), write, make_buffers())
 
 
-def chunked(
+def prepare_chunks(
     function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any, in_axis: int = 0
 ) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
     """Return what `map_chunks` does chunk by chunk: () -> empty buffers, (index of a chunk, buffers) -> buffers."""
     size = jax.tree.leaves(batch)[0].shape[in_axis] // chunks
-    function = traced_once(function)
+    function = trace_once(function)
 
     def part(index: Array) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, in_axis), batch)
@@ -159,10 +159,10 @@ class DataParallel:
         """Return the environments on this device, int32[B local]."""
         return self._indices(self.local_envs)
 
-    def _indices(self, number: int) -> Array:
+    def _indices(self, count: int) -> Array:
         """Return the indices on this device, int32[number], of what every device has as many of."""
-        first = jax.lax.axis_index(AXIS) * number if self.devices > 1 else 0
-        return first + jnp.arange(number, dtype=jnp.int32)
+        first = jax.lax.axis_index(AXIS) * count if self.devices > 1 else 0
+        return first + jnp.arange(count, dtype=jnp.int32)
 
     def shard_keys(self, key: Array) -> Array:
         """Return one key per logical shard, key[S local]."""
@@ -190,9 +190,9 @@ class DataParallel:
         """Gather samples [n, ...] of all devices, inside a loss of `gradient`: [n devices, ...], this one's offset."""
         if self.devices == 1:
             return samples, 0
-        number = jax.tree.leaves(samples)[0].shape[0]
-        every = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
-        return every, jax.lax.axis_index(AXIS) * number
+        count = jax.tree.leaves(samples)[0].shape[0]
+        gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
+        return gathered, jax.lax.axis_index(AXIS) * count
 
     def device_mean(self, values: Any) -> Any:
         """Mean over devices inside a loss of `gradient`, for the divisor of a ratio of sums over all samples.
@@ -205,12 +205,12 @@ class DataParallel:
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
         """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
 
-        A row stands for `per_row` samples.
+        A row counts as `per_row` samples.
         """
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
-        whole = shards * rows
-        chunk = largest_divisor(whole, self.learn_chunk // per_row) if self.learn_chunk else whole
-        pieces = whole // chunk
+        samples = shards * rows
+        chunk = largest_divisor(samples, self.learn_chunk // per_row) if self.learn_chunk else samples
+        pieces = samples // chunk
         return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
 
     def apply(self, function: Callable[[Any], Any], data: Any, per_row: int = 1) -> Any:
@@ -247,11 +247,11 @@ class DataParallel:
 
 def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
     """Return the mean of function(chunk) over the leading axis, accumulated one after another."""
-    number = jax.tree.leaves(chunks)[0].shape[0]
+    count = jax.tree.leaves(chunks)[0].shape[0]
     first = jax.tree.map(lambda x: x[0], chunks)
-    if number == 1:
+    if count == 1:
         return function(first)
-    function = traced_once(function)
+    function = trace_once(function)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
     total, _ = jax.lax.scan(lambda sum_, x: (jax.tree.map(jnp.add, sum_, function(x)), None), zeros, chunks)
-    return jax.tree.map(lambda x: x / number, total)
+    return jax.tree.map(lambda x: x / count, total)

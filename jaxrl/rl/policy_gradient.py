@@ -1,4 +1,4 @@
-"""Losses of policy gradients, and how far a policy has moved; means over samples of a minibatch."""
+"""Losses of policy gradients, and the divergence from the policy that acted; means over samples of a minibatch."""
 
 import jax.numpy as jnp
 
@@ -11,7 +11,7 @@ Samples = Float32[Array, "N"]
 def clipped_losses(
     log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, clip_ratio: Array | float
 ) -> Samples:
-    """- min(r A, clip(r, 1 - c, 1 + c) A) with the ratio r to the policy that acted (arXiv 1707.06347, equation 7)."""
+    """Return - min(r A, clip(r, 1 - c, 1 + c) A), r = pi(a) / behaviour(a) (arXiv 1707.06347, equation 7)."""
     assert_equal_shape([log_prob, behaviour_log_prob, advantage])
     ratio = jnp.exp(log_prob - behaviour_log_prob)
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio) * advantage)
@@ -20,9 +20,9 @@ def clipped_losses(
 def policy_gradient_loss(
     log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, weight: Samples, clip_ratio: float
 ) -> Float32[Array, ""]:
-    """- mean of A log pi(a), or with `clip_ratio` > 0 the clipped surrogate (arXiv 1707.06347, equation 7).
+    """Return - mean A log pi(a), or with `clip_ratio` > 0 the clipped surrogate (arXiv 1707.06347, equation 7).
 
-    The ratio is taken to the policy that chose the action.
+    Its ratio compares the policy with the one that chose the action.
     """
     assert_equal_shape([log_prob, behaviour_log_prob, advantage, weight])
     if clip_ratio == 0:
@@ -31,7 +31,7 @@ def policy_gradient_loss(
 
 
 def divergence(log_prob: Samples, behaviour_log_prob: Samples, weight: Samples) -> Float32[Array, ""]:
-    """Divergence of the current policy from the behaviour policy: mean of r - 1 - log r, at least 0, in nats.
+    """Return the divergence of the current from the behaviour policy: mean of r - 1 - log r, at least 0, in nats.
 
     With r = pi(a) / behaviour(a), its expectation is KL(behaviour || pi).
     """
@@ -41,7 +41,7 @@ def divergence(log_prob: Samples, behaviour_log_prob: Samples, weight: Samples) 
 
 
 def policy_metrics(advantage: Samples, log_prob: Samples, weight: Samples) -> dict[str, Float32[Array, ""]]:
-    """Means over samples."""
+    """Return means over samples."""
     assert_equal_shape([advantage, log_prob, weight])
     return {
         "advantage": jnp.mean(weight * advantage),

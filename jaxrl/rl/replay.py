@@ -2,12 +2,12 @@
 
 A row holds a time step (observation, and the reward and end that came with it) and the action taken on it. By
 next-step auto-reset the next row holds the result of that action, so that no observation is stored twice. The newest
-row has no action yet: the next `write` completes it. Actions in rows that end an episode are ignored; such rows
-are never sampled, nor are the newest n rows, whose n-step windows are incomplete.
+row has no action yet: the next `write` completes it. Actions in rows that end an episode are ignored. These rows are
+never sampled, and neither are the newest n rows, whose n-step windows are incomplete.
 
 Letters: S logical shards, R rows, E environments of one shard, A agents, m samples, n steps of a return. Storage is
-[S, R, E, ...]. `write` works on all shards of a device; the functions below it on ONE shard, callers vmap: samples
-never leave their shard, and do not depend on the number of devices.
+[S, R, E, ...]. `write` works on all shards of a device. The functions below it work on ONE shard, and callers vmap
+them: samples never leave their shard, and do not depend on the number of devices.
 """
 
 import math
@@ -22,7 +22,7 @@ from jaxrl.common.types import Key
 from jaxrl.nn.precision import stored_dtype
 
 CONTINUES, TERMINATED, TRUNCATED = 0, 1, 2
-MOST_ROWS = 2**31  # of a logical shard, limited by int32 indices
+MAX_ROWS = 2**31  # of a logical shard, limited by int32 indices
 TRIES = 4  # draws per sample; the first valid window start is taken
 
 
@@ -92,13 +92,13 @@ def row_bytes(observation: Any, action: Any, agents: int) -> int:
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """Return R such that a full ring holds `transitions` window starts (minus rows that end an episode)."""
+    """Return R such that a full buffer holds `transitions` window starts (minus rows that end an episode)."""
     return -(-transitions // num_envs) + n_step
 
 
 def create(observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int) -> Replay:
     """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
-    if rows * envs >= MOST_ROWS:
+    if rows * envs >= MAX_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
 
     def zeros(tree: Any) -> Any:
@@ -138,10 +138,10 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
         raise ValueError(f"{steps} steps do not fit into a replay of {size} rows: enlarge it, or write more often")
     slots = (replay.head[0] + jnp.arange(steps + 1, dtype=jnp.int32)) % size  # all heads are equal
 
-    def place(ring: Array, rows: Array) -> Array:
-        rows = rows.reshape(rows.shape[0], shards, envs, *rows.shape[2:]).swapaxes(0, 1).astype(ring.dtype)
-        assert_shape(rows, (shards, None, envs, *ring.shape[3:]))
-        return ring.at[:, slots[: rows.shape[1]]].set(rows, unique_indices=True)
+    def place(buffer: Array, rows: Array) -> Array:
+        rows = rows.reshape(rows.shape[0], shards, envs, *rows.shape[2:]).swapaxes(0, 1).astype(buffer.dtype)
+        assert_shape(rows, (shards, None, envs, *buffer.shape[3:]))
+        return buffer.at[:, slots[: rows.shape[1]]].set(rows, unique_indices=True)
 
     return Replay(
         observation=jax.tree.map(place, replay.observation, observation),
@@ -161,7 +161,7 @@ def rows_at(leaf: Array, index: Array) -> Array:
     return jnp.take(leaf.reshape(-1, *leaf.shape[2:]), index, axis=0, mode="clip")
 
 
-def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
+def sample_uniform(key: Key, end: Array, head: Array, filled: Array, count: int, n_step: int) -> tuple[Array, Array]:
     """Sample first rows of windows, uniformly and with replacement.
 
     Rows that end an episode are drawn again, at most `TRIES` times; if all draws fail the sample has weight 0.
@@ -171,7 +171,7 @@ def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int
         end: uint8[R, E].
         head: int32[].
         filled: int32[].
-        number: m.
+        count: m.
         n_step: n.
 
     Returns:
@@ -179,7 +179,7 @@ def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int
     """
     assert_rank([end, head, filled], [2, 0, 0])
     size, envs = end.shape
-    draw = jax.random.randint(key, (TRIES, number), 0, jnp.maximum(filled - n_step + 1, 1) * envs, jnp.int32)
+    draw = jax.random.randint(key, (TRIES, count), 0, jnp.maximum(filled - n_step + 1, 1) * envs, jnp.int32)
     index = (head - n_step - draw // envs) % size * envs + draw % envs
     valid = (jnp.take(end.reshape(-1), index, mode="clip") == CONTINUES) & (filled >= n_step)
     chosen = index[-1]
@@ -196,14 +196,14 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     later = (row[:, None] + jnp.arange(1, n_step + 1, dtype=jnp.int32)[None]) % size * envs + env[:, None]
     end = rows_at(replay.end, later)
     last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
-    ends_too = jnp.concatenate([index, last])  # one read of each leaf
-    both = jax.tree.map(lambda ring: rows_at(ring, ends_too), replay.observation)
+    first_and_last = jnp.concatenate([index, last])  # one read of each leaf
+    observation = jax.tree.map(lambda buffer: rows_at(buffer, first_and_last), replay.observation)
     return Sample(
-        observation=jax.tree.map(lambda rows: rows[: len(index)], both),
-        action=jax.tree.map(lambda ring: rows_at(ring, index), replay.action),
+        observation=jax.tree.map(lambda rows: rows[: len(index)], observation),
+        action=jax.tree.map(lambda buffer: rows_at(buffer, index), replay.action),
         reward=rows_at(replay.reward, later),
         end=end,
-        next_observation=jax.tree.map(lambda rows: rows[len(index) :], both),
+        next_observation=jax.tree.map(lambda rows: rows[len(index) :], observation),
     )
 
 
@@ -211,15 +211,15 @@ def gather_window(rows: Array, index: Array, steps: int) -> Array:
     """Return [m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...], from index int32[m] inclusive."""
     assert_rank(index, 1)
     size, envs = rows.shape[:2]
-    places = (index[:, None] // envs + jnp.arange(steps, dtype=jnp.int32)[None]) % size * envs + index[:, None] % envs
-    return rows_at(rows, places)
+    row, env = index[:, None] // envs, index[:, None] % envs
+    return rows_at(rows, (row + jnp.arange(steps, dtype=jnp.int32)[None]) % size * envs + env)
 
 
 # One window
 
 
 def _going(end: Array) -> Array:
-    """bool[..., n]: no end before this step of the window, so that its reward is part of the return."""
+    """Return whether a window has no end before each step, bool[..., n]: its reward is then part of the return."""
     before = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], axis=-1)
     return jnp.cumsum(before, axis=-1, dtype=jnp.int32) == 0
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from envs_jax.base import Array
 from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
 from jaxrl.report.console import format_duration
-from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, chunked, graphs, on_mesh
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, prepare_chunks
 from jaxrl.runtime.not_finite import split_faults
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
@@ -77,10 +77,10 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
         return jax.random.split(key_of_iteration(state.key, state.iterations))
 
     def buffers(state: TrainState) -> Any:
-        return chunked(*trainer.rollout_arguments(state, phase, keys(state)[0]))[0]()
+        return prepare_chunks(*trainer.rollout_arguments(state, phase, keys(state)[0]))[0]()
 
     def rollout(state: TrainState, buffers: Any, start: Array, stop: Array) -> Any:
-        write = chunked(*trainer.rollout_arguments(state, phase, keys(state)[0]))[1]
+        write = prepare_chunks(*trainer.rollout_arguments(state, phase, keys(state)[0]))[1]
         return jax.lax.fori_loop(start, stop, write, buffers), stop + token
 
     def begin(state: TrainState, buffers: Any) -> Learning:

@@ -30,7 +30,7 @@ from jaxrl.rl.data_parallel import (
     map_chunks,
     on_mesh,
     shardings,
-    traced_once,
+    trace_once,
 )
 from jaxrl.runtime.checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, split_faults
@@ -114,7 +114,7 @@ class Trainer:
     def _begin(self) -> Callable[..., Any]:
         """Return `_init` on the mesh, traced once for each structure of inputs."""
         if self.trials == 1:
-            return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+            return trace_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
         def begin(keys: Key, inputs: Any) -> TrainState:
             indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
@@ -122,7 +122,7 @@ class Trainer:
             settings = {name: value[indices] for name, value in values.items()}
             return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
 
-        return traced_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
+        return trace_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def keys(self, seed: int, make: Callable[[Any], Key] = jax.random.key) -> Key:
         """Return the run's key[], or key[trials]: for each combination, the keys of this seed and the next ones."""
@@ -336,7 +336,7 @@ class Trainer:
         """
         if self.trials > 1 and not self.vectorized:
             return self._one_after_another(state, iterations, phase)
-        iterate = traced_once(self.each_trial(lambda s: self._iteration(s, phase)))
+        iterate = trace_once(self.each_trial(lambda s: self._iteration(s, phase)))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tuple(shapes)))
 

@@ -3,7 +3,7 @@
 Workers (SAC, one per task) label the states visited by random actions, by the learner and by themselves, so that
 the learner is trained on its own state distribution (DAgger, Ross et al. 2011, arXiv 1011.0686). A transformer encodes
 the last steps into a task code (`transformer`); actor and critics of code and state are then fitted to the labels.
-Stages, losses and sizes are those of the published collective-learning pipeline
+Stages, losses and sizes are taken from the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer), except:
 
 * value labels are Q of the step itself, by the workers' critics instead of their target critics;
@@ -52,7 +52,8 @@ class Collective(MultiStage):
 
     workers: str = setting("", "runs of sac, one per task, separated by commas")
     expert_datasets: str = setting(
-        "", "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with or without"
+        "",
+        "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with workers or without",
     )
     resolved_inputs: str = setting("", "data of workers and expert datasets, as JSON; filled in by the run", flag=False)
     state_entries: tuple[int, ...] = setting((), "indices of the observation that form the state; empty = all")
@@ -61,11 +62,13 @@ class Collective(MultiStage):
     )
     learner_steps: int = setting(
         32_000,
-        "then, steps per task in which the learner acts and learns (at least one episode; 0 = none)",
+        "steps per task after random_steps in which the learner acts and learns (at least one episode; 0 = none)",
         between=(0, 1e9),
     )
     worker_steps: int = setting(
-        20_000, "then, steps per task in which the workers act (at least one episode; 0 = none)", between=(0, 1e9)
+        20_000,
+        "steps per task after learner_steps in which the workers act (at least one episode; 0 = none)",
+        between=(0, 1e9),
     )
     update_interval: int = setting(8, "steps of every environment between calls to learn", between=(1, 100_000))
     initial_updates: int = setting(8000, "actor updates after the random steps", between=(0, 1e9))
@@ -85,7 +88,7 @@ class Collective(MultiStage):
     num_layers: int = setting(3, "encoder layers of the transformer", between=(1, 100))
     dropout: float = setting(0.1, "dropout rate of the transformer", between=(0, 0.99))
     contrast_weight: float = setting(
-        0.25, "weight of the InfoNCE loss; that of the reconstruction is 1", between=(0, 1e6)
+        0.25, "weight of the InfoNCE loss; the reconstruction has weight 1", between=(0, 1e6)
     )
     temperature: float = setting(0.15, "temperature of InfoNCE", between=(1e-6, 1e6))
     actor_updates: int = setting(50_000, "actor updates with the trained transformer's codes", between=(1, 1e9))
@@ -114,7 +117,7 @@ class Collective(MultiStage):
         ):
             raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
-            raise ValueError(f"collective needs actions in [-1, 1], but those of '{spec.name}' are {action}")
+            raise ValueError(f"collective needs actions in [-1, 1], but in '{spec.name}' they are {action}")
         super().__post_init__()
         _ = self._resolved
         size = math.prod(spec.observation.shape)
@@ -161,7 +164,7 @@ class Collective(MultiStage):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Return the names of all tasks: those of the workers, then those found in expert datasets only."""
+        """Return the names of all tasks: first the workers' tasks, then tasks only in expert datasets."""
         return tuple(self._resolved["tasks"])
 
     # Phases
@@ -242,9 +245,9 @@ class Collective(MultiStage):
         `to_dataset`. Without inputs the workers are fresh too, which is enough for shapes.
         """
         key_workers, key = jax.random.split(key)
-        given = (inputs or {}).get("workers")
-        if given:
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
+        worker_weights = (inputs or {}).get("workers")
+        if worker_weights:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *worker_weights)
         else:
             worker = self.experts.worker
             stacked = jax.vmap(lambda key: worker.weights(worker.init(key, None)))(
@@ -253,10 +256,10 @@ class Collective(MultiStage):
         learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
         params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        ring = replay.create(*self._rows, 1, shards, self.timing.rows, envs)
+        buffer = replay.create(*self._rows, 1, shards, self.timing.rows, envs)
         if inputs and "expert_datasets" in inputs:
-            ring = dataset.fill(ring, inputs["expert_datasets"], self.layout)
-        return AlgoState(params, ring)
+            buffer = dataset.fill(buffer, inputs["expert_datasets"], self.layout)
+        return AlgoState(params, buffer)
 
     def weights(self, state: AlgoState) -> Params:
         """Return the parameters for `Networks.action_distribution`, which a student needs too."""
@@ -266,26 +269,26 @@ class Collective(MultiStage):
         """Return the parameters of `weights` and the workers, which act while their data are collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
-    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
         state = self.model.states(timestep.observation.reshape(len(indices), -1))
         window = self.model.first_window(state)
         return Carry(window, jnp.zeros((len(indices), self._actions), jnp.float32), jnp.zeros_like(indices), indices)
 
-    def observe(self, memory: Carry, timestep: TimeStep) -> Carry:
+    def observe(self, carry: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
-        state, first = self.model.states(timestep.observation.reshape(len(memory.step), -1)), timestep.first
+        state, first = self.model.states(timestep.observation.reshape(len(carry.step), -1)), timestep.first
         return dataclasses.replace(
-            memory,
-            window=transformer.next_window(memory.window, state, memory.action, timestep.reward[:, 0], first),
-            step=jnp.where(first, 0, memory.step + 1),
-            episode=memory.episode + first.astype(jnp.int32),
+            carry,
+            window=transformer.next_window(carry.window, state, carry.action, timestep.reward[:, 0], first),
+            step=jnp.where(first, 0, carry.step + 1),
+            episode=carry.episode + first.astype(jnp.int32),
         )
 
     def act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+        self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
-        memory = self.observe(carry, timestep)
+        carry = self.observe(carry, timestep)
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,), jnp.float32))(keys)
 
         def uniform() -> Array:
@@ -300,22 +303,22 @@ class Collective(MultiStage):
             # codes of the workers' steps are not used before the transformer is trained
             code = jax.lax.cond(
                 stage < 2,
-                lambda: self.model.codes(policy["encoder"], memory.window),
+                lambda: self.model.codes(policy_params["encoder"], carry.window),
                 lambda: jnp.zeros((len(keys), self.code_size), jnp.float32),
             )
 
             def learner() -> Array:
-                gaussian = self.model.gaussian(policy["actor"], code, memory.window.state[:, -1])
+                gaussian = self.model.gaussian(policy_params["actor"], code, carry.window.state[:, -1])
                 return distributions.squashed_normal(*gaussian, noise)[0]
 
-            worker = functools.partial(self.experts.act, policy["workers"], timestep, noise)
+            worker = functools.partial(self.experts.act, policy_params["workers"], timestep, noise)
             action = jax.lax.switch(stage, [uniform, learner, worker])
-            held_out = memory.episode % dataset.HELD_OUT == 0
-            extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}
+            held_out = carry.episode % dataset.HELD_OUT == 0
+            extras = {"action": action, "code": code, "step": carry.step, "held_out": held_out}
         else:
-            mean, log_std = self.model.action_distribution(policy, memory.window, mode == "zero_code")
+            mean, log_std = self.model.action_distribution(policy_params, carry.window, mode == "zero_code")
             action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
-        return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
+        return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(carry, action=action), extras
 
     # Learning
 
@@ -329,27 +332,27 @@ class Collective(MultiStage):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Label and store the collected steps, then run the phase's updates."""
-        params, ring, timing = state.replicated, state.sharded, self.timing
+        params, buffer, timing = state.replicated, state.sharded, self.timing
         key_labels, key_updates = jax.random.split(key)
         if trajectory is not None and last_timestep is not None:
-            ring = self.experts.store(params.workers, ring, trajectory, last_timestep, key_labels)
+            buffer = self.experts.store(params.workers, buffer, trajectory, last_timestep, key_labels)
         metrics: Means = {}
         if phase.name == "codes":
             codes = functools.partial(self.model.codes, params.learners["encoder"].params)
             begin = jnp.minimum(params.coded, timing.rows - timing.coded_rows)
             places = begin + jnp.arange(timing.coded_rows, dtype=jnp.int32)
-            ring = dataset.encode(ring, places, codes, self.model.states, self.context_length, self.layout)
+            buffer = dataset.encode(buffer, places, codes, self.model.states, self.context_length, self.layout)
             params = dataclasses.replace(params, coded=params.coded + timing.coded_rows)
         elif phase.updates:
             stage = next(stage for stage in self.stages if phase.name in stage.phases)
-            given = stage, self.layout, self.model, params.learners[stage.network], ring
+            arguments = stage, self.layout, self.model, params.learners[stage.network], buffer
             if stage.network == "encoder":
-                learner, metrics = fit_encoder(*given, key_updates, phase.updates)
+                learner, metrics = fit_encoder(*arguments, key_updates, phase.updates)
             else:
                 coded = dataset.with_code(timing.rows, timing.labelled_rows, params.coded)
-                learner, metrics = fit(*given, coded, key_updates, phase.updates)
+                learner, metrics = fit(*arguments, coded, key_updates, phase.updates)
             params = dataclasses.replace(params, learners=params.learners | {stage.network: learner})
-        return AlgoState(params, ring), metrics
+        return AlgoState(params, buffer), metrics
 
     @property
     def stages(self) -> tuple[Stage, ...]:

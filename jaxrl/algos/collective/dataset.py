@@ -54,83 +54,84 @@ def to_dataset(
     """
     envs, filled = layout.num_envs, np.zeros(layout.num_envs, int)
     turns = np.arange(envs).reshape(layout.shards, -1).T.ravel()  # first environments of all shards come first
-    numbers = np.array([tasks.index(name) for name in recording["task_names"]])[recording["task"]]
+    task_indices = np.array([tasks.index(name) for name in recording["task_names"]])[recording["task"]]
     names = ("observation", "action", "mu", "log_std", "value", "step")
-    made = {name: np.zeros((rows + 1, envs, *recording[name].shape[1:]), recording[name].dtype) for name in names}
-    made |= {name: np.zeros((rows + 1, envs), bool) for name in ("held_out", "terminated")}
-    made |= {"task": np.zeros((rows + 1, envs), np.int32), "reward": np.zeros((rows + 1, envs), np.float32)}
-    made["truncated"] = np.ones((rows + 1, envs), bool)
+    arrays = {name: np.zeros((rows + 1, envs, *recording[name].shape[1:]), recording[name].dtype) for name in names}
+    arrays |= {name: np.zeros((rows + 1, envs), bool) for name in ("held_out", "terminated")}
+    arrays |= {"task": np.zeros((rows + 1, envs), np.int32), "reward": np.zeros((rows + 1, envs), np.float32)}
+    arrays["truncated"] = np.ones((rows + 1, envs), bool)
     counts, begin = dict.fromkeys(range(len(tasks)), 0), 0
     for length in lengths(recording["step"]):
-        own, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(numbers[begin])
+        source, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(task_indices[begin])
         place, end = slice(filled[env], filled[env] + length), filled[env] + length
         for name in names:
-            made[name][place, env] = recording[name][own]
-        made["observation"][end, env] = recording["next_observation"][begin + length - 1]
-        made["reward"][place.start + 1 : end + 1, env] = recording["reward"][own]
-        made["task"][place.start : end + 1, env] = task
-        made["held_out"][place, env] = counts[task] % HELD_OUT == 0
-        made["truncated"][place, env] = False
-        made["terminated"][end, env] = recording["terminated"][begin + length - 1]
+            arrays[name][place, env] = recording[name][source]
+        arrays["observation"][end, env] = recording["next_observation"][begin + length - 1]
+        arrays["reward"][place.start + 1 : end + 1, env] = recording["reward"][source]
+        arrays["task"][place.start : end + 1, env] = task
+        arrays["held_out"][place, env] = counts[task] % HELD_OUT == 0
+        arrays["truncated"][place, env] = False
+        arrays["terminated"][end, env] = recording["terminated"][begin + length - 1]
         counts[task], filled[env], begin = counts[task] + 1, end + 1, begin + length
-    return made
+    return arrays
 
 
-def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
+def fill(buffer: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
     """Write the arrays of `to_dataset`, this device's part, into an empty dataset."""
-    own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
-    action = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
-    action["code"] = jnp.zeros((*action["step"].shape, ring.action["code"].shape[-1]), jnp.float32)
-    end = replay.ends(own["terminated"], own["truncated"])
-    return replay.write(ring, {name: own[name] for name in ring.observation}, action, own["reward"][..., None], end)
+    local = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
+    action = {name: local[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
+    action["code"] = jnp.zeros((*action["step"].shape, buffer.action["code"].shape[-1]), jnp.float32)
+    end = replay.ends(local["terminated"], local["truncated"])
+    observation = {name: local[name] for name in buffer.observation}
+    return replay.write(buffer, observation, action, local["reward"][..., None], end)
 
 
-def usable(ring: Replay) -> Array:
-    """bool[S, R, E]: rows whose successor is stored and that do not end an episode."""
-    rows = ring.end.shape[1]
-    age = (ring.head[:, None] - jnp.arange(rows, dtype=jnp.int32)[None]) % rows
-    complete = (age >= 1) & (age <= ring.filled[:, None])
-    return complete[:, :, None] & (ring.end == replay.CONTINUES)
+def usable(buffer: Replay) -> Array:
+    """Return which rows do not end an episode and have their successor stored, bool[S, R, E]."""
+    rows = buffer.end.shape[1]
+    age = (buffer.head[:, None] - jnp.arange(rows, dtype=jnp.int32)[None]) % rows
+    complete = (age >= 1) & (age <= buffer.filled[:, None])
+    return complete[:, :, None] & (buffer.end == replay.CONTINUES)
 
 
 def with_code(rows: int, labelled: int, coded: Array) -> Array:
-    """bool[1, R, 1]: rows with a code: collected ones, and of the `labelled` ones of datasets the first `coded`."""
+    """Return which rows have a code, bool[1, R, 1]: all after the `labelled` first ones, and the first `coded`."""
     row = jnp.arange(rows, dtype=jnp.int32)[None, :, None]
     return (row >= labelled) | (row < coded)
 
 
-def count_up(wanted: Array) -> Array:
-    """int32[S, R E]: cumulative number of selected rows, bool[S, R, E]."""
-    return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
+def count_up(selected: Array) -> Array:
+    """Return the cumulative number of selected rows, int32[S, R E], of bool[S, R, E]."""
+    return jnp.cumsum(selected.reshape(len(selected), -1), axis=1, dtype=jnp.int32)
 
 
-def draw(key: Key, counts: Array, number: int, layout: DataParallel) -> tuple[Array, Array]:
+def draw(key: Key, counts: Array, batch_size: int, layout: DataParallel) -> tuple[Array, Array]:
     """Sample rows uniformly in each shard by counts (`count_up`) int32[S, R E]: index int32[S, m], weight [S, m].
 
     The weight is 0 where there is nothing to draw.
     """
-    each = number // layout.shards
+    per_shard = batch_size // layout.shards
 
-    def of_shard(key: Key, counts: Array) -> tuple[Array, Array]:
-        drawn = jax.random.randint(key, (each,), 0, jnp.maximum(counts[-1], 1), jnp.int32)
+    def draw_in_shard(key: Key, counts: Array) -> tuple[Array, Array]:
+        drawn = jax.random.randint(key, (per_shard,), 0, jnp.maximum(counts[-1], 1), jnp.int32)
         index = jnp.searchsorted(counts, drawn, side="right").astype(jnp.int32)
-        return jnp.minimum(index, len(counts) - 1), jnp.full(each, counts[-1] > 0, jnp.float32)
+        return jnp.minimum(index, len(counts) - 1), jnp.full(per_shard, counts[-1] > 0, jnp.float32)
 
-    return jax.vmap(of_shard)(layout.shard_keys(key), counts)
+    return jax.vmap(draw_in_shard)(layout.shard_keys(key), counts)
 
 
-def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
+def windows(buffer: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
     """Return the windows [S, m, ...] of `steps` steps ending at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
-    def of_shard(ring: Replay, index: Array) -> Window:
-        state, stored = states(ring.observation["observation"]), ring.action
-        return transformer.stored_windows(state, stored["action"], ring.reward[..., 0], stored["step"], index, steps)
+    def gather_shard(buffer: Replay, index: Array) -> Window:
+        state, stored = states(buffer.observation["observation"]), buffer.action
+        return transformer.stored_windows(state, stored["action"], buffer.reward[..., 0], stored["step"], index, steps)
 
-    return jax.vmap(of_shard)(ring, index)
+    return jax.vmap(gather_shard)(buffer, index)
 
 
 def encode(
-    ring: Replay,
+    buffer: Replay,
     rows: Array,
     codes: Callable[[Window], Array],
     states: Callable[[Array], Array],
@@ -138,21 +139,21 @@ def encode(
     layout: DataParallel,
 ) -> Replay:
     """Store the codes [m, c] of the windows [m, ...] that end at consecutive rows, int32[rows]."""
-    shards, _, envs = ring.end.shape
+    shards, _, envs = buffer.end.shape
 
-    def of_row(row: Array) -> Array:
+    def encode_row(row: Array) -> Array:
         index = jnp.broadcast_to(row * envs + jnp.arange(envs, dtype=jnp.int32)[None], (shards, envs))
-        return layout.apply(codes, windows(ring, index, states, steps))
+        return layout.apply(codes, windows(buffer, index, states, steps))
 
-    found = jax.lax.map(of_row, rows).swapaxes(0, 1)
-    stored = jax.lax.dynamic_update_slice_in_dim(ring.action["code"], found, rows[0], axis=1)
-    return dataclasses.replace(ring, action=ring.action | {"code": stored})
+    new_codes = jax.lax.map(encode_row, rows).swapaxes(0, 1)
+    stored = jax.lax.dynamic_update_slice_in_dim(buffer.action["code"], new_codes, rows[0], axis=1)
+    return dataclasses.replace(buffer, action=buffer.action | {"code": stored})
 
 
-def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
+def samples(buffer: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
     """Return labelled steps, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
-    found = {name: at(ring.action[name], index) for name in ("action", "mu", "log_std", "code", "value")}
-    return found | {"state": states(at(ring.observation["observation"], index))}
+    labels = {name: at(buffer.action[name], index) for name in ("action", "mu", "log_std", "code", "value")}
+    return labels | {"state": states(at(buffer.observation["observation"], index))}
 
 
 def at(leaf: Array, index: Array) -> Array:

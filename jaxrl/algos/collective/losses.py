@@ -28,7 +28,7 @@ def distillation_loss(
     expert_log_std: Float32[Array, "N n"],
     weight: Float32[Array, "N"],
 ) -> Float32[Array, ""]:
-    """Distance of a squashed Gaussian from an expert's, mean over samples and action dims.
+    """Return the distance of a squashed Gaussian from an expert's, mean over samples and action dims.
 
     (tanh(mean) - mu)^2 + 0.2 (log_std - expert_log_std)^2 * 2 / max(2, -expert_log_std): errors in log_std count less
     where the expert is nearly deterministic.
@@ -43,7 +43,7 @@ def distillation_loss(
 
 
 def actor_loss(networks: Networks, actor: Params, sample: dict[str, Array]) -> tuple[Array, Means]:
-    """`distillation_loss` of labelled steps; sample: {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
+    """Return `distillation_loss` of labelled steps; sample: {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
     mean, log_std = networks.gaussian(actor, sample["code"], sample["state"])
     return distillation_loss(mean, log_std, sample["mu"], sample["log_std"], sample["weight"]), {}
 
@@ -74,7 +74,7 @@ class EncoderLoss:
     temperature: float
 
     def __call__(self, encoder: Params, sample: dict[str, Any], training: bool = True) -> tuple[Array, Means]:
-        """Loss of sample {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window."""
+        """Return the loss of {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window."""
         net = self.networks.encoder
         dropping = training and net.dropout > 0
 
@@ -84,8 +84,8 @@ class EncoderLoss:
             out: Any = net.apply(encoder, hidden, dropping, rngs={"dropout": key_dropout} if dropping else None)
             return *out, masked
 
-        def masked_view(number: Array) -> tuple[Array, Array]:
-            keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(sample["key"])
+        def masked_view(view_index: Array) -> tuple[Array, Array]:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, view_index))(sample["key"])
             code, predicted, masked = jax.vmap(view)(keys, sample["window"])
             masked = jax.tree.map(lambda hit: hit & (sample["weight"] > 0)[:, None], masked)
             return code, transformer.reconstruction_loss(predicted, sample["window"], masked, self.layout.device_mean)
@@ -104,24 +104,24 @@ class EncoderLoss:
         """
         loss, means = self(encoder, sample, training=False)
         windows = jax.tree.map(lambda *x: jnp.concatenate(x), sample["known"], sample["window"])
-        known, asked = jnp.split(self.networks.codes(encoder, windows), 2)
+        known, query = jnp.split(self.networks.codes(encoder, windows), 2)
         known_codes, _ = self.layout.all_gather(CodeBatch(known, sample["known_task"], sample["known_weight"]))
-        asked_codes = CodeBatch(asked, sample["task"], sample["weight"])
-        accuracy = neighbour_accuracy(known_codes, asked_codes, self.layout.device_mean)
+        query_codes = CodeBatch(query, sample["task"], sample["weight"])
+        accuracy = neighbour_accuracy(known_codes, query_codes, self.layout.device_mean)
         return loss, means | {"code_accuracy": accuracy}
 
 
 def neighbour_accuracy(
-    known: CodeBatch, asked: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
+    known: CodeBatch, query: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
 ) -> Float32[Array, ""]:
-    """Share of asked codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored.
+    """Return the share of query codes whose nearest known code (by cosine) has the same task.
 
-    device_mean: see `transformer.weighted_mean`.
+    Codes with weight 0 are ignored; device_mean: see `transformer.weighted_mean`.
     """
-    assert_rank([known.code, asked.code], 2)
-    unit_known, unit_asked = (
-        code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known.code, asked.code)
+    assert_rank([known.code, query.code], 2)
+    unit_known, unit_query = (
+        code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known.code, query.code)
     )
-    nearest = jnp.argmax(jnp.where(known.weight > 0, unit_asked @ unit_known.T, -jnp.inf), axis=-1)
-    correct = (known.task[nearest] == asked.task).astype(jnp.float32)
-    return transformer.weighted_mean(correct, asked.weight, device_mean)
+    nearest = jnp.argmax(jnp.where(known.weight > 0, unit_query @ unit_known.T, -jnp.inf), axis=-1)
+    correct = (known.task[nearest] == query.task).astype(jnp.float32)
+    return transformer.weighted_mean(correct, query.weight, device_mean)

@@ -107,14 +107,16 @@ class Networks:
         inputs = jnp.concatenate([code, state, action], axis=-1)
         return jax.vmap(lambda params: jnp.asarray(self.critic.apply(params, inputs))[:, 0])(critic)
 
-    def action_distribution(self, policy: PolicyParams, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
+    def action_distribution(
+        self, policy_params: PolicyParams, window: Window, zero_code: bool = False
+    ) -> tuple[Array, Array]:
         """Return the policy's Gaussian before squashing, mean and log standard deviation, each float32[N, n].
 
         Args:
-            policy: {"encoder", "actor"}.
+            policy_params: {"encoder", "actor"}.
             window: [N, ...].
             zero_code: replace the task code by zeros, as an ablation.
         """
         empty = (len(window.state), self.encoder.code)
-        code = jnp.zeros(empty, jnp.float32) if zero_code else self.codes(policy["encoder"], window)
-        return self.gaussian(policy["actor"], code, window.state[:, -1])
+        code = jnp.zeros(empty, jnp.float32) if zero_code else self.codes(policy_params["encoder"], window)
+        return self.gaussian(policy_params["actor"], code, window.state[:, -1])

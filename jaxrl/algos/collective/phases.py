@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxrl.algos.base import Phase
 
-CODED = 2048  # windows per call of `learn` in the phase "codes"
+WINDOWS_PER_CALL = 2048  # windows per call of `learn` in the phase "codes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,4 +75,4 @@ class CollectivePhases:
     @property
     def coded_rows(self) -> int:
         """Return the number of rows that one call of `learn` encodes."""
-        return min(self.rows, max(1, CODED // self.num_envs))
+        return min(self.rows, max(1, WINDOWS_PER_CALL // self.num_envs))

@@ -62,7 +62,7 @@ def fit(
     layout: DataParallel,
     networks: Networks,
     learner: Learner,
-    ring: Replay,
+    buffer: Replay,
     coded: Array,
     key: Key,
     updates: int,
@@ -71,18 +71,18 @@ def fit(
 
     coded: bool[1, R, 1], rows with a code.
     """
-    usable, held_out = dataset.usable(ring) & coded, ring.action["held_out"]
+    usable, held_out = dataset.usable(buffer) & coded, buffer.action["held_out"]
 
     def batch(key: Key, counts: Array) -> dict[str, Array]:
         index, weight = dataset.draw(key, counts, stage.batch_size, layout)
-        return dataset.samples(ring, index, networks.states) | {"weight": weight}
+        return dataset.samples(buffer, index, networks.states) | {"weight": weight}
 
     key_held_out, key = jax.random.split(key)
     training = dataset.count_up(usable & ~held_out)
     learner, metrics = stage.train(layout, learner, lambda key: batch(key, training), jax.random.split(key, updates))
-    checked = batch(key_held_out, dataset.count_up(usable & held_out))
-    _, (value, _) = layout.gradient(stage.loss, learner.params, checked)
-    share = jnp.maximum(layout.sample_mean(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
+    held_out_batch = batch(key_held_out, dataset.count_up(usable & held_out))
+    _, (value, _) = layout.gradient(stage.loss, learner.params, held_out_batch)
+    share = jnp.maximum(layout.sample_mean(held_out_batch["weight"]), 1e-6)  # 0 while nothing is held out yet
     return learner, metrics | {f"{stage.network}_held_out_loss": value / share}
 
 
@@ -91,14 +91,14 @@ def fit_encoder(
     layout: DataParallel,
     networks: Networks,
     learner: Learner,
-    ring: Replay,
+    buffer: Replay,
     key: Key,
     updates: int,
 ) -> tuple[Learner, Means]:
     """Update the transformer on full windows of training episodes; also return the stage's `check` of held-out ones."""
     assert stage.check is not None
     steps = networks.encoder.steps
-    full, held_out = dataset.usable(ring) & (ring.action["step"] >= steps - 1), ring.action["held_out"]
+    full, held_out = dataset.usable(buffer) & (buffer.action["step"] >= steps - 1), buffer.action["held_out"]
     training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
     # InfoNCE compares the windows of a batch: all of them
     layout = dataclasses.replace(layout, learn_chunk=0)
@@ -107,12 +107,12 @@ def fit_encoder(
         key_rows, key_noise = jax.random.split(key)
         index, weight = dataset.draw(key_rows, counts, stage.batch_size, layout)
         keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
-        window = dataset.windows(ring, index, networks.states, steps)
-        return {"window": window, "task": dataset.at(ring.observation["task"], index), "key": keys, "weight": weight}
+        window = dataset.windows(buffer, index, networks.states, steps)
+        return {"window": window, "task": dataset.at(buffer.observation["task"], index), "key": keys, "weight": weight}
 
     key_known, key_held_out, key = jax.random.split(key, 3)
     learner, metrics = stage.train(layout, learner, lambda key: batch(key, training), jax.random.split(key, updates))
-    known, asked = batch(key_known, training), batch(key_held_out, checking)
+    known, queries = batch(key_known, training), batch(key_held_out, checking)
     known = {"known": known["window"], "known_task": known["task"], "known_weight": known["weight"]}
-    _, (_, means) = layout.gradient(stage.check, learner.params, asked | known)
+    _, (_, means) = layout.gradient(stage.check, learner.params, queries | known)
     return learner, metrics | {f"held_out_{name}": value for name, value in means.items()}

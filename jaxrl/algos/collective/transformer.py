@@ -2,7 +2,7 @@
 
 It is trained without action labels: to reconstruct masked tokens (as BERT does, Devlin et al. 2019, arXiv 1810.04805),
 and to give two masked views of one window codes that are closer than those of windows of other tasks (InfoNCE, van den
-Oord et al. 2018, arXiv 1807.03748). Sizes and training are those of the published collective-learning pipeline
+Oord et al. 2018, arXiv 1807.03748). Sizes and training are taken from the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer).
 
 Layout letters: T steps of a window, s state dims, a action dims, c code dims, N windows.
@@ -44,7 +44,7 @@ class Window:
 def weighted_mean(values: Array, weight: Array, device_mean: Callable[[Array], Array]) -> Array:
     """Return the sum of weighted values over the sum of weights, float32[]; 0 where all weights are 0.
 
-    The mean of it over devices is that of all devices' samples, see `DataParallel.device_mean`.
+    Its mean over devices is the mean over all devices' samples, see `DataParallel.device_mean`.
     """
     return jnp.sum(weight * values) / jnp.maximum(device_mean(weight.sum()), MIN_WEIGHT)
 
@@ -96,25 +96,25 @@ def contrastive_loss(
         return code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)
 
     logits = unit(first.code) @ unit(second.code).T / temperature
-    here, there = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
-    own = begin + here[:, None] == there[None]
+    first_index, second_index = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
+    same_window = begin + first_index[:, None] == second_index[None]
     no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
-    positive = jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
-    errors = jax.nn.logsumexp(jnp.where(no_negative & ~own, -jnp.inf, logits), axis=-1) - positive
+    positive = jnp.sum(jnp.where(same_window, logits, 0.0), axis=-1)
+    errors = jax.nn.logsumexp(jnp.where(no_negative & ~same_window, -jnp.inf, logits), axis=-1) - positive
     return weighted_mean(errors, first.weight, device_mean)
 
 
 def mask_tokens(
-    key: Key, window: Window, masked: float = 0.15, random: float = 0.1, kept: float = 0.1
+    key: Key, window: Window, mask_rate: float = 0.15, random_share: float = 0.1, unchanged_share: float = 0.1
 ) -> tuple[Window, Window]:
     """Return a view of ONE window with some tokens masked.
 
     Args:
         key: key[].
         window: without leading axes.
-        masked: probability of each token; if none of a kind is drawn, its last one is masked.
-        random: share of the masked tokens replaced by uniform numbers in [0, 1).
-        kept: share left unchanged; the others become zeros.
+        mask_rate: probability of each token; if none of a kind is drawn, its last one is masked.
+        random_share: share of the masked tokens replaced by uniform numbers in [0, 1).
+        unchanged_share: share left unchanged; the others become zeros.
 
     Returns:
         the view, and which tokens were masked (leaves bool[tokens]).
@@ -126,9 +126,9 @@ def mask_tokens(
     draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),), jnp.float32), sizes)  # one large draw is faster
 
     def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
-        hit, how, numbers = draw[:, 0] < masked, draw[:, 1:2], draw[:, 2:]
+        hit, kind, numbers = draw[:, 0] < mask_rate, draw[:, 1:2], draw[:, 2:]
         hit = hit.at[-1].set(hit[-1] | ~jnp.any(hit))
-        new = jnp.where(how < random, numbers, jnp.where(how < random + kept, rows, 0.0))
+        new = jnp.where(kind < random_share, numbers, jnp.where(kind < random_share + unchanged_share, rows, 0.0))
         return jnp.where(hit[:, None], new, rows), hit
 
     pairs = [hide(rows, draw.reshape(len(rows), -1)) for rows, draw in zip(leaves, draws, strict=True)]
@@ -169,7 +169,7 @@ def next_window(window: Window, state: Array, action: Array, reward: Array, firs
 
 
 def stored_windows(state: Array, action: Array, reward: Array, step: Array, index: Array, steps: int) -> Window:
-    """Return the windows ending at given rows of a dataset, equal to those `next_window` made during the rollout.
+    """Return the windows that end at rows of a dataset, equal to the windows of `next_window` during the rollout.
 
     Args:
         state: float32[R, E, s], consecutive rows of E environments.
@@ -184,13 +184,13 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
     """
     envs = step.shape[1]
     back = jnp.arange(steps - 1, -1, -1, dtype=jnp.int32)[None]  # steps from a token to the current one
-    known = rows_at(step, index)[:, None]
-    places = index[:, None] - envs * jnp.minimum(back, known)
-    past = (back <= known)[:, :-1, None]
+    steps_before = rows_at(step, index)[:, None]
+    window_index = index[:, None] - envs * jnp.minimum(back, steps_before)
+    past = (back <= steps_before)[:, :-1, None]
     return Window(
-        state=rows_at(state, places),
-        action=jnp.where(past, rows_at(action, places[:, :-1]), 0.0),
-        reward=jnp.where(past, rows_at(reward, places[:, :-1] + envs)[..., None], 0.0),
+        state=rows_at(state, window_index),
+        action=jnp.where(past, rows_at(action, window_index[:, :-1]), 0.0),
+        reward=jnp.where(past, rows_at(reward, window_index[:, :-1] + envs)[..., None], 0.0),
     )
 
 

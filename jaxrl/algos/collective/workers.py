@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.algos.base import Trajectory, appended
+from jaxrl.algos.base import Trajectory, append_last
 from jaxrl.algos.collective import dataset
 from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac, soft_value
@@ -24,7 +24,7 @@ from jaxrl.rl.replay import Replay
 # Task names, worker settings, rows of files and of their longest episode.
 RESOLVED = ("tasks", "worker", "expert_datasets")
 # Settings that workers must share, so that their networks can be stacked and their labels are comparable.
-ALIKE = ("hidden_size", "depth", "num_critics", "layer_norm", "scale_observation", "gamma")
+SHARED_SETTINGS = ("hidden_size", "depth", "num_critics", "layer_norm", "scale_observation", "gamma")
 
 
 # Compatibility checks
@@ -34,33 +34,33 @@ def resolve_workers(
     spec: EnvSpec, settings: dict[str, Any], sources: tuple[UpstreamRun, ...], recording: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the workers in the order of the environment's tasks, their network settings, and the size of files."""
-    ordered = ordered_workers(spec, sources, recording is not None)
-    worker = {name: ordered[0].settings[name] for name in ALIKE} if ordered else {}
-    for source in ordered:
+    workers = order_workers(spec, sources, recording is not None)
+    worker = {name: workers[0].settings[name] for name in SHARED_SETTINGS} if workers else {}
+    for source in workers:
         for name, value in worker.items():
             if source.settings[name] != value:
                 raise ValueError(
-                    f"{ordered[0].run} was trained with {name} {value}, {source.run} with "
+                    f"{workers[0].run} was trained with {name} {value}, {source.run} with "
                     f"{source.settings[name]}: use workers with the same settings"
                 )
     tasks, rows = list(spec.task_names), [0, 0]
     if recording is not None:
         check_dataset(recording, spec)
-        tasks = list(dict.fromkeys([*(tasks if ordered else ()), *recording["task_names"]]))
+        tasks = list(dict.fromkeys([*(tasks if workers else ()), *recording["task_names"]]))
         lengths = dataset.lengths(recording["step"]) + 1
         rows = [int(lengths.sum()), int(lengths.max())]
     if len(tasks) < 2:
         raise ValueError(
-            f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and "
+            f"collective needs several tasks, and there is only {', '.join(tasks)}: name workers of more tasks and "
             "let the environment set them, or add expert datasets"
         )
     resolved = json.dumps(dict(zip(RESOLVED, (tasks, worker, rows), strict=True)))
-    return settings | {"workers": ",".join(source.run for source in ordered), "resolved_inputs": resolved}
+    return settings | {"workers": ",".join(source.run for source in workers), "resolved_inputs": resolved}
 
 
-def ordered_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], without: bool) -> list[UpstreamRun]:
-    """Return the workers in the order of the tasks; none only if `without` allows it. Raises ValueError."""
-    if without and not sources:
+def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], allow_none: bool) -> list[UpstreamRun]:
+    """Return the workers in the order of the tasks; none at all only with `allow_none`. Raises ValueError."""
+    if allow_none and not sources:
         return []
     workers: dict[str, UpstreamRun] = {}
     for source in sources:
@@ -100,7 +100,7 @@ def check_dataset(recording: dict[str, Any], spec: EnvSpec) -> None:
         size = recording[name].shape[1]
         if (size,) != box.shape:
             raise ValueError(
-                f"{what} of the expert datasets have {size} numbers, those of '{spec.name}' {math.prod(box.shape)}: "
+                f"{what} of the expert datasets have {size} numbers, but in '{spec.name}' {math.prod(box.shape)}: "
                 "take sets of one arm and one kind of observation"
             )
 
@@ -127,11 +127,11 @@ class Experts:
     def act(self, actors: Params, timestep: TimeStep, noise: Array) -> Array:
         """Sample actions float32[B, n] from the worker of each step's task; noise [B, n]."""
         mean, log_std = jax.vmap(lambda params: self.worker.gaussian(params, timestep.observation))(actors)
-        mean, log_std = (_of_task(x[:, :, 0], self.task(timestep)) for x in (mean, log_std))
+        mean, log_std = (_select_task(x[:, :, 0], self.task(timestep)) for x in (mean, log_std))
         return distributions.squashed_normal(mean, log_std, noise)[0]
 
     def labels(self, workers: Params, rows: dict[str, Array]) -> dict[str, Array]:
-        """Return labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], given T + 1 rows.
+        """Return labels "mu", "log_std" and "value" (Q of the step) of the first T of T + 1 rows, [T, B, ...].
 
         rows: {"observation", "task", "noise", "reward", "terminated"}, the last two of them float32[T + 1, B].
         """
@@ -140,7 +140,7 @@ class Experts:
             rows[name].reshape(-1, *rows[name].shape[2:]) for name in ("observation", "task", "noise")
         )
 
-        def of(worker: Params) -> dict[str, Array]:
+        def label_by_worker(worker: Params) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
             values = self.worker.outputs("critic", worker["critic"], observation[:, None], action)
@@ -148,33 +148,33 @@ class Experts:
             soft = soft_value(values, log_prob, alpha)
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
-        judged = jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
-        judged = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), judged)
-        later = self.worker.gamma * (1 - rows["terminated"][1:]) * judged.pop("soft_value")[1:]
-        return {name: x[:-1] for name, x in judged.items()} | {"value": rows["reward"][1:] + later}
+        labels = jax.tree.map(lambda x: _select_task(x, task), jax.vmap(label_by_worker)(workers))
+        labels = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), labels)
+        next_value = self.worker.gamma * (1 - rows["terminated"][1:]) * labels.pop("soft_value")[1:]
+        return {name: x[:-1] for name, x in labels.items()} | {"value": rows["reward"][1:] + next_value}
 
-    def store(self, workers: Params, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
+    def store(self, workers: Params, buffer: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
         step, layout = trajectory.timestep, self.worker.layout
 
         def flat(x: Array) -> Array:
             return x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
 
-        seen = {
-            "observation": appended(flat(step.observation), flat(last.observation)),
-            "task": appended(self.task(step), self.task(last)),
+        observed = {
+            "observation": append_last(flat(step.observation), flat(last.observation)),
+            "task": append_last(self.task(step), self.task(last)),
         }
-        reward, terminated = appended(step.reward, last.reward), appended(step.terminated, last.terminated)
+        reward, terminated = append_last(step.reward, last.reward), append_last(step.terminated, last.terminated)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        numbers = math.prod(self.worker.spec.action.shape)
-        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), numbers), jnp.float32))(keys).swapaxes(0, 1)
-        rows = seen | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
+        action_size = math.prod(self.worker.spec.action.shape)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), action_size), jnp.float32))(keys).swapaxes(0, 1)
+        rows = observed | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
         labels = self.labels(workers, rows)
-        end = replay.ends(terminated, appended(step.truncated, last.truncated))
-        return replay.write(ring, seen, trajectory.extras | labels, reward, end)
+        end = replay.ends(terminated, append_last(step.truncated, last.truncated))
+        return replay.write(buffer, observed, trajectory.extras | labels, reward, end)
 
 
-def _of_task(values: Array, task: Array) -> Array:
+def _select_task(values: Array, task: Array) -> Array:
     """Select from [K, N, ...] the entry of each sample's task int32[N]: [N, ...]."""
     index = task.astype(jnp.int32).reshape(1, -1, *(1,) * (values.ndim - 2))
     return jnp.take_along_axis(values, index, axis=0)[0]

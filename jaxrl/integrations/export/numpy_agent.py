@@ -12,7 +12,7 @@ from envs_jax.coverage import Coverage
 from envs_jax.coverage.actions import MOVES
 from envs_jax.coverage.egocentric import actions_in_frames
 from envs_jax.coverage.world import LATTICE, LEVELS
-from jaxrl.algos.actor_critic import LIMIT
+from jaxrl.algos.actor_critic import INPUT_LIMIT
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
@@ -43,7 +43,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
     settings = network_settings(algo, "numpy") | {
         "agents": spec.num_agents,
         "observation_shape": spec.observation.shape,
-        "input_limit": LIMIT,
+        "input_limit": INPUT_LIMIT,
     }
     if getattr(algo, "egocentric", False):
         if not isinstance(policy.env, Coverage) or not isinstance(spec.action, Discrete):
