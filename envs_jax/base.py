@@ -221,7 +221,7 @@ class EnvSpec:
         action: Discrete or Box of ONE agent's action.
         horizon: largest number of steps of an episode.
         fixed_horizon: every episode has exactly `horizon` steps, so that all copies reset together.
-        full_length: all but a few episodes have `horizon` steps: `total_episodes` counts them so.
+        full_length: all but a few episodes have `horizon` steps; `total_episodes` counts all of them like that.
         metrics: {name: how its per-step values become the episode's value}.
         labels: {metric: its label, "words" or "words, unit"}; see `label`.
         global_state: Box or pytree of boxes of `TimeStep.global_state`, or None.
@@ -234,11 +234,11 @@ class EnvSpec:
         score_mode: "min" if a smaller `score` is better, "max" if a larger one is.
         tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one
             score; for scores such as successes, which reach their limit long before policies stop getting better.
-        num_tasks: number of tasks of the episodes; algorithms may keep something for each, by `TimeStep.task`.
+        num_tasks: number of different tasks that episodes set; algorithms may keep values per task, see `TimeStep.task`.
         task_names: names of these tasks, () where they have none.
         compatible_settings: {setting: value}: policies are interchangeable between environments where these are equal.
         action_order: the first n values of an agent's observation are the n actions in the order in which the other
-            values describe them; networks that know it see the other values alone and have their outputs in that order.
+            values describe them; networks that know it see only the other values and have their outputs in that order.
         egocentric: view of ONE agent, its observation or its row of `critic_input` -> (the view as the agent sees it,
             in a frame that symmetric situations share, int32[n]: which action of the frame each action is); or None.
     """
@@ -293,7 +293,7 @@ class Environment:
         raise NotImplementedError("an environment needs a `spec` property that returns an EnvSpec")
 
     def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
-        """Start an episode. `context` is what `self.context` returned; None: that of the start of training."""
+        """Start an episode. `context` is what `self.context` returned; None: the context at the start of training."""
         raise NotImplementedError("an environment needs reset(key, context=None)")
 
     def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
@@ -336,9 +336,9 @@ def find(name: str) -> type[Environment]:
     if colon and library in ADAPTERS:
         adapter: Any = load(ADAPTERS[library], "adapter")
         return adapter.of(its_name)
-    near = difflib.get_close_matches(library[:MOST_COMPARED], ADAPTERS, n=1)
-    if colon and near and not its_name.isidentifier():
-        raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{near[0]}:{its_name}'?")
+    suggestions = difflib.get_close_matches(library[:MOST_COMPARED], ADAPTERS, n=1)
+    if colon and suggestions and not its_name.isidentifier():
+        raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{suggestions[0]}:{its_name}'?")
     if ":" not in name and name not in registry:
         raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, registry)}")
     cls = load(name if ":" in name else registry[name], "environment")

@@ -48,7 +48,7 @@ class Progress:
 
 
 def start() -> Progress:
-    """Return the progress at the start of training: nothing done yet."""
+    """Return the progress at the start of training."""
     return Progress(count(), count(), count(), count(), count(), jnp.float32(0))
 
 

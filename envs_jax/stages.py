@@ -24,10 +24,10 @@ def stage(function: _F) -> _F:
 
     compiled = jax.jit(function)  # traced once, however often it is called
 
-    def apart(*args: Any) -> Any:
+    def call_unfused(*args: Any) -> Any:
         if not on_cpu():
             return function(*args)
         # the mark is put on the call that returns the values
         return set_xla_metadata(compiled(*args), inlineable="false")
 
-    return cast(_F, apart)
+    return cast(_F, call_unfused)

@@ -525,7 +525,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         r"egocentric returns as actions int32\[3\], expected int32\[2\]",
     ),
     # batch and baselines
-    ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy alone differ at step \d.*reward"),
+    ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy by itself differ at step \d.*reward"),
     (
         "baseline type",
         type("Float", (Broken,), {"baselines": {"zero": lambda env, state, timestep, key: jnp.zeros(1)}}),

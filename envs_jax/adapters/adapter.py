@@ -74,8 +74,8 @@ class State:
 class Adapter(Environment):
     """Base class of environments of other libraries. A subclass defines what raises NotImplementedError here.
 
-    Each name has a class of its own, see `of`: `env` in a configuration is then all that names the environment, and
-    the defaults of its settings are the package's.
+    Each name has its own class, see `of`, so that `env` in a configuration names the environment completely and the
+    defaults of its settings are the package's.
     """
 
     horizon: int = setting(DEFAULT_HORIZON, "steps after which an episode is cut (truncated)", between=(1, 10**9))
@@ -124,7 +124,7 @@ class Adapter(Environment):
         check_settings(self)
         self.spec  # noqa: B018  refuses what cannot be adapted
 
-    def __reduce__(self) -> Any:  # a class that is made cannot be found by its module
+    def __reduce__(self) -> Any:  # pickle cannot import a class that was built at run time
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return functools.partial(make, self.full_name, **settings), ()
 
@@ -145,47 +145,47 @@ class Adapter(Environment):
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         key_reset, key_steps = jax.random.split(key)
         with quiet():
-            inner, shown = self.package_reset(jax.random.key_data(key_reset))
+            inner, output = self.package_reset(jax.random.key_data(key_reset))
             state = State(strong(inner), key_steps, jnp.int32(0))
-            return state, dataclasses.replace(self._timestep(shown, state.t), first=jnp.bool_(True))
+            return state, dataclasses.replace(self._timestep(output, state.t), first=jnp.bool_(True))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         with quiet():
             key = jax.random.key_data(jax.random.fold_in(state.key, state.t))
-            inner, shown = self.package_step(state.inner, _actions(self)[1](action), key)
+            inner, output = self.package_step(state.inner, _actions(self)[1](action), key)
             state = State(strong(inner), state.key, state.t + 1)
-            return state, self._timestep(shown, state.t)
+            return state, self._timestep(output, state.t)
 
-    def joined(self, shown: Shown) -> Joined:
+    def joined(self, output: Shown) -> Joined:
         """Return how an agent's observation becomes one array. Raises ValueError unless it is the same for all."""
-        joined, *others = (Joined.of(self.full_name, one, self.observe, self.unseen) for one in shown.observations)
+        joined, *others = (Joined.of(self.full_name, one, self.observe, self.unseen) for one in output.observations)
         if any(one != joined for one in others):
             raise ValueError(
                 f"'{self.full_name}' has agents of several kinds, whose observations differ: {ONE_NETWORK}"
             )
         return joined
 
-    def _timestep(self, shown: Shown, t: Array) -> TimeStep:
-        mask, joined = shown.action_mask, self.joined(shown)
+    def _timestep(self, output: Shown, t: Array) -> TimeStep:
+        mask, joined = output.action_mask, self.joined(output)
         if mask is not None:
             mask = jnp.asarray(mask) > 0
             mask |= ~jnp.any(mask, axis=-1, keepdims=True)  # after its end an episode may have no open action
-        terminated = jnp.asarray(shown.terminated).astype(bool)
-        truncated = jnp.asarray(shown.truncated).astype(bool) | (t >= self.horizon)
-        state = () if shown.global_state is None else jnp.asarray(shown.global_state).astype(jnp.float32)
+        terminated = jnp.asarray(output.terminated).astype(bool)
+        truncated = jnp.asarray(output.truncated).astype(bool) | (t >= self.horizon)
+        state = () if output.global_state is None else jnp.asarray(output.global_state).astype(jnp.float32)
         return transition(
-            shown.reward,
-            jnp.stack([joined(observation) for observation in shown.observations]),
+            output.reward,
+            jnp.stack([joined(observation) for observation in output.observations]),
             terminated,
             truncated & ~terminated,
             action_mask=mask,
-            metrics={_metric(name): value for name, value in (shown.metrics or {}).items()},
+            metrics={_metric(name): value for name, value in (output.metrics or {}).items()},
             global_state=state,
         )
 
 
 def _metric(name: str) -> str:
-    return name.replace("/", "_")  # a slash stands before a task's name
+    return name.replace("/", "_")  # a slash separates a metric from a task's name
 
 
 @functools.cache
@@ -216,17 +216,17 @@ def _actions(env: Adapter) -> tuple[Discrete | Box, Outward]:
 @functools.cache
 def _spec(env: Adapter) -> EnvSpec:
     action, _ = _actions(env)
-    shown = made(
+    output = made(
         env.full_name, lambda: jax.eval_shape(lambda: env.package_reset(jax.random.key_data(jax.random.key(0)))[1])
     )
-    state = shown.global_state
+    state = output.global_state
     spec = EnvSpec(
         name=env.full_name,
-        num_agents=len(shown.observations),
-        observation=env.joined(shown).box,
+        num_agents=len(output.observations),
+        observation=env.joined(output).box,
         action=action,
         horizon=env.horizon,
-        metrics={_metric(name): "sum" for name in shown.metrics or {}},
+        metrics={_metric(name): "sum" for name in output.metrics or {}},
         global_state=None if state is None else Box(state.shape),
     )
     return with_critic_input(spec)

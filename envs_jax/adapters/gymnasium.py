@@ -77,7 +77,7 @@ class GymnasiumVectorEnv(_VectorEnv):
     """Copies of an environment, stepped by one compiled program; NumPy arrays in and out, each of them new.
 
     A step that ends an episode returns its last observation. The next step ignores the action of that row, resets it
-    and returns reward 0 (`AutoresetMode.NEXT_STEP`). Row i depends on the seed and i alone.
+    and returns reward 0 (`AutoresetMode.NEXT_STEP`). Row i depends only on the seed and i.
 
     Args:
         env: the environment.

@@ -1,7 +1,7 @@
 """Environments of JaxMARL (github.com/FLAIROx/JaxMARL): `--env jaxmarl:MPE_simple_spread_v3`. Extra: jaxmarl.
 
 Its agents, which must be equal, are the agent axis in the order of `env.agents`. `step_env` is played, without the
-reset of `step`. Its `done` holds ends for good and the time limit: the former are those of a twin without a limit,
+reset of `step`. Its `done` is true at real ends and at the time limit: a twin without a limit says which ends are real,
 and `horizon` steps truncate.
 """
 
@@ -99,8 +99,8 @@ class JaxMarl(Adapter):
         if not isinstance(observations, Mapping) or any(agent not in observations for agent in env.agents):
             raise UnfitError("gives no observation for each agent by name: choose another environment")
         state = env.get_world_state(inner) if hasattr(env, "get_world_state") else None
-        shown = Shown([observations[agent] for agent in env.agents])
-        return shown._replace(action_mask=self._mask(inner), global_state=None if state is None else _flat(state))
+        output = Shown([observations[agent] for agent in env.agents])
+        return output._replace(action_mask=self._mask(inner), global_state=None if state is None else _flat(state))
 
     def _mask(self, inner: Any) -> Array | None:
         """Return which actions are open [A, n]; None where the environment does not say."""

@@ -54,5 +54,5 @@ class Jumanji(Adapter):
         mask = getattr(timestep.observation, "action_mask", None)
         ended, final = timestep.last(), timestep.discount == 0
         reward = jnp.asarray(timestep.reward)
-        shown = Shown([timestep.observation], reward, ended & final, ended & ~final)
-        return inner, shown if mask is None else shown._replace(action_mask=mask[None])
+        output = Shown([timestep.observation], reward, ended & final, ended & ~final)
+        return inner, output if mask is None else output._replace(action_mask=mask[None])

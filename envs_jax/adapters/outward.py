@@ -143,7 +143,7 @@ class Copies:
 def _programs(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         hash(env)
-    except TypeError:  # a setting such as a list: compiled for this environment alone
+    except TypeError:  # a setting such as a list: compiled for this object only
         return _compiled.__wrapped__(env)
     return _compiled(env)
 
@@ -152,11 +152,11 @@ def _programs(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]
 def _compiled(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
     batch, dtype = batched(env), numpy_dtype(env.spec.observation)
 
-    def shown(result: tuple[Any, TimeStep]) -> tuple[Any, TimeStep]:
+    def cast_observation(result: tuple[Any, TimeStep]) -> tuple[Any, TimeStep]:
         state, timestep = result
         return state, dataclasses.replace(timestep, observation=timestep.observation.astype(dtype))
 
     return (
-        jax.jit(lambda keys, episode: shown(batch.reset(keys, episode=episode))),
-        jax.jit(lambda state, previous, action: shown(batch.step(state, previous, action))),
+        jax.jit(lambda keys, episode: cast_observation(batch.reset(keys, episode=episode))),
+        jax.jit(lambda state, previous, action: cast_observation(batch.step(state, previous, action))),
     )

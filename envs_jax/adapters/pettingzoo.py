@@ -80,8 +80,8 @@ class PettingZooParallelEnv(_ParallelEnv):
         if not self.agents:
             raise ValueError("there is no episode to step in: call reset() first")
         if set(actions) != set(self.agents):
-            given = ", ".join(map(str, actions)) or "nobody"
-            raise ValueError(f"actions must be given for {', '.join(self.agents)}, not for {given}")
+            names = ", ".join(map(str, actions)) or "nobody"
+            raise ValueError(f"actions must be given for {', '.join(self.agents)}, not for {names}")
         chosen = [outward.checked_actions(self._spec.action, actions[agent], ()) for agent in self.agents]
         timestep = self._copies.step(np.stack(chosen)[None])
         rewards = dict(zip(self.agents, np.asarray(timestep.reward[0]).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""`check_env`: the contract of every environment, those of this package and your own.
+"""`check_env`: the contract of every environment, in this package or your own.
 
     from envs_jax.testing import check_env
     print(check_env(MyEnv(size=5)))  # ok: ...

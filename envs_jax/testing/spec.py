@@ -52,9 +52,9 @@ def check_spec(env: Environment) -> EnvSpec:
     for metric, reduction in spec.metrics.items():
         if reduction not in get_args(Reduction):
             fail(f"spec.metrics['{metric}'] is {reduction!r}: choose one of {', '.join(get_args(Reduction))}")
-    taken = set(spec.metrics) & {"return", "length", "episodes"}
-    if taken:
-        fail(f"spec.metrics has '{taken.pop()}', which every environment already has: choose another name")
+    reserved = set(spec.metrics) & {"return", "length", "episodes"}
+    if reserved:
+        fail(f"spec.metrics has '{reserved.pop()}', which every environment already has: choose another name")
     if spec.score not in {*spec.metrics, "return"}:
         fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
     for name in spec.tie_breakers:

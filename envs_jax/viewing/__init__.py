@@ -1,7 +1,7 @@
 """Recorded episodes, and viewers that draw them as pages, animations and pictures.
 
-`Environment.viewer()` returns an environment's viewer. It describes an episode once, as a `Drawing`: panels of shapes
-beside the curve of a metric. Pictures are PIL images; a page is one self-contained HTML text.
+`Environment.viewer()` returns an environment's viewer. It describes an episode once, as a `Drawing`: panels of shapes,
+with the curve of a metric to their right. Pictures are PIL images; a page is one self-contained HTML text.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Viewer:
-    """Draws records of one environment. A subclass needs `drawing` alone."""
+    """Draws records of one environment. A subclass defines only `drawing`."""
 
     rate = 2  # time steps per second that a reader can follow, one of RATES
 

@@ -46,7 +46,7 @@ def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
         "DATA": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], template)
+    return re.sub("@([A-Z]+)@", lambda match: parts[match[1]], template)
 
 
 def _svg(panel: Panel) -> str:

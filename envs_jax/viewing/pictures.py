@@ -13,7 +13,7 @@ _TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.25  # inches: heading, a board's t
 
 
 def frames(record: Record, drawing: Drawing) -> list[Any]:
-    """Return PIL images of equal size, one per time step: the panels beside the curve up to it."""
+    """Return PIL images of equal size, one per time step: the panels, and the curve up to it."""
     sheet = _Sheet(record, drawing, columns=1, rows=1, size=(5.9, 4.6), dpi=100)
     canvas, images = sheet.figure.canvas, []
     canvas.draw()
@@ -29,7 +29,7 @@ def frames(record: Record, drawing: Drawing) -> list[Any]:
 
 
 def picture(record: Record, drawing: Drawing) -> Any:
-    """Return a PIL image of the panels at four time steps, from the start to the end, beside the curve."""
+    """Return a PIL image of the panels at four time steps, from the start to the end, and the curve."""
     sheet = _Sheet(record, drawing, columns=2, rows=2, size=(9.0, 7.4), dpi=150)
     for k, name in enumerate(("start", "a third", "two thirds", "end")):
         step = max(1, round(record.steps * k / 3)) if k else 0
@@ -47,9 +47,9 @@ def image(figure: Any) -> Any:
 
 
 class _Sheet:
-    """A figure with room for boards, which show all panels at one time step, beside the curve of the first metric.
+    """A figure with boards, which show all panels at one time step, to the left of the curve of the first metric.
 
-    Boards stand in so many columns and rows and fill a size (width, height) in inches at most.
+    Boards are laid out in `columns` and `rows` and together are at most `size` (width, height) inches large.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class _Sheet:
         drawing = self.drawing
         left = 0.25 + number % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
         top = _TOP + _ABOVE + number // self.columns * (self.height + _ABOVE + _GAP)
-        told = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
-        words += f" · {told}" if told else ""
+        step_label = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
+        words += f" · {step_label}" if step_label else ""
         drawn = [self._text(left, top - 0.13, words, fontsize=10, color=INK, weight="bold", va="center")]
         for panel, width in zip(drawing.panels, self.wide, strict=True):
             drawn.append(self._panel(panel, left, top, width, step))

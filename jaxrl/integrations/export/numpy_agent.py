@@ -1,4 +1,4 @@
-"""A policy as agent.py and weights.npz, which need NumPy alone: the settings of `agent.Policy`."""
+"""A policy as agent.py and weights.npz, which need only NumPy: the settings of `agent.Policy`."""
 
 import math
 from pathlib import Path
@@ -31,7 +31,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
     """Return the settings of `agent.Policy`.
 
     Raises:
-        UsageError: agent.py does not act as this algorithm does, or has not its network.
+        UsageError: agent.py does not act as this algorithm does, or does not have its network.
     """
     algo, spec = policy.algo, policy.algo.spec
     acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
