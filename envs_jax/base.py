@@ -234,7 +234,7 @@ class EnvSpec:
         score_mode: "min" if a smaller `score` is better, "max" if a larger one is.
         tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one
             score; for scores such as successes, which reach their limit long before policies stop getting better.
-        num_tasks: number of different tasks that episodes set; algorithms may keep values per task, see `TimeStep.task`.
+        num_tasks: number of tasks that episodes may set; algorithms may keep values per task, see `TimeStep.task`.
         task_names: names of these tasks, () where they have none.
         compatible_settings: {setting: value}: policies are interchangeable between environments where these are equal.
         action_order: the first n values of an agent's observation are the n actions in the order in which the other

@@ -354,7 +354,7 @@ class Check:
             return keys, state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
 
         def advance(keys: Array, state: BatchState, timestep: TimeStep, step_index: Array, same_action: Array) -> Any:
-            """Step all copies (`same_action`: with the action of the first); return also the inputs of a single copy."""
+            """Step all copies (`same_action`: with the first's action); return also the inputs of a single copy."""
             index = (step_index - 1) % self.copies
             step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step_index)
             action, choices = jax.vmap(self._choose)(timestep, step_keys)
@@ -432,8 +432,8 @@ class Check:
         different = difference(a, b, self.tolerance)
         if different:
             self.fail(
-                f"a copy in a batch and the same copy by itself differ {when} in {different}: a copy must depend on its "
-                "key and its actions only, and sums must not depend on the batch"
+                f"a copy in a batch and the same copy by itself differ {when} in {different}: a copy must depend only "
+                "on its key and its actions, and sums must not depend on the batch"
             )
 
     def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:

@@ -186,7 +186,7 @@ def _head(evaluated_policy: EvalPolicy, episodes: int, seed: int) -> dict[str, A
 
 
 def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:
-    """Return the metrics: the score, then each task's score, then the rest; the length only if episodes differ in it."""
+    """Return the metrics: the score, each task's score, then the rest; the length only if episodes differ in it."""
     task_scores = [name for name in curves if name.startswith(f"{spec.score}/")]
     names = dict.fromkeys([spec.score, *task_scores, *spec.metrics, "return", "length"])
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]

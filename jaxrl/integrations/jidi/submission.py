@@ -37,8 +37,8 @@ class Board:
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
         controlled: which of them is controlled.
-        occupied: the cells of bodies, and after how many moves they are free, one later where the snake may eat because a
-            bean lies next to its head; REACH + 1 for longer.
+        occupied: the cells of bodies, and after how many moves they are free, one later where the snake may eat
+            because a bean lies next to its head; REACH + 1 for longer.
     """
 
     def __init__(self, observation: dict[Any, Any], settings: dict[str, Any]) -> None:
