@@ -51,8 +51,8 @@ def neighbours(positions: Array, received: Array) -> Array:
     row = positions[:, 0, None, None] + (_ROWS - centre)[None]
     column = positions[:, 1, None, None] + (_COLUMNS - centre)[None]
     inside = (row >= 0) & (row < LATTICE) & (column >= 0) & (column < LATTICE)
-    own = (np.arange(LATTICE**2) == LATTICE**2 // 2).reshape(1, LATTICE, LATTICE)
-    plane = jnp.where(own, height[:, None, None], inside.astype(jnp.float32))
+    is_centre = (np.arange(LATTICE**2) == LATTICE**2 // 2).reshape(1, LATTICE, LATTICE)
+    plane = jnp.where(is_centre, height[:, None, None], inside.astype(jnp.float32))
     for j in range(agents):
         heard = received[:, j] & (np.arange(agents) != j)
         there = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
@@ -82,8 +82,8 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
             others |= heard[:, j, None, None] & inside[j][None]
             anyone |= inside[j][None]
         one, half, zero = jnp.float32(1), jnp.float32(0.5), jnp.float32(0)
-        own = jnp.where(inside, one, jnp.where(others, zero, half))
-        return jnp.concatenate([own, jnp.where(anyone, one, half)])
+        views = jnp.where(inside, one, jnp.where(others, zero, half))
+        return jnp.concatenate([views, jnp.where(anyone, one, half)])
 
     @stage
     def shrink(values: Array, share: Array) -> Array:  # [M, S, K] with [S, 11] to [M, K, 11]
@@ -102,11 +102,11 @@ def _strips(low: Array, high: Array, n: int) -> tuple[Array, Array]:
         hold it.
     """
     start = jnp.concatenate([jnp.zeros_like(low[:1]), low, high])
-    number = np.arange(start.shape[0])
+    index = np.arange(start.shape[0])
     stop = jnp.full_like(start, n)
-    for k in number:  # a strip ends at the next border; of equal borders all but the last start an empty one
-        behind = (start[k] > start) | ((start[k] == start) & (number < k))
-        stop = jnp.where(behind, jnp.minimum(stop, start[k]), stop)
+    for k in index:  # a strip ends at the next border; of equal borders all but the last start an empty one
+        next_border = (start[k] > start) | ((start[k] == start) & (index < k))
+        stop = jnp.where(next_border, jnp.minimum(stop, start[k]), stop)
     holds = (start[None] >= low[:, None]) & (start[None] < high[:, None])
     return world.interval_share(start, stop, n), holds
 
@@ -121,38 +121,43 @@ def team_positions(positions: Array) -> Array:
 
 
 def observe(
-    t: Array, survey: Measurements, probability: Array, measured: Array, total: int, mapper: Mapper
+    t: Array, measurements: Measurements, probability: Array, measured: Array, total: int, mapper: Mapper
 ) -> tuple[Array, Array]:
     """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
 
     Args:
         t: int32[], time.
-        survey: positions of agents, and who heard whom.
+        measurements: positions of agents, and who heard whom.
         probability: float32[A + 1, 11, 11], resized local beliefs and the team's.
         measured: float32[A, 11, 11], see `Report.measured`.
         total: budget B.
         mapper: resolution, and importance of cells.
     """
-    positions, received, agents, weights = survey.positions, survey.received, mapper.num_agents, mapper.weights
+    positions, received, agents, weights = (
+        measurements.positions,
+        measurements.received,
+        mapper.num_agents,
+        mapper.weights,
+    )
     left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
-    number = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
+    agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    own, everyone = stage(functools.partial(footprints, q=mapper.q))(positions, received)
+    agent_footprints, any_footprint = stage(functools.partial(footprints, q=mapper.q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
         [
             jnp.full((agents, LATTICE, LATTICE), left),
-            jnp.broadcast_to(number[:, None, None], (agents, LATTICE, LATTICE)),
+            jnp.broadcast_to(agent_id[:, None, None], (agents, LATTICE, LATTICE)),
             stage(neighbours)(positions, received),
             uncertainty[:agents],
             _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights),
             p[:agents],
-            own,
+            agent_footprints,
         ],
         axis=-1,
     )
-    team = jnp.stack([stage(team_positions)(positions), uncertainty[agents], p[agents], everyone], axis=-1)
+    team = jnp.stack([stage(team_positions)(positions), uncertainty[agents], p[agents], any_footprint], axis=-1)
     return observation, team
 
 

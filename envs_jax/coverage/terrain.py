@@ -182,8 +182,8 @@ def draw(key: Array, families: tuple[str, ...], n: int) -> Terrain:
     key_family, key_side, key_percent, key_field = jax.random.split(key, 4)
     side = jax.random.randint(key_side, (), 0, 4, jnp.int32)
     family = jax.random.randint(key_family, (), 0, len(families), jnp.int32)
-    described = [_describe(name, side, *_percentages(name, side, key_percent), n) for name in families]
-    rows, columns, invert = (jnp.take(jnp.stack(part), family, axis=0) for part in zip(*described, strict=True))
+    descriptions = [_describe(name, side, *_percentages(name, side, key_percent), n) for name in families]
+    rows, columns, invert = (jnp.take(jnp.stack(part), family, axis=0) for part in zip(*descriptions, strict=True))
     bits: Array | tuple[()] = ()
     if "field" in families:
         bits = pack(_random_field(key_field, n) & (family == families.index("field")))

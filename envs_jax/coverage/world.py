@@ -112,10 +112,10 @@ def interval_share(low: Array, high: Array, n: int) -> Array:
     """
     blocks = jnp.arange(LATTICE, dtype=jnp.int32).reshape((1,) * low.ndim + (LATTICE,))
 
-    def filled(bound: Array) -> Array:  # in units of 1/n of a block
+    def fill_share(bound: Array) -> Array:  # in units of 1/n of a block
         return jnp.clip(LATTICE * bound[..., None] - n * blocks, 0, n)
 
-    return (filled(high) - filled(low)).astype(jnp.float32) * jnp.float32(1.0 / n)
+    return (fill_share(high) - fill_share(low)).astype(jnp.float32) * jnp.float32(1.0 / n)
 
 
 def resize(values: Array, transform: Callable[[Array], Array] | None = None) -> Array:

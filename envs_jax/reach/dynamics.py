@@ -431,17 +431,18 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     speeds = list(v)
     turns, fingers = _turns(q), [_finger(*pair) for pair in zip(arm.links[HINGES:], q[HINGES:], strict=True)]
     matrix, coupling = mass_matrix(arm, turns, fingers)
-    pulled = weld(arm, hand(arm, turns), target, speeds, torque_scale)
+    weld_rows = weld(arm, hand(arm, turns), target, speeds, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]
     force = [
         add(push, mul(-link.damping, speed), mul(-1.0, drag))
         for push, link, speed, drag in zip(servo, arm.links, speeds, bias(arm, turns, fingers, speeds), strict=True)
     ]
     stiff = [
-        [add(x, dot(pulled.weighted[i], pulled.rows[j])) for j, x in enumerate(row)] for i, row in enumerate(matrix)
+        [add(x, dot(weld_rows.weighted[i], weld_rows.rows[j])) for j, x in enumerate(row)]
+        for i, row in enumerate(matrix)
     ]
     heavy: list[Number] = [link.mass + link.armature for link in arm.links[HINGES:]]
-    right = [add(f, dot(row, pulled.reference)) for f, row in zip(force, pulled.weighted, strict=False)]
+    right = [add(f, dot(row, weld_rows.reference)) for f, row in zip(force, weld_rows.weighted, strict=False)]
     right += force[HINGES:]
     bounds = limits(arm, q, v)
 
@@ -451,8 +452,10 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
         push = weight * bounds.sign * bounds.reference
         held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weight, strict=False)]
         ends = [add(x, w) for x, w in zip(heavy, weight[HINGES:], strict=True)]
-        found = jnp.stack(_eliminated(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)]))
-        return found, bounds.violated & (bounds.sign * found < bounds.reference)
+        acceleration = jnp.stack(
+            _eliminated(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)])
+        )
+        return acceleration, bounds.violated & (bounds.sign * acceleration < bounds.reference)
 
     start = jnp.zeros_like(q), bounds.violated
     acceleration, _ = jax.lax.fori_loop(0, SOLVES, attempt, start)
@@ -478,7 +481,7 @@ def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) 
     """
     arm, grip = constants.arm(), jnp.clip(grip, -1.0, 1.0)
 
-    def one(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def physics_step(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         return step(arm, *state, list(target), grip, torque_scale)
 
-    return jax.lax.fori_loop(0, arm.substeps, one, (q, v))
+    return jax.lax.fori_loop(0, arm.substeps, physics_step, (q, v))

@@ -99,38 +99,38 @@ class Reach(Settings):
         """Start an episode with puck and goal float32[3, ...] and a task int32[...]."""
         start, batch = constants.reset(self.weld), puck.shape[1:]
 
-        def spread(values: Any, dtype: Any = jnp.float32) -> Array:
+        def broadcast(values: Any, dtype: Any = jnp.float32) -> Array:
             return jnp.broadcast_to(constant(values, batch, dtype), (len(values), *batch))
 
-        def of_task(values: Any) -> Array:
+        def select_task(values: Any) -> Array:
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
 
-        anchor = of_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
-        point = of_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
+        anchor = select_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
+        point = select_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
         t = jnp.zeros(batch, jnp.int32)
-        q = spread(start.q)
+        q = broadcast(start.q)
         pose = dynamics.pose(q)
         state = State(
             t=t,
             task=task,
             puck=puck,
             goal=goal,
-            point=point + of_task([one.offset for one in self.tasks]),
-            width=of_task([one.width for one in self.tasks]),
-            target=spread(_units(start.target), jnp.int32),
+            point=point + select_task([one.offset for one in self.tasks]),
+            width=select_task([one.width for one in self.tasks]),
+            target=broadcast(_units(start.target), jnp.int32),
             target_part=jnp.zeros_like(puck, jnp.int32),
             q=q,
-            v=spread(start.v),
+            v=broadcast(start.v),
             frame=observation.frame(pose, puck, t, start),
         )
         return state, self.show(state, state.frame, pose)
 
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
         """Step one control period with actions float32[1, 4, ...]."""
-        wanted = jnp.clip(action[0], -1.0, 1.0)
-        target, part = _move_target(state.target, state.target_part, wanted[:3])
+        command = jnp.clip(action[0], -1.0, 1.0)
+        target, part = _move_target(state.target, state.target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
-        q, v = dynamics.period(state.q, state.v, place, wanted[3], jnp.float32(constants.torque_scale(self.weld)))
+        q, v = dynamics.period(state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld)))
         pose, t = dynamics.pose(q), state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
         after = dataclasses.replace(state, t=t, target=target, target_part=part, q=q, v=v, frame=frame)

@@ -105,9 +105,9 @@ def apart(function: _F) -> _F:
         def inner(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
             whole = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
-            found, shape = jax.tree.flatten(function(*jax.tree.unflatten(tree, whole)))
-            result[:] = shape, [None if isinstance(x, jax.Array) else x for x in found]
-            return [x for x in found if isinstance(x, jax.Array)]
+            outputs, shape = jax.tree.flatten(function(*jax.tree.unflatten(tree, whole)))
+            result[:] = shape, [None if isinstance(x, jax.Array) else x for x in outputs]
+            return [x for x in outputs if isinstance(x, jax.Array)]
 
         arrays = iter(stage(inner)(*(x for x in leaves if isinstance(x, jax.Array))))
         shape, known = result

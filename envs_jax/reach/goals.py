@@ -45,5 +45,5 @@ def fresh(key: Array) -> Array:
     """float32[6], the first of sixteen draws that are far enough apart."""
     low, high = jnp.asarray(np.concatenate([PUCK, GOAL]).T, jnp.float32)
     rows = low[None] + (high - low)[None] * jax.random.uniform(key, (_TRIES, 6), jnp.float32)
-    apart = jnp.sum((rows[:, :2] - rows[:, 3:5]) ** 2, axis=1) >= APART**2
-    return rows[jnp.argmax(apart)]
+    far_enough = jnp.sum((rows[:, :2] - rows[:, 3:5]) ** 2, axis=1) >= APART**2
+    return rows[jnp.argmax(far_enough)]

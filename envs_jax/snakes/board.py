@@ -48,17 +48,17 @@ def counting(size: int, like: Array) -> Array:
 def choose(index: Array, choices: Sequence[Array]) -> Array:
     """choices[index], element by element."""
     chosen = choices[0]
-    for number, choice in enumerate(choices[1:], 1):
-        chosen = jnp.where(index == number, choice, chosen)
+    for position, choice in enumerate(choices[1:], 1):
+        chosen = jnp.where(index == position, choice, chosen)
     return chosen
 
 
 def first(conditions: Sequence[Array], values: Sequence[int], otherwise: int = 0) -> Array:
     """int32: the value of the first condition that holds."""
-    found = jnp.full_like(conditions[0], otherwise, jnp.int32)
+    chosen = jnp.full_like(conditions[0], otherwise, jnp.int32)
     for condition, value in reversed(list(zip(conditions, values, strict=True))):
-        found = jnp.where(condition, jnp.int32(value), found)
-    return found
+        chosen = jnp.where(condition, jnp.int32(value), chosen)
+    return chosen
 
 
 def row(place: Array) -> Array:

@@ -70,8 +70,8 @@ class Snakes(Settings):
 
     def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
         """Return the other team's time step, as if it were the learner's, and a key for its draws in this step."""
-        theirs = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
-        return timesteps.show(self, theirs), for_keys(draws.opponent_key, state.key, state.game.steps)
+        opponent_game = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
+        return timesteps.show(self, opponent_game), for_keys(draws.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
         """Return the batched form, see `envs_jax.batch.batched`."""
@@ -86,17 +86,17 @@ class Snakes(Settings):
         for k in self.schedule.used:  # the last whose interval begins at or below the draw
             level = jnp.where((chance >= below) & (context[k] > 0), k, level)
             below = below + context[k]
-        second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
+        plays_second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
         stale = stale_observation.begin(game) if self.stale_observation_bug and self.scripted else ()
-        return State(key, game, level, second[self.side] != 0, stale)
+        return State(key, game, level, plays_second[self.side] != 0, stale)
 
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """Step with random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
-        wanted = snakes if self.accepts_opponent_actions else self.num_agents
-        if len(action) != wanted:
+        expected = snakes if self.accepts_opponent_actions else self.num_agents
+        if len(action) != expected:
             raise ValueError(
-                f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {wanted}"
+                f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {expected}"
                 + (
                     "; 'self' is played by training: pass the other team's actions, too"
                     if self.accepts_opponent_actions
@@ -107,19 +107,21 @@ class Snakes(Settings):
             action = teams.with_opponents(self, state, words[-1], action)
         action = teams.swapped(self, action, state.second)
         direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
-        game, engine, hit, ate = rules.move(board, state.game, direction)
+        game, score_change, hit, ate = rules.move(board, state.game, direction)
         if self.stale_observation_bug and self.scripted:
             stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
             state = dataclasses.replace(state, stale=stale)
         if self.reward == "duel":
-            caused = reward.caused(rules.collisions(board, state.game, direction, ate), hit, state.game.length)
+            opponent_losses = reward.caused(rules.collisions(board, state.game, direction, ate), hit, state.game.length)
         else:
-            caused = jnp.zeros_like(engine)
+            opponent_losses = jnp.zeros_like(score_change)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
-        engine, hit, caused = (teams.swapped(self, x, state.second) for x in (engine, hit, caused))
-        return state, timesteps.show(self, teams.learner_view(self, state), engine, hit, caused)
+        score_change, hit, opponent_losses = (
+            teams.swapped(self, x, state.second) for x in (score_change, hit, opponent_losses)
+        )
+        return state, timesteps.show(self, teams.learner_view(self, state), score_change, hit, opponent_losses)
 
     def step_label(self, step: int) -> str:
         return f"{step} step{'' if step == 1 else 's'}"

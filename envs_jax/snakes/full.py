@@ -41,18 +41,21 @@ def size(snakes: int, beans: int) -> int:
 def leaving(board: Board, game: Game) -> list[Array]:
     """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves, see `body` above."""
     low, high = game.toward[:, 0], game.toward[:, 1]
-    ways = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
+    by_direction = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
     def ahead(cells: Array, steps: int = 1) -> Array:
         """Return the cells so many steps ahead; the second of a split tail has the direction of the first."""
-        parts = {d: cells & way for d, way in ways.items()}
+        parts = {d: cells & way for d, way in by_direction.items()}
         for _ in range(steps):
             parts = {d: board.seen_from(part, d ^ 1) for d, part in parts.items()}
         return union(jnp.stack(list(parts.values())))
 
     beans = bean_plane(board, game)
-    near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
-    there, hungry = game.length > 0, union(board.mark(game.head) & near[:, None]) != 0  # a bean lies next to the head
+    next_to_bean = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
+    there, hungry = (
+        game.length > 0,
+        union(board.mark(game.head) & next_to_bean[:, None]) != 0,
+    )  # a bean lies next to the head
     head, tail = (board.mark(jnp.where(there, place, NOWHERE)) for place in (game.head, game.tail))
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
@@ -80,8 +83,8 @@ def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
     head = game.head[:agents]
 
     def enter(head: Array, free: Array) -> Array:
-        beside = [board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)]
-        return jnp.stack(beside, 1) & free[:, None, None]
+        neighbours = [board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)]
+        return jnp.stack(neighbours, 1) & free[:, None, None]
 
     def spread(cells: Array, free: Array) -> Array:
         around = [board.seen_from(cells, d) for d in range(4)]
@@ -126,13 +129,13 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
     """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
     leave = leaving(board, game)
-    behind = room(board, game, agents, leave)
+    reachable = room(board, game, agents, leave)
     values = jnp.concatenate(
         [
             _crop(board, game, agents, teams, leave),
             stage(lambda game: _rest(board, game, agents, teams, leave[0], square))(game),
-            share(behind, 20),
-            share(behind, 100),
+            share(reachable, 20),
+            share(reachable, 100),
         ]
     )
     return jnp.where(there[None], values, 0).astype(jnp.int8)
@@ -141,9 +144,9 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
 def _blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
     """bool[A, ...] for each direction: a body lies there, apart from the tails uint32[H, ...] and the own tail."""
     head = game.head[:agents]
-    near = board.around((body_plane(game) & ~tails)[:, None], head, 1)
-    taken = [bit(near[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
-    return [x & (board.beside(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(taken)]
+    around = board.around((body_plane(game) & ~tails)[:, None], head, 1)
+    bodies = [bit(around[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+    return [x & (board.beside(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(bodies)]
 
 
 def open_directions(board: Board, game: Game, agents: int) -> Array:
@@ -163,7 +166,7 @@ def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, squar
     """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
-    values += [ONE * taken.astype(jnp.int32) for taken in _blocked(board, game, agents, tails)]
+    values += [ONE * is_blocked.astype(jnp.int32) for is_blocked in _blocked(board, game, agents, tails)]
     values.append(share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
     if square:
@@ -189,13 +192,13 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
     beans, snakes = game.beans, game.head.shape[0]
     count = len(beans)
 
-    def measured(game: Game) -> tuple[Array, ...]:
+    def measure_steps(game: Game) -> tuple[Array, ...]:
         """int32[K, n, ...] three times."""
         rows, cols = difference(board, beans[:, None], game.head[None])
         steps = jnp.where(game.length[None] > 0, jnp.abs(rows) + jnp.abs(cols), half_h + half_w)
         return rows, cols, steps
 
-    def described(rows: Array, cols: Array, steps: Array) -> tuple[Array, Array]:
+    def describe_beans(rows: Array, cols: Array, steps: Array) -> tuple[Array, Array]:
         """int32[5, K, A, ...], values in list order; int32[K, A, ...], position by steps."""
         mine = constant(np.eye(snakes, dtype=bool)[:, :agents], game.steps.shape)[None]  # [1, n, A]
         lead = []
@@ -203,12 +206,12 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
             others = jnp.where(mine[:, :group], half_h + half_w, steps[:, :group, None])
             lead.append(jnp.clip(jnp.min(others, 1) - steps[:, :agents], -4, 4) * (ONE // 4))
         there = (beans != NOWHERE)[:, None]
-        own = steps[:, :agents]
+        own_steps = steps[:, :agents]
         features = [share(rows[:, :agents], half_h), share(cols[:, :agents], half_w)]
-        features = [jnp.where(there, x, 0) for x in (*features, share(own, half_h + half_w), *lead)]
-        rank = jnp.where(there, own, 1 << 20) * count + counting(count, own[0])
+        features = [jnp.where(there, x, 0) for x in (*features, share(own_steps, half_h + half_w), *lead)]
+        rank = jnp.where(there, own_steps, 1 << 20) * count + counting(count, own_steps[0])
         return jnp.stack(features), jnp.sum(rank[None] < rank[:, None], 1, dtype=jnp.int32)
 
-    features, position = stage(described)(*stage(measured)(game))
+    features, position = stage(describe_beans)(*stage(measure_steps)(game))
     ordered = [jnp.sum(jnp.where((position == k)[None], features, 0), 1, dtype=features.dtype) for k in range(count)]
     return [values[j] for values in ordered for j in range(len(features))]

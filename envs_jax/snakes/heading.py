@@ -29,8 +29,8 @@ def size(snakes: int, beans: int) -> int:
 
 def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -> Array:
     """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn, but for the order."""
-    near = full.columns(board, game, agents, teams, square=True)
-    values = jnp.concatenate([near, territory.columns(board, game, agents, teams, max_steps)])
+    full_columns = full.columns(board, game, agents, teams, square=True)
+    values = jnp.concatenate([full_columns, territory.columns(board, game, agents, teams, max_steps)])
     direction, there = game.direction[:agents], game.length[:agents] > 0
     order = counting(ACTIONS, direction).astype(jnp.int8)
 
@@ -38,14 +38,14 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
         """Transform where the condition bool[A, ...] holds."""
         source, sign = _transformation(game.head.shape[0], len(game.beans), kind)
         changed = values[source] * constant(sign[:, None], direction.shape[1:])
-        ways = source[_CROP : _CROP + 4] - _CROP
-        return jnp.where(condition[None], changed, values), jnp.where(condition[None], order[ways], order)
+        permutation = source[_CROP : _CROP + 4] - _CROP
+        return jnp.where(condition[None], changed, values), jnp.where(condition[None], order[permutation], order)
 
-    level = ((direction == LEFT) | (direction == RIGHT)) & there
-    values, order = where(level, "transpose", values, order)
+    sideways = ((direction == LEFT) | (direction == RIGHT)) & there
+    values, order = where(sideways, "transpose", values, order)
     values, order = where(((direction == DOWN) | (direction == RIGHT)) & there, "rows", values, order)
     values, order = where(values[_PLACES + 1] < 0, "columns", values, order)
-    upright = jnp.where(there & ~level, full.ONE, 0).astype(jnp.int8)
+    upright = jnp.where(there & ~sideways, full.ONE, 0).astype(jnp.int8)
     return jnp.concatenate([order, upright[None], values[:_CROP], values[_CROP + 4 :]])
 
 
@@ -59,9 +59,9 @@ def _transformation(snakes: int, beans: int, kind: str) -> tuple[np.ndarray, np.
     crop = source[:_CROP].reshape(full.PLANES, full.SIDE, full.SIDE)
     changed = {"transpose": crop.swapaxes(1, 2), "rows": crop[:, ::-1], "columns": crop[:, :, ::-1]}[kind]
     source[:_CROP] = changed.flatten()
-    ways = np.array({"transpose": (2, 3, 0, 1), "rows": (1, 0, 2, 3), "columns": (0, 1, 3, 2)}[kind])
+    permutation = np.array({"transpose": (2, 3, 0, 1), "rows": (1, 0, 2, 3), "columns": (0, 1, 3, 2)}[kind])
     for block in (_CROP, _CROP + 4, *range(after, count - 2, 4)):
-        source[block : block + 4] = block + ways
+        source[block : block + 4] = block + permutation
     row = np.arange(_PLACES, after, 5)
     if kind == "transpose":
         source[row], source[row + 1] = row + 1, row

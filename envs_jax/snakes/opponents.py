@@ -55,17 +55,17 @@ def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
     """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
     # A single loop of more snakes takes twice as long with each: it chooses the earlier ones' beans again.
     choose_bean = stage(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
-    left, found = list(beans), []
+    left, chosen = list(beans), []
     for head in heads:
-        found.append(choose_bean(head, left))
+        chosen.append(choose_bean(head, left))
         if exclusive:
-            left = [jnp.where(bean == found[-1], NOWHERE, bean) for bean in left]
-    return jnp.stack(found)
+            left = [jnp.where(bean == chosen[-1], NOWHERE, bean) for bean in left]
+    return jnp.stack(chosen)
 
 
-def _evasive(board: Board, near: list[Array]) -> list[Array]:
+def _evasive(board: Board, around: list[Array]) -> list[Array]:
     """For each direction bool[...]: the cell there is free and leads on to a free cell that no earlier one claims."""
-    free = {(r, c): ~bit(near[2 + r], 2 + c) for r in range(-2, 3) for c in range(-2, 3)}
+    free = {(r, c): ~bit(around[2 + r], 2 + c) for r in range(-2, 3) for c in range(-2, 3)}
     claimed: dict[tuple[int, int], Array] = {}
     safe = []
     for d in range(4):
@@ -175,7 +175,7 @@ def act(
         exclusive: see the module's docstring.
     """
     heads, alive = game.head[snakes], game.length[snakes] > 0
-    near = board.around(body_plane(game)[:, None], heads, 2)
+    around = board.around(body_plane(game)[:, None], heads, 2)
     steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
 
     def cost(in_turn: bool) -> list[Array]:
@@ -183,14 +183,14 @@ def act(
         return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
 
     shift = 2 * counting(len(heads), word).astype(jnp.uint32)
-    alone, in_turn = cost(False), cost(True)
+    cost_of_nearest, cost_in_turn = cost(False), cost(True)
     view = View(
         board=board,
-        near=near,
-        blocked=[bit(near[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
-        cost=alone,
-        cost_in_turn=in_turn,
-        cost_as_set=in_turn if exclusive else alone,
+        near=around,
+        blocked=[bit(around[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
+        cost=cost_of_nearest,
+        cost_in_turn=cost_in_turn,
+        cost_as_set=cost_in_turn if exclusive else cost_of_nearest,
         draw=(word[None] >> shift).astype(jnp.int32) & 3,
         reach=lambda: territory.reach(board, game, snakes),
         length=game.length[snakes],

@@ -25,14 +25,14 @@ def always_room(board: Board, snakes: int) -> bool:
     places = {line(r, c, d) for r in range(height) for c in range(width) for d in (DOWN, RIGHT)}
 
     @functools.cache
-    def room(taken: int, more: int) -> bool:
-        if room.cache_info().currsize > _MOST_TRIED:
+    def has_room(occupied: int, more: int) -> bool:
+        if has_room.cache_info().currsize > _MOST_TRIED:
             return False
-        left = [place for place in places if not place & taken]
+        left = [place for place in places if not place & occupied]
         if not left:
             return more == 0
         if more == 0 or _MOST_LOST * (more - 1) < len(left):
             return True
-        return all(room(taken | place, more - 1) for place in left)
+        return all(has_room(occupied | place, more - 1) for place in left)
 
-    return room(0, snakes)
+    return has_room(0, snakes)

@@ -80,8 +80,8 @@ def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
     """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
     low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
     way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
-    beside = board.beside(tail, way)
-    return jnp.where(split, board.beside(beside, way), beside)
+    following = board.beside(tail, way)
+    return jnp.where(split, board.beside(following, way), following)
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
@@ -116,14 +116,14 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     body = jnp.where(hit[None], jnp.uint32(0), body | new)
 
     old = board.mark(game.head)
-    kept = game.toward & ~union(old, 1)[:, None]
+    unchanged = game.toward & ~union(old, 1)[:, None]
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)  # [2, n]
     written = union(old[:, None] * bits[None], 2)
 
     moved = dataclasses.replace(
         game,
         body=body,
-        toward=kept | written,
+        toward=unchanged | written,
         head=head,
         tail=jnp.where(ate, game.tail, next_tail(board, game.toward, game.tail, game.split)),
         length=jnp.where(hit, 0, game.length + ate.astype(jnp.int32)),
@@ -155,11 +155,11 @@ def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
 
 def _without(beans: Array, eaten: Array) -> Array:
     """The beans int32[K, ...] that are not eaten, bool[K, ...], moved up in their order."""
-    kept = (beans != NOWHERE) & ~eaten
-    position = running(kept) - 1
+    remaining = (beans != NOWHERE) & ~eaten
+    position = running(remaining) - 1
     moved, places = jnp.full_like(beans, NOWHERE), counting(len(beans), beans[0])
     for k, bean in enumerate(beans):
-        moved = jnp.where(kept[k][None] & (position[k][None] == places), bean[None], moved)
+        moved = jnp.where(remaining[k][None] & (position[k][None] == places), bean[None], moved)
     return moved
 
 

@@ -42,10 +42,10 @@ def with_opponents(env: Settings, state: State, word: Array, action: Array) -> A
     players = tuple(k for k in env.schedule.used if k != schedule.SELF)
     if not players:
         return action
-    seen = state.game
+    observed = state.game
     if env.stale_observation_bug:
-        seen = stale_observation.shown(env.board, state.stale, seen)
-    view = learner_view(env, dataclasses.replace(state, game=seen))
+        observed = stale_observation.shown(env.board, state.stale, observed)
+    view = learner_view(env, dataclasses.replace(state, game=observed))
     snakes = slice(half, env.snakes)
     others = opponents.act(env.board, view, snakes, state.level, word, players, env.exclusive_beans)
     if env.accepts_opponent_actions:

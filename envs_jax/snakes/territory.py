@@ -34,13 +34,13 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     """
     half, there = game.head.shape[0] // 2, game.length > 0
     heads = board.mark(jnp.where(there, game.head, NOWHERE))  # [H, n, ...]
-    own, everyone = heads[:, :agents], union(heads, 1)[:, None]
-    mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own) & ~own
+    own_heads, all_heads = heads[:, :agents], union(heads, 1)[:, None]
+    mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own_heads) & ~own_heads
     first = _neighbours(board, game, slice(agents))
 
     def touches(heads: Array) -> Array:
-        near = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
-        return (union(first & near[:, None]) != 0).astype(jnp.int32) * full.ONE
+        touched = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
+        return (union(first & touched[:, None]) != 0).astype(jnp.int32) * full.ONE
 
     room, near, far, _ = stage(lambda game: reach(board, game, slice(agents)))(game)
     scores = score(game)
@@ -50,7 +50,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
         full.share(room, 100),
         full.share(near, 20),
         full.share(far, 100),
-        touches(everyone & ~own & ~mates),
+        touches(all_heads & ~own_heads & ~mates),
         touches(mates),
         full.share(left, max_steps)[None],
         full.share(jnp.broadcast_to(lead, left.shape), 50)[None],
@@ -76,12 +76,12 @@ def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
     planes = full.leaving(board, game)
     low, high = game.toward[:, 0], game.toward[:, 1]
-    ways = (~(low | high), low & ~high, ~low & high, low & high)
+    by_direction = (~(low | high), low & ~high, ~low & high, low & high)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
 
     def step(cells: Array, _: None) -> tuple[Array, Array]:
         moving = cells & ~heads
-        cells = union(jnp.stack([board.seen_from(moving & way, d ^ 1) for d, way in enumerate(ways)]))
+        cells = union(jnp.stack([board.seen_from(moving & way, d ^ 1) for d, way in enumerate(by_direction)]))
         return cells, cells
 
     _, late = jax.lax.scan(step, planes[-1], None, length=FAR - len(planes))
@@ -120,8 +120,8 @@ def reach(board: Board, game: Game, snakes: slice) -> Reach:
         mine = mine | _spread(board, mine) & free[:, None, None] & ~others[:, None]
         return (free, others, room, mine), (_count(mine), _count(mine & beans))
 
-    begun = free, others, room, mine
-    (_, _, room, _), (cells, eaten) = jax.lax.scan(further, begun, leave)
+    start = free, others, room, mine
+    (_, _, room, _), (cells, eaten) = jax.lax.scan(further, start, leave)
     missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32)
     return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
@@ -136,16 +136,18 @@ def survival(board: Board, game: Game, agents: int) -> Array:
     cells = _neighbours(board, game, slice(agents)) & free[:, None, None]
 
     def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
-        free, cells, found = carry
+        free, cells, death_move = carry
         k, leaves = row
         free = free | leaves
         cells = _spread(board, cells) & free[:, None, None]
         dead = (_count(cells) < k) & (k <= game.length[None, :agents])
-        return (free, cells, jnp.where(dead, jnp.minimum(found, k), found)), None
+        return (free, cells, jnp.where(dead, jnp.minimum(death_move, k), death_move)), None
 
-    found = jnp.where(_count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
-    (_, _, found), _ = jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave))
-    return found
+    death_move = jnp.where(_count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
+    (_, _, death_move), _ = jax.lax.scan(
+        further, (free, cells, death_move), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave)
+    )
+    return death_move
 
 
 def careful(board: Board, game: Game, agents: int, open_: Array, length: int) -> Array:
@@ -157,7 +159,7 @@ def careful(board: Board, game: Game, agents: int, open_: Array, length: int) ->
     snakes, batch = game.head.shape[0], game.steps.shape
     around = jnp.stack([board.beside(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
 
-    def entered(others: np.ndarray) -> Array:
+    def can_enter(others: np.ndarray) -> Array:
         """bool[A, 4, ...]: one of the others bool[A, n] can enter the cell, too."""
         met = around[:agents, :, None, None] == around[None, None]  # [A, 4, n, 4, ...]
         return jnp.any(met & constant(others[:, None, :, None], batch), (2, 3))
@@ -166,7 +168,7 @@ def careful(board: Board, game: Game, agents: int, open_: Array, length: int) ->
     mates, opponents = index[None] < index[:agents, None], np.repeat(index[None] >= snakes // 2, agents, 0)
     moves = jnp.where(open_, jnp.moveaxis(survival(board, game, agents), 0, 1), 0)
     open_ = open_ & (moves == jnp.max(moves, 1, keepdims=True))
-    for danger in (entered(mates), entered(opponents) & (game.length[:agents] >= length)[:, None]):
+    for danger in (can_enter(mates), can_enter(opponents) & (game.length[:agents] >= length)[:, None]):
         clear = open_ & ~danger
         open_ = jnp.where(jnp.any(clear, 1, keepdims=True), clear, open_)
     return open_

@@ -59,7 +59,11 @@ def observation_box(env: Settings) -> Box:
 
 
 def show(
-    env: Settings, game: Game, engine: Array | None = None, hit: Array | None = None, caused: Array | None = None
+    env: Settings,
+    game: Game,
+    score_change: Array | None = None,
+    hit: Array | None = None,
+    opponent_losses: Array | None = None,
 ) -> TimeStep:
     """Return the time step of a game for a team, its own snakes first.
 
@@ -67,14 +71,18 @@ def show(
     step before, if any.
     """
     stuck, late = rules.ended(env.board, game, env.max_steps)
-    start = engine is None
-    if engine is None or hit is None or caused is None:
-        engine, hit, caused = jnp.zeros_like(game.head), jnp.zeros_like(game.head, bool), jnp.zeros_like(game.head)
+    start = score_change is None
+    if score_change is None or hit is None or opponent_losses is None:
+        score_change, hit, opponent_losses = (
+            jnp.zeros_like(game.head),
+            jnp.zeros_like(game.head, bool),
+            jnp.zeros_like(game.head),
+        )
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
-    paid = of_agents(env, functools.partial(_pay, done=done), game, engine, hit, caused)
-    sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32))]
+    paid = of_agents(env, functools.partial(_pay, done=done), game, score_change, hit, opponent_losses)
+    sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (score_change > 0).astype(jnp.int32))]
     return TimeStep(
         observation=stage(functools.partial(of_agents, env, observe))(game),
         action_mask=stage(functools.partial(of_agents, env, open_directions))(game) if env.masks else None,
@@ -94,30 +102,32 @@ def _both(env: Settings, values: Array) -> tuple[Array, Array]:
     return total(values[:half]), total(values[half:])
 
 
-def of_agents(env: Settings, of_team: Callable[..., Array], game: Game, *arrays: Array) -> Array:
+def of_agents(env: Settings, function: Callable[..., Array], game: Game, *arrays: Array) -> Array:
     """[A, ...]: of_team(env, game, *arrays, agents) for all agents; arrays [n, ...] of snakes.
 
     Where both teams are agents, each half is taken as the learner's team in turn.
     """
     if not env.outside:
-        return of_team(env, game, *arrays, env.num_agents)
+        return function(env, game, *arrays, env.num_agents)
     half = env.snakes // 2
     other = half_turn(game, half), *(jnp.roll(x, half, 0) for x in arrays)
-    return jnp.concatenate([of_team(env, game, *arrays, half), of_team(env, *other, half)])
+    return jnp.concatenate([function(env, game, *arrays, half), function(env, *other, half)])
 
 
-def _pay(env: Settings, game: Game, engine: Array, hit: Array, caused: Array, agents: int, *, done: Array) -> Array:
+def _pay(
+    env: Settings, game: Game, score_change: Array, hit: Array, opponent_losses: Array, agents: int, *, done: Array
+) -> Array:
     """float32[agents, ...]"""
     if env.reward == "score":
         if env.teams == 1:
-            return engine.astype(jnp.float32)
-        own, others = _both(env, engine)
-        return jnp.broadcast_to((own - others).astype(jnp.float32)[None], engine[:agents].shape)
+            return score_change.astype(jnp.float32)
+        own_sum, other_sum = _both(env, score_change)
+        return jnp.broadcast_to((own_sum - other_sum).astype(jnp.float32)[None], score_change[:agents].shape)
     if env.reward in ("lives", "duel"):
-        return reward.lives(engine[:agents], hit[:agents], caused[:agents], env.loss_weight)
-    own, others = _both(env, rules.score(game))
-    code = reward.lead_code(own, others, done) if env.teams == 2 else jnp.zeros_like(own)
-    return reward.shaped(env.reward, game, engine[:agents], hit[:agents], code)
+        return reward.lives(score_change[:agents], hit[:agents], opponent_losses[:agents], env.loss_weight)
+    own_sum, other_sum = _both(env, rules.score(game))
+    code = reward.lead_code(own_sum, other_sum, done) if env.teams == 2 else jnp.zeros_like(own_sum)
+    return reward.shaped(env.reward, game, score_change[:agents], hit[:agents], code)
 
 
 def open_directions(env: Settings, game: Game, agents: int) -> Array:

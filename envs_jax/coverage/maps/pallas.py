@@ -53,22 +53,22 @@ def compiles() -> bool:
     return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
 
 
-def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
-    batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
+    batch = jax.tree.map(lambda leaf: leaf[None], (maps, measurements))
     return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update_batch(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
     """`update` of [B] copies; B is not vmapped but an axis of the kernels' grid."""
-    words = jax.vmap(functools.partial(_words, mapper))(survey)
-    whole = _whole_maps(mapper, survey)
+    words = jax.vmap(functools.partial(_words, mapper))(measurements)
+    whole = _whole_maps(mapper, measurements)
     beliefs, local = _on_platform(functools.partial(_sweep, mapper, False), words, maps.beliefs, *whole)
     beliefs, team, strips = _on_platform(functools.partial(_sweep, mapper, True), words, beliefs, *whole)
-    if isinstance(survey.source, Noise):
-        measured = _measured(mapper, words, survey.positions[..., 2], survey.terrain)
+    if isinstance(measurements.source, Noise):
+        measured = _measured(mapper, words, measurements.positions[..., 2], measurements.terrain)
     else:
-        measured = jax.vmap(functools.partial(dense.measured, mapper))(survey)
+        measured = jax.vmap(functools.partial(dense.measured, mapper))(measurements)
     added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
     resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
@@ -84,17 +84,17 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
 # Arguments of programs
 
 
-def _words(mapper: Mapper, survey: Measurements) -> Array:
+def _words(mapper: Mapper, measurements: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
-    positions, agents = survey.positions, mapper.num_agents
+    positions, agents = measurements.positions, mapper.num_agents
     level = positions[:, 2]
     box = world.footprint(positions, mapper.q)
     cut = world.clip_footprint(box, mapper.n)
     gains = jnp.take(jnp.asarray(mapper.storage.gains), level, axis=1, mode="clip")
     if mapper.storage.dtype == np.float32:
         gains = jax.lax.bitcast_convert_type(gains, jnp.int32)
-    if isinstance(survey.source, Noise):
-        seeds = jax.lax.bitcast_convert_type(survey.source.seeds, jnp.int32)[np.arange(agents) // 2]
+    if isinstance(measurements.source, Noise):
+        seeds = jax.lax.bitcast_convert_type(measurements.source.seeds, jnp.int32)[np.arange(agents) // 2]
     else:
         seeds = jnp.zeros((agents, 2), jnp.int32)
     known = {
@@ -104,8 +104,8 @@ def _words(mapper: Mapper, survey: Measurements) -> Array:
         "gain0": gains[0].astype(jnp.int32), "gain1": gains[1].astype(jnp.int32),
         "seed0": seeds[:, 0], "seed1": seeds[:, 1],
     }  # fmt: skip
-    heard = jnp.concatenate([survey.received & ~np.eye(agents, dtype=bool), jnp.ones((1, agents), jnp.bool_)])
-    terrain = survey.terrain
+    heard = jnp.concatenate([measurements.received & ~np.eye(agents, dtype=bool), jnp.ones((1, agents), jnp.bool_)])
+    terrain = measurements.terrain
     return jnp.concatenate(
         [
             jnp.stack([known[name] for name in _WORDS], axis=-1).reshape(-1),
@@ -156,17 +156,17 @@ class _Copy:
         return sensor.half(bits, agent).astype(jnp.int32) < self.of(agent, "limit")
 
 
-def _whole_maps(mapper: Mapper, survey: Measurements) -> tuple[Array, ...]:
+def _whole_maps(mapper: Mapper, measurements: Measurements) -> tuple[Array, ...]:
     """Return ground truth bits uint8 and recorded readings int8, if any, padded to whole tiles."""
     rows, columns = mapper.shape
-    found = []
-    if not isinstance(survey.terrain.bits, tuple):
-        bits = survey.terrain.bits
-        found.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - mapper.n))))
-    if not isinstance(survey.source, Noise):
+    padded = []
+    if not isinstance(measurements.terrain.bits, tuple):
+        bits = measurements.terrain.bits
+        padded.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - mapper.n))))
+    if not isinstance(measurements.source, Noise):
         missing = ((0, rows - mapper.n), (0, columns - mapper.n))
-        found.append(jnp.pad(survey.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
-    return tuple(found)
+        padded.append(jnp.pad(measurements.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
+    return tuple(padded)
 
 
 def _cells(shape: tuple[int, int], row: Any, column: Any) -> tuple[Array, Array]:
@@ -221,8 +221,8 @@ def _sweep(
         ),
     ]
     if team:
-        of_strip = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
-        outputs.append((of_strip, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
+        sums_spec = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
+        outputs.append((sums_spec, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
     return pl.pallas_call(
         functools.partial(_sweep_strip, mapper, team),
         grid=(across, maps, copies),  # neighbours in memory first
@@ -288,8 +288,10 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
             sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255, dtype=jnp.int32)
 
 
-def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:
-    """Return a tile after the measurement of agent `own` (None: the team) and this time's messages, see the package."""
+def _updated(
+    mapper: Mapper, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
+) -> Array:
+    """Return a tile after the measurement of agent `receiver` (None: the team) and this time's messages."""
     storage, agents = mapper.storage, mapper.num_agents
 
     def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -303,11 +305,11 @@ def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: 
         return state
 
     state = storage.value(old), jnp.zeros(old.shape, jnp.bool_)
-    if own is not None:
-        state = jax.lax.cond(meets(own), functools.partial(enter, own, False), keep, state)
+    if receiver is not None:
+        state = jax.lax.cond(meets(receiver), functools.partial(enter, receiver, False), keep, state)
     late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
     for sender in range(agents):
-        heard = jnp.bool_(True) if own is None else copy.words[agents * (len(_WORDS) + own) + sender] != 0
+        heard = jnp.bool_(True) if receiver is None else copy.words[agents * (len(_WORDS) + receiver) + sender] != 0
         here = heard & meets(sender)
         state = jax.lax.cond(here, functools.partial(enter, sender, True), keep, state)
         late = (late | heard) & ~here
@@ -383,8 +385,8 @@ def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Arr
     fractions = (weight * entropy_new, jnp.where(interest, entropy_new, 0.0), weight * entropy_old)
     predicted = (storage.above(new, PREDICTED) & counted).astype(jnp.int32)
     seen = ((new != storage.unseen) & counted).astype(jnp.int32)
-    of_interest = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
-    counts = predicted * of_interest + ((seen * of_interest) << 16)
+    increment = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
+    counts = predicted * increment + ((seen * increment) << 16)
     return *(cells + _fixed(values) for cells, values in zip(added[:3], fractions, strict=True)), added[3] + counts
 
 
@@ -457,7 +459,7 @@ def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references
     def product(left: Array, right: Array, contract: int) -> Array:
         return jax.lax.dot_general(left, right, (((1,), (contract,)), ((), ())), precision=precision)
 
-    def of_chunk(i: Array, j: Array) -> Array:
+    def resize_chunk(i: Array, j: Array) -> Array:
         rows, columns = _cells(_CHUNK, start[0] + i * _CHUNK[0], start[1] + j * _CHUNK[1])
         truth = ground.truth(copy.terrain(), rows, columns)
         if bits:
@@ -469,8 +471,8 @@ def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references
         across = matrices[level, :, pl.ds(j * _CHUNK[1], _CHUNK[1])]
         return product(product(down, sign, 0), across, 1)
 
-    def of_rows(i: Array, sums: Array) -> Array:
-        return jax.lax.fori_loop(0, chunks[1], lambda j, sums: sums + of_chunk(i, j), sums)
+    def add_chunk_row(i: Array, sums: Array) -> Array:
+        return jax.lax.fori_loop(0, chunks[1], lambda j, sums: sums + resize_chunk(i, j), sums)
 
     chunks = [jax.lax.div(side + size - 1, jnp.int32(size)) for size in _CHUNK]
-    out[...] = jax.lax.fori_loop(0, chunks[0], of_rows, jnp.zeros((_SIDE, _SIDE), jnp.float32))
+    out[...] = jax.lax.fori_loop(0, chunks[0], add_chunk_row, jnp.zeros((_SIDE, _SIDE), jnp.float32))

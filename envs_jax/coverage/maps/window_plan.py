@@ -50,11 +50,11 @@ def window_side(mapper: Mapper, level: int) -> int:
     return 2 * world.radius(mapper.q, level)
 
 
-def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
+def make_plan(mapper: Mapper, measurements: Measurements) -> Plan:
     """Plan of the update of [B] copies."""
-    n, agents, (copies, *_) = mapper.n, mapper.num_agents, survey.positions.shape
-    row, column, level = (survey.positions[..., axis] for axis in range(3))
-    full = world.footprint(survey.positions, mapper.q)
+    n, agents, (copies, *_) = mapper.n, mapper.num_agents, measurements.positions.shape
+    row, column, level = (measurements.positions[..., axis] for axis in range(3))
+    full = world.footprint(measurements.positions, mapper.q)
     box = world.clip_footprint(full, n)
     last = n - (full.bottom - full.top)
     blocks = jnp.asarray(np.stack([block_shares(mapper.q, level)[0] for level in range(world.LEVELS)]))
@@ -72,7 +72,7 @@ def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
     order = jnp.argsort(level, axis=1, stable=True).astype(jnp.int32)
     starts = jnp.sum(level[:, None, :] < jnp.arange(world.LEVELS + 1, dtype=jnp.int32)[None, :, None], axis=2)
 
-    hears = jnp.swapaxes(survey.received, 1, 2) & ~jnp.eye(agents, dtype=jnp.bool_)[None]  # [B, sender, receiver]
+    hears = jnp.swapaxes(measurements.received, 1, 2) & ~jnp.eye(agents, dtype=jnp.bool_)[None]  # [B, sender, receiver]
     hears = jnp.concatenate([hears, jnp.ones((copies, agents, 1), jnp.bool_)], axis=2)
     targets = jnp.argsort(~hears, axis=2, stable=True)[..., :agents]
     first = (agents + 1) * jnp.arange(copies, dtype=jnp.int32)[:, None, None]
@@ -84,7 +84,7 @@ def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
         inside = (lines >= low[..., None]) & (lines < high[..., None])
         return jnp.sum(jnp.where(inside, bits, 0), axis=1, dtype=jnp.int32) | (ground_marks << agents)
 
-    ground_rows, ground_columns = jax.vmap(functools.partial(ground.axis_marks, n=n))(survey.terrain)
+    ground_rows, ground_columns = jax.vmap(functools.partial(ground.axis_marks, n=n))(measurements.terrain)
     return Plan(
         agents=jnp.stack(jax.tree.leaves(agent), axis=-1),
         by_level=order,
@@ -166,6 +166,6 @@ def footprint_shares(q: int, level: int) -> np.ndarray:
     for g, centre in enumerate(world.centres(q)):
         low = np.clip(centre - half, 0, n - 2 * half)
         inside = np.arange(2 * half) + low - (centre - half)
-        kept = (inside >= 0) & (inside < 2 * half)
-        shares[g][:, kept] = matrix[:, inside[kept]]
+        in_footprint = (inside >= 0) & (inside < 2 * half)
+        shares[g][:, in_footprint] = matrix[:, inside[in_footprint]]
     return shares

@@ -52,9 +52,9 @@ from envs_jax.stages import stage
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy; under vmap every branch is taken: use `update_batch` instead."""
-    batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
+    batch = jax.tree.map(lambda leaf: leaf[None], (maps, measurements))
     return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
 
 
@@ -71,7 +71,7 @@ class _Work:
     old: Array  # dtype[A, W, W], the team's map before the update, in the same windows
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update_batch(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
     """`update` of [B] copies, one after the other."""
     agents, n = mapper.num_agents, mapper.n
     copies = maps.beliefs.shape[0]
@@ -88,8 +88,8 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
         change=jnp.zeros((agents, side, side), maps.beliefs.dtype),
         old=jnp.zeros((agents, side, side), maps.beliefs.dtype),
     )
-    plan = stage(functools.partial(make_plan, mapper))(survey)
-    update = functools.partial(_update_copy, mapper, survey, plan)
+    plan = stage(functools.partial(make_plan, mapper))(measurements)
+    update = functools.partial(_update_copy, mapper, measurements, plan)
     work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(copies), update, work)
     before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
     maps = Maps(
@@ -113,7 +113,7 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
 
 
-def _update_copy(mapper: Mapper, survey: Measurements, plan: Plan, b: Array, work: _Work) -> _Work:
+def _update_copy(mapper: Mapper, measurements: Measurements, plan: Plan, b: Array, work: _Work) -> _Work:
     """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made."""
     agents = mapper.num_agents
 
@@ -122,21 +122,21 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: Plan, b: Array, wor
         for level in range(world.LEVELS):
 
             def turn(i: Array, work: _Work, level: int = level) -> _Work:
-                return step(mapper, level, survey, plan, b, agent_of(plan, b, at(plan.by_level, b, i)), work)
+                return step(mapper, level, measurements, plan, b, agent_of(plan, b, at(plan.by_level, b, i)), work)
 
             work = jax.lax.fori_loop(at(plan.starts, b, level), at(plan.starts, b, level + 1), turn, work)
         return work
 
     def send(number: Array, work: _Work) -> _Work:
         count, targets = at(plan.heard, b, number), at(plan.targets, b, number)
-        own_level = agent_of(plan, b, number).level
+        sender_level = agent_of(plan, b, number).level
         for level in range(world.LEVELS):
 
             def turn(i: Array, work: _Work, level: int = level) -> _Work:
                 target = at(targets, i)
                 return _enter(mapper, level, agent_of(plan, b, number), target, _clip(mapper, target, work))
 
-            work = jax.lax.fori_loop(0, jnp.where(own_level == level, count, 0), turn, work)
+            work = jax.lax.fori_loop(0, jnp.where(sender_level == level, count, 0), turn, work)
         return work
 
     work = by_level(_look, work)  # apart from the next step: a loop that cuts two windows to change one copies the maps
@@ -178,27 +178,31 @@ def _beyond(mapper: Mapper, stored: Array) -> Array:
     storage = mapper.storage
     value = storage.value(stored)
     doubt = probability(storage.log_odds(-jnp.abs(value)))
-    beyond = jnp.where(jnp.abs(value) > storage.limit, jnp.float32(P_MIN) - doubt, jnp.float32(0.0))
-    return jnp.where(value > 0, beyond, -beyond)
+    overflow = jnp.where(jnp.abs(value) > storage.limit, jnp.float32(P_MIN) - doubt, jnp.float32(0.0))
+    return jnp.where(value > 0, overflow, -overflow)
 
 
 # The steps of an update
 
 
-def _look(mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work) -> _Work:
+def _look(
+    mapper: Mapper, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+) -> _Work:
     """Read the cells of a footprint; store the readings, and the team's map there before the update."""
     side, agents = window_side(mapper, level), mapper.num_agents
     team = b * (agents + 1) + agents
     free, occupied = (jnp.asarray(gain) for gain in mapper.storage.gains[:, level])
 
     @stage
-    def changes(survey: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
+    def changes(measurements: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
         """Return readings [side, side] as summands, 0 outside the footprint."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
         rows, columns = agent.top + cells[:, None], agent.left + cells[None, :]
-        truth = ground.marked(survey.terrain, marks >> agents, rows, columns)
+        truth = ground.marked(measurements.terrain, marks >> agents, rows, columns)
         height = jnp.int32(level)
-        read = sensor.occupied(survey.source, survey.terrain, agent.number, height, rows, columns, mapper.n, truth)
+        read = sensor.occupied(
+            measurements.source, measurements.terrain, agent.number, height, rows, columns, mapper.n, truth
+        )
         inside = (marks >> agent.number) & 1 == 1
         return jnp.where(inside, jnp.where(read, occupied, free), jnp.zeros_like(free))
 
@@ -207,7 +211,7 @@ def _look(mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array
         """+1 for class 1, -1 for class 0, 0 outside the footprint."""
         return (change == occupied).astype(jnp.float32) - (change == free).astype(jnp.float32)
 
-    here = jax.tree.map(lambda leaf: at(leaf, b), survey)
+    here = jax.tree.map(lambda leaf: at(leaf, b), measurements)
     change = changes(here, *marks_of(plan, b, agent, side), agent).reshape(-1)
     measured = _resized(jnp.asarray(footprint_shares(mapper.q, level)), agent, signs(change))
     return dataclasses.replace(
@@ -236,7 +240,7 @@ def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
 
 
 def _enter_own(
-    mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+    mapper: Mapper, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
     """Enter the measurement of an agent into its own map."""
     return _enter(mapper, level, agent, b * (mapper.num_agents + 1) + agent.number, work)
@@ -250,19 +254,19 @@ def _enter(mapper: Mapper, level: int, agent: Agent, target: Array, work: _Work)
     change = cut(work.change, agent.number, 0, 0, side)
 
     @stage
-    def fused(old: Array, change: Array) -> Array:
+    def fuse(old: Array, change: Array) -> Array:
         return jnp.where(change != 0, storage.fuse(storage.value(old), change), old)
 
     @stage
     def largest(new: Array) -> Array:
         return jnp.max(jnp.abs(storage.value(new)).reshape(side, side), axis=0)
 
-    new = fused(old, change)
-    any_beyond = jnp.max(largest(new)) > jnp.asarray(storage.limit)
+    new = fuse(old, change)
+    any_overflow = jnp.max(largest(new)) > jnp.asarray(storage.limit)
 
     def exceed(zero: Array, excess: Excess) -> Excess:
-        beyond = stage(lambda zero, old, new: _beyond(mapper, new + zero) - _beyond(mapper, old + zero))
-        grown = beyond(zero.astype(new.dtype), old, new)
+        overflow_change = stage(lambda zero, old, new: _beyond(mapper, new + zero) - _beyond(mapper, old + zero))
+        grown = overflow_change(zero.astype(new.dtype), old, new)
         resized = _add_resized(mapper, level, excess.probability, target, agent, grown)
         return Excess(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
 
@@ -271,12 +275,12 @@ def _enter(mapper: Mapper, level: int, agent: Agent, target: Array, work: _Work)
         work,
         beliefs=paste(work.beliefs, target, agent.top, agent.left, side, new),
         clipped=_add_resized(mapper, level, work.clipped, target, agent, growth),
-        excess=when(at(work.excess.cells, target) | any_beyond, exceed, work.excess),
+        excess=when(at(work.excess.cells, target) | any_overflow, exceed, work.excess),
     )
 
 
 def _account(
-    mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+    mapper: Mapper, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
     """Update the team's sums for the cells of a footprint that no earlier agent's holds."""
     weights, agents = mapper.weights.relative, mapper.num_agents
@@ -307,7 +311,7 @@ def _account(
         changes = [1 + are[name].astype(jnp.int32) - were[name].astype(jnp.int32) for name in ("predicted", "seen")]
         return pack_flags(*(f for change in changes for f in (change, jnp.where(kind == 2, change, 1))))
 
-    terrain = jax.tree.map(lambda leaf: at(leaf, b), survey.terrain)
+    terrain = jax.tree.map(lambda leaf: at(leaf, b), measurements.terrain)
     kind = kinds(terrain, *marks_of(plan, b, agent, side), agent).reshape(-1)
     old = cut(work.old, agent.number, 0, 0, side)
     new = cut(work.beliefs, team, agent.top, agent.left, side)
