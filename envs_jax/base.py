@@ -119,12 +119,12 @@ def _bound(name: str, value: Any, shape: tuple[int, ...]) -> Any:
     if numbers.dtype.kind == "V":  # bfloat16 and the like
         bounds = bounds.astype(np.float64)
     if bounds.size == 0 or (bounds != bounds.flat[0]).any():
-        return _nested(bounds.tolist())
+        return _nest(bounds.tolist())
     return bounds.flat[0].item()
 
 
-def _nested(values: Any) -> Any:
-    return tuple(_nested(one) for one in values) if isinstance(values, list) else values
+def _nest(values: Any) -> Any:
+    return tuple(_nest(one) for one in values) if isinstance(values, list) else values
 
 
 @pytree

@@ -106,7 +106,9 @@ def test_the_environment_takes_the_backend():
 def test_rounds_like_the_other_backends():
     ties = np.arange(0, 64) / np.float32(2 ** (fixed_point.FRACTION_BITS + 1))
     values = np.concatenate([ties, np.random.default_rng(0).random(1000), [1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(*jax.jit(lambda x: (pallas._fixed(x), fixed_point.fixed(x)))(values))
+    np.testing.assert_array_equal(
+        *jax.jit(lambda x: (pallas._to_fixed_point(x), fixed_point.to_fixed_point(x)))(values)
+    )
 
 
 @pytest.mark.parametrize("q", [2, 7, 12, 57])

@@ -103,8 +103,8 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
         game = teams.learner_view(env, state)
         missing = game.length[: env.num_agents, None] == 0  # a snake that may as well choose anything
         return (
-            timesteps.of_agents(env, timesteps.observe, game),
-            timesteps.of_agents(env, timesteps.open_directions, game) | missing,
+            timesteps.for_all_agents(env, timesteps.observe, game),
+            timesteps.for_all_agents(env, timesteps.open_directions, game) | missing,
         )
 
     found = look(State(zeros.astype(np.float32), games, zeros, second))

@@ -130,7 +130,7 @@ def program(case: tuple[int, ...]) -> Any:
     def run(game: Any, action: Any, turns: Any, words: Any, level: Any, code: Any, fixed: Any) -> dict[str, Any]:
         turn = functools.partial(teams.half_turn, half=agents)
         sides = [game] if count == 1 else [game, turn(game)]
-        direction = rules.resolved(game.direction, action, turns)
+        direction = rules.resolve_directions(game.direction, action, turns)
         moved, engine, hit, _ = rules.move(board, game, direction)
         ways = (respawn.respawn(board, moved, way) for way in (True, False))
         kept = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
@@ -147,10 +147,10 @@ def program(case: tuple[int, ...]) -> Any:
             "kept": (kept.beans >= 0).sum(0),
             "reward": engine,
             "hit": hit,
-            "ended": rules.ended(board, after, 7),
+            "ended": rules.check_end(board, after, 7),
             "paid": {
                 name: [
-                    reward.shaped(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (engine, hit)), code)
+                    reward.shape_rewards(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (engine, hit)), code)
                     for s, g in enumerate(afters)
                 ]
                 for name in SHAPED

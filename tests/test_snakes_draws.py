@@ -65,7 +65,7 @@ def test_reversals_turn_into_the_other_three_directions():
     assert_uniform(np.bincount(together, minlength=729), 729)
     for direction in range(4):
         straight = np.full(DRAWS, direction, np.int32)
-        taken = jax.jit(rules.resolved)(straight, straight ^ 1, drawn[direction * 2])
+        taken = jax.jit(rules.resolve_directions)(straight, straight ^ 1, drawn[direction * 2])
         counts = np.bincount(taken, minlength=4)
         assert counts[direction ^ 1] == 0
         assert_uniform(np.delete(counts, direction ^ 1), 3)

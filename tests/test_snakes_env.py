@@ -267,7 +267,7 @@ def test_lives_are_paid_by_points_and_deaths():
 def test_fixed_reward_counts_deaths():
     game = jax.tree.map(jnp.asarray, from_segments(BOARD, [[(0, 0), (0, 1), (0, 2)]], [2], [(3, 4)], 1))
     paid = [
-        float(reward.shaped("v1.1_fixed", game, jnp.int32([engine]), jnp.array([hit]), jnp.int32(0))[0])
+        float(reward.shape_rewards("v1.1_fixed", game, jnp.int32([engine]), jnp.array([hit]), jnp.int32(0))[0])
         for engine, hit in ((0, False), (1, False), (0, True), (-2, True))
     ]
     np.testing.assert_allclose(paid, [0.1, 30.1, -50, -50], rtol=1e-6)

@@ -216,7 +216,7 @@ def test_a_duel_pays_what_opponents_lose():
     collisions[0, 2] = collisions[2, 0] = True  # head to head: 5 points and 2
     collisions[1, 3] = True  # the last one ran into the second one: 1 point
     collisions[3, 2] = True  # a mate is worth nothing
-    assert reward.caused(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
+    assert reward.opponent_losses(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
 
 
 def test_lost_points_count_by_the_weight():

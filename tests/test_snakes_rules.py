@@ -24,7 +24,7 @@ def test_recorded_steps_are_reproduced(configuration):
         moved, reward, hit, _ = rules.move(board, game, direction)
         kept = respawn.respawn(board, moved)
         filled = draws.refill(board, kept, words)
-        return kept, filled, reward, hit, rules.ended(board, filled, limit)
+        return kept, filled, reward, hit, rules.check_end(board, filled, limit)
 
     direction = record["resolved"][:, :snakes].T.astype(np.int32)
     words = np.random.default_rng(0).integers(0, 2**32, (beans, len(rows)), dtype=np.uint32)
@@ -58,7 +58,7 @@ def test_recorded_directions_are_resolved(configuration):
     snakes = configuration[2]
     action, direction = record["action"][:, :snakes].T.astype(np.int32), np.asarray(games.direction)
     wanted = record["resolved"][:, :snakes].T
-    resolve = jax.jit(rules.resolved)
+    resolve = jax.jit(rules.resolve_directions)
     ways = np.stack([resolve(direction, action, np.full_like(action, k)) for k in range(3)])
     reversal = action == direction ^ 1
     assert (ways == wanted).any(0).all()

@@ -37,13 +37,13 @@ class Brax(Adapter):
         return bounded((int(self.env.action_size),), "float32", -1.0, 1.0)  # by brax's convention
 
     def package_reset(self, key: Array) -> tuple[Any, Shown]:
-        return _shown(self.env.reset(key))
+        return _to_package_step(self.env.reset(key))
 
     def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
-        return _shown(self.env.step(inner, action[0]))
+        return _to_package_step(self.env.step(inner, action[0]))
 
 
-def _shown(state: Any) -> tuple[Any, Shown]:
+def _to_package_step(state: Any) -> tuple[Any, Shown]:
     return state, Shown([state.obs], state.reward, state.done > 0, metrics=state.metrics)
 
 

@@ -127,7 +127,7 @@ class Joined:
         Raises:
             ValueError: an unknown part, or one that is no array of numbers.
         """
-        leaves = _named(observation)
+        leaves = _leaves_by_name(observation)
         leaves = {name: leaf for name, leaf in leaves.items() if name not in without}
         words = [word.strip() for word in observe.split(",") if word.strip()]
 
@@ -175,7 +175,7 @@ class Joined:
 
     def __call__(self, observation: Any) -> Array:
         """Return the array float32[...] of an observation."""
-        named = _named(observation)
+        named = _leaves_by_name(observation)
         leaves = [jnp.asarray(named[name]).astype(jnp.float32) for name, _ in self.parts]
         if self.image:
             planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
@@ -183,6 +183,6 @@ class Joined:
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
 
 
-def _named(observation: Any) -> dict[str, Any]:
+def _leaves_by_name(observation: Any) -> dict[str, Any]:
     paths = jax.tree_util.tree_leaves_with_path(observation)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}

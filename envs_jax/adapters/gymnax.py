@@ -48,14 +48,14 @@ class Gymnax(Adapter):
     def package_reset(self, key: Array) -> tuple[Any, Shown]:
         env, params = self.env
         observation, inner = env.reset_env(key, params)
-        return inner, Shown([self._seen(observation)])
+        return inner, Shown([self._encode(observation)])
 
     def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
         env, params = self.env
         observation, inner, reward, terminated, _ = env.step_env(key, inner, action[0], params)
-        return inner, Shown([self._seen(observation)], reward, terminated, env.is_truncated(inner, params))
+        return inner, Shown([self._encode(observation)], reward, terminated, env.is_truncated(inner, params))
 
-    def _seen(self, observation: Any) -> Any:
+    def _encode(self, observation: Any) -> Any:
         """Return the observation, the number of a state one-hot."""
         env, params = self.env
         states = getattr(env.observation_space(params), "n", None)

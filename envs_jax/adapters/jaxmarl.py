@@ -84,7 +84,7 @@ class JaxMarl(Adapter):
     def package_reset(self, key: Array) -> tuple[Any, Shown]:
         env, _ = self.env
         observations, inner = env.reset(key)
-        return inner, self._shown(inner, observations)
+        return inner, self._to_package_step(inner, observations)
 
     def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
         env, endless = self.env
@@ -92,9 +92,9 @@ class JaxMarl(Adapter):
         observations, after, rewards, _, _ = env.step_env(key, inner, actions)
         *_, done, _ = endless.step_env(key, inner, actions)  # equal parts of both are compiled once
         reward = jnp.stack([jnp.asarray(rewards[agent]).astype(jnp.float32) for agent in env.agents])
-        return after, self._shown(after, observations)._replace(reward=reward, terminated=done["__all__"])
+        return after, self._to_package_step(after, observations)._replace(reward=reward, terminated=done["__all__"])
 
-    def _shown(self, inner: Any, observations: Any) -> Shown:
+    def _to_package_step(self, inner: Any, observations: Any) -> Shown:
         env, _ = self.env
         if not isinstance(observations, Mapping) or any(agent not in observations for agent in env.agents):
             raise UnfitError("gives no observation for each agent by name: choose another environment")

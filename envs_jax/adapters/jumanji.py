@@ -45,12 +45,12 @@ class Jumanji(Adapter):
         return bounded(tuple(spec.shape), spec.dtype, spec.minimum, spec.maximum)
 
     def package_reset(self, key: Array) -> tuple[Any, Shown]:
-        return self._shown(*self.env.reset(key))
+        return self._to_package_step(*self.env.reset(key))
 
     def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
-        return self._shown(*self.env.step(inner, action[0]))
+        return self._to_package_step(*self.env.step(inner, action[0]))
 
-    def _shown(self, inner: Any, timestep: Any) -> tuple[Any, Shown]:
+    def _to_package_step(self, inner: Any, timestep: Any) -> tuple[Any, Shown]:
         mask = getattr(timestep.observation, "action_mask", None)
         ended, final = timestep.last(), timestep.discount == 0
         reward = jnp.asarray(timestep.reward)

@@ -182,23 +182,25 @@ class RealReach(ReachBatch):
         """Start episodes in order, see `ReachBatch.in_order`; a task of Meta-World takes its draws in turn."""
         state, _ = _in_order(ReachBatch(self.env), keys, numbers)
         arms = zip(self.arms, np.asarray(numbers), strict=True)
-        return self._seen(state, 0, [(arm.reset(self._vector(k)), 0.0, False) for arm, k in arms])
+        return self._show_all(state, 0, [(arm.reset(self._vector(k)), 0.0, False) for arm, k in arms])
 
     def _vector(self, number: int) -> np.ndarray:
         """float64[n], the draw of an episode of the list."""
         if self.vectors is None:
             env = self.env
             if env.goals == "uniform":
-                return np.asarray(_listed(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
+                return np.asarray(_list_entry(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
             return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
         return self.vectors[number % len(self.vectors)]
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
         """Step every arm one control period with actions float32[B, 1, 4]."""
         arms = zip(self.arms, np.asarray(action, np.float32), strict=True)
-        return self._seen(state, 1, [arm.step(one[0]) for arm, one in arms])
+        return self._show_all(state, 1, [arm.step(one[0]) for arm, one in arms])
 
-    def _seen(self, state: BatchState, steps: int, arm_steps: Sequence[tuple[Any, ...]]) -> tuple[BatchState, TimeStep]:
+    def _show_all(
+        self, state: BatchState, steps: int, arm_steps: Sequence[tuple[Any, ...]]
+    ) -> tuple[BatchState, TimeStep]:
         """Return the state after `steps` more steps, with what `Arm.step` of all arms returned, and its time step."""
         observations, rewards, successes = (np.stack(values) for values in zip(*arm_steps, strict=True))
         observation = observations.astype(np.float32)
@@ -218,7 +220,7 @@ class RealReach(ReachBatch):
         return state, dataclasses.replace(timestep, **jax.tree.map(jnp.asarray, task_fields))
 
 
-_listed = jax.jit(goals.listed, static_argnums=(0, 1))
+_list_entry = jax.jit(goals.list_entry, static_argnums=(0, 1))
 _in_order = jax.jit(ReachBatch.in_order, static_argnums=0)
 
 

@@ -144,12 +144,12 @@ def _programs(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]
     try:
         hash(env)
     except TypeError:  # a setting such as a list: compiled for this object only
-        return _compiled.__wrapped__(env)
-    return _compiled(env)
+        return _compile.__wrapped__(env)
+    return _compile(env)
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _compile(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
     batch, dtype = batched(env), numpy_dtype(env.spec.observation)
 
     def cast_observation(result: tuple[Any, TimeStep]) -> tuple[Any, TimeStep]:

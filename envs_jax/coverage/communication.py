@@ -10,7 +10,7 @@ RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fi
 _LINKS = 3  # of the keys of a mission; 0 to 2 are those of its start
 
 
-def received(positions: Array, comm_range: Array, delivered: Array | bool = True) -> Array:
+def find_received(positions: Array, comm_range: Array, delivered: Array | bool = True) -> Array:
     """bool[A, A]: [i, j] = agent i receives the message of agent j.
 
     Args:
@@ -23,7 +23,7 @@ def received(positions: Array, comm_range: Array, delivered: Array | bool = True
     return (squared == 0.0) | ((squared <= comm_range * comm_range) & delivered)
 
 
-def delivered(key: Array, index: Array, num_agents: int, failure_rate: float) -> Array | bool:
+def draw_delivered(key: Array, index: Array, num_agents: int, failure_rate: float) -> Array | bool:
     """bool[A, A]: links that work after measurement `index` of the mission of `key`, independent per ordered pair."""
     if failure_rate == 0.0:
         return True

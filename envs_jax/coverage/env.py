@@ -167,8 +167,8 @@ class Coverage(Settings):
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:
         """Draw messages received and noise of the readings of the measurement that follows `state`."""
         index = state.t + 1
-        links = communication.delivered(state.key, index, self.num_agents, self.failure_rate)
-        received = communication.received(positions, state.reach, links)
+        links = communication.draw_delivered(state.key, index, self.num_agents, self.failure_rate)
+        received = communication.find_received(positions, state.reach, links)
         return received, sensor.noise(state.key, index, self.num_agents)
 
     def _conclude(

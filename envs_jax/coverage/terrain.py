@@ -47,7 +47,7 @@ def truth(terrain: Terrain, rows: Array, columns: Array) -> Array:
 
 
 def axis_marks(terrain: Terrain, n: int) -> tuple[Array, Array]:
-    """int32[n] of rows and of columns: bit i is set inside the set i of `Terrain`; for `marked`."""
+    """int32[n] of rows and of columns: bit i is set inside the set i of `Terrain`; for `truth_from_marks`."""
     cells = jnp.arange(n, dtype=jnp.int32)
 
     def marks(sets: Array) -> Array:
@@ -56,7 +56,7 @@ def axis_marks(terrain: Terrain, n: int) -> tuple[Array, Array]:
     return marks(terrain.rows), marks(terrain.columns)
 
 
-def marked(terrain: Terrain, marks: Array, rows: Array, columns: Array) -> Array:
+def truth_from_marks(terrain: Terrain, marks: Array, rows: Array, columns: Array) -> Array:
     """`truth` of cells from the `axis_marks` that their row and column share: cheaper where cells are read twice."""
     return _with_bits(terrain, (marks != 0) ^ terrain.invert, rows, columns)
 

@@ -124,13 +124,13 @@ def _heard(env: Settings, keys: Any, positions: Any, comm_range: Any) -> Any:
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
 
     def heard_at(k: Any, key: Any, positions: Any, comm_range: Any) -> Any:
-        links = communication.delivered(key, k, env.num_agents, env.failure_rate)
-        return communication.received(positions, comm_range, links)
+        links = communication.draw_delivered(key, k, env.num_agents, env.failure_rate)
+        return communication.find_received(positions, comm_range, links)
 
     return jax.vmap(heard_at)(jnp.arange(len(positions)), keys, positions, comm_range)
 
 
-def _beside(positions: np.ndarray) -> np.ndarray:
+def _spread_markers(positions: np.ndarray) -> np.ndarray:
     """float[A, 2]: places of markers at one time: agents above each other side by side."""
     places = positions[:, :2].copy()
     for place in np.unique(places, axis=0):
@@ -161,7 +161,7 @@ class CoverageViewer(viewing.Viewer):
         ]
 
         def at(step: int) -> list[Shape]:
-            places, heard = up(_beside(mission.positions[step])), mission.heard[step]
+            places, heard = up(_spread_markers(mission.positions[step])), mission.heard[step]
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
             for agent, box in enumerate(mission.boxes[step]):
                 level = round(mission.positions[step, agent, 2] / world.SPACING) - 1

@@ -34,7 +34,7 @@ from envs_jax.reach.folding import (
     plus,
     scale,
     sub,
-    transposed,
+    transpose,
 )
 
 SOLVES = 3  # for the set of active limits; two suffice except once in 350,000 physics steps, and no step needed four
@@ -91,7 +91,7 @@ def hand(arm: Arm, turns: Sequence[Turn]) -> Hand:
         levers.insert(0, apply(seen, cross((0.0, 0.0, 1.0), place)))
         place = plus(_numbers(link.shift), _to_parent(link, turn, place))
         seen = [_to_parent(link, turn, row) for row in seen]
-    return Hand(place, transposed(seen), axes, levers)
+    return Hand(place, transpose(seen), axes, levers)
 
 
 def _tool(arm: Arm, frame: Hand, right: Number, left: Number) -> list[Number]:
@@ -176,7 +176,7 @@ def _body(link: Link) -> Body:
     return Body(link.mass, _numbers(link.mass * link.com), [float(inertia[e]) for e in _ENTRIES])
 
 
-def _carried(link: Link, turn: Turn, body: Body) -> Body:
+def _body_to_parent(link: Link, turn: Turn, body: Body) -> Body:
     """Transform a body from a hinge's frame to its parent's."""
     xx, yy, zz, xy, xz, yz = body.inertia
     half, mean = mul(0.5, sub(xx, yy)), mul(0.5, add(xx, yy))
@@ -187,7 +187,7 @@ def _carried(link: Link, turn: Turn, body: Body) -> Body:
     mixed = add(mul(sin2, half), mul(cos2, xy))
     rows = [[add(mean, change), mixed, x], [mixed, sub(mean, change), y], [x, y, zz]]
     rotation, shift = _numbers(link.rotation), _numbers(link.shift)
-    half_way = transposed([apply(rotation, row) for row in rows])  # rotation . I
+    half_way = transpose([apply(rotation, row) for row in rows])  # rotation . I
     turned = [apply(rotation, row) for row in half_way]
     moment = _to_parent(link, turn, body.moment)
     twice = mul(2.0, dot(shift, moment))
@@ -246,7 +246,7 @@ def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> t
     rows: list[list[Number]] = []
     bodies = [_join(_body(arm.links[HINGES - 1]), *(finger.body for finger in fingers))]
     for i in range(HINGES - 1, 0, -1):
-        bodies.insert(0, _join(_body(arm.links[i - 1]), _carried(arm.links[i], turns[i], bodies[0])))
+        bodies.insert(0, _join(_body(arm.links[i - 1]), _body_to_parent(arm.links[i], turns[i], bodies[0])))
     for i, body in enumerate(bodies):
         force = cross((0.0, 0.0, 1.0), body.moment)
         row = _down(arm, turns, i, force, [line[2] for line in body.matrix])
@@ -324,9 +324,9 @@ class Weld(NamedTuple):
 @apart
 def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale: Array) -> Weld:
     """Return the weld, in the hand's frame: the three rows of a kind have equal weights, so any frame will do."""
-    inverse = transposed(frame.rotation)
+    inverse = transpose(frame.rotation)
     shift = apply(inverse, [sub(t, p) for t, p in zip(target, frame.position, strict=True)])
-    turned = [apply(transposed(_TARGET), row) for row in inverse]  # R_h^T R_t
+    turned = [apply(transpose(_TARGET), row) for row in inverse]  # R_h^T R_t
     trace = add(turned[0][0], turned[1][1], turned[2][2])
     scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # of the unit quaternion
     across = [sub(turned[j][i], turned[i][j]) for i, j in ((1, 2), (2, 0), (0, 1))]
@@ -394,7 +394,7 @@ def _solve(matrix: Sequence[Sequence[Number]], right: Sequence[Number]) -> list[
     return x
 
 
-def _eliminated(
+def _solve_with_fingers(
     matrix: Sequence[Sequence[Number]], coupling: Sequence[Number], fingers: Sequence[Number], right: Sequence[Number]
 ) -> list[Number]:
     """Solve for all nine joints; the fingers, coupled with the hinges only, are eliminated first.
@@ -453,7 +453,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
         held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weight, strict=False)]
         ends = [add(x, w) for x, w in zip(heavy, weight[HINGES:], strict=True)]
         acceleration = jnp.stack(
-            _eliminated(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)])
+            _solve_with_fingers(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)])
         )
         return acceleration, bounds.violated & (bounds.sign * acceleration < bounds.reference)
 
@@ -465,7 +465,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     implicit = [[*row[:-1], add(row[-1], h * link.damping)] for row, link in zip(matrix, arm.links, strict=False)]
     braked = [add(x, h * link.damping) for x, link in zip(heavy, arm.links[HINGES:], strict=True)]
     drags = [mul(h * link.damping, a) for link, a in zip(arm.links, acceleration, strict=True)]
-    v = v + h * (acceleration - jnp.stack(_eliminated(implicit, coupling, braked, drags)))
+    v = v + h * (acceleration - jnp.stack(_solve_with_fingers(implicit, coupling, braked, drags)))
     return q + h * v, v
 
 

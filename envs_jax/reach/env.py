@@ -185,8 +185,8 @@ class ReachBatch(BatchLast):
         return dataclasses.replace(state, episode=episode), timestep
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-        """Start episodes int32[B] of an endless list, see `goals.listed`, each pair for all tasks; keys key[B]."""
+        """Start episodes int32[B] of an endless list, see `goals.list_entry`, each pair for all tasks; keys key[B]."""
         env, count = self.env, len(self.env.tasks)
-        pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
+        pairs = jax.vmap(lambda number: goals.list_entry(env.goals, env.pool_seed, number))(numbers // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
         return BatchState(env=batch_first(state), key=keys, episode=numbers.astype(jnp.uint32)), batch_first(timestep)

@@ -85,7 +85,7 @@ def apply(matrix: Matrix, v: Sequence[Number]) -> list[Number]:
     return [dot(row, v) for row in matrix]
 
 
-def transposed(matrix: Matrix) -> list[list[Number]]:
+def transpose(matrix: Matrix) -> list[list[Number]]:
     """Return the transpose."""
     return [list(column) for column in zip(*matrix, strict=True)]
 

@@ -105,21 +105,23 @@ class Snakes(Settings):
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)
-        action = teams.swapped(self, action, state.second)
-        direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
+        action = teams.swap_teams(self, action, state.second)
+        direction = rules.resolve_directions(state.game.direction, action, draws.turns(words[beans:], snakes))
         game, score_change, hit, ate = rules.move(board, state.game, direction)
         if self.stale_observation_bug and self.scripted:
             stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
             state = dataclasses.replace(state, stale=stale)
         if self.reward == "duel":
-            opponent_losses = reward.caused(rules.collisions(board, state.game, direction, ate), hit, state.game.length)
+            opponent_losses = reward.opponent_losses(
+                rules.collisions(board, state.game, direction, ate), hit, state.game.length
+            )
         else:
             opponent_losses = jnp.zeros_like(score_change)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
         score_change, hit, opponent_losses = (
-            teams.swapped(self, x, state.second) for x in (score_change, hit, opponent_losses)
+            teams.swap_teams(self, x, state.second) for x in (score_change, hit, opponent_losses)
         )
         return state, timesteps.show(self, teams.learner_view(self, state), score_change, hit, opponent_losses)
 

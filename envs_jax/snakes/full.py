@@ -141,7 +141,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
     return jnp.where(there[None], values, 0).astype(jnp.int8)
 
 
-def _blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
+def _find_blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
     """bool[A, ...] for each direction: a body lies there, apart from the tails uint32[H, ...] and the own tail."""
     head = game.head[:agents]
     around = board.around((body_plane(game) & ~tails)[:, None], head, 1)
@@ -157,7 +157,7 @@ def open_directions(board: Board, game: Game, agents: int) -> Array:
     back = jnp.stack([game.direction[:agents] == d ^ 1 for d in range(4)], 1)
     open_ = ~back
     for tails in (union(board.mark(game.tail), 1), leaving(board, game)[0]):
-        free = ~back & ~jnp.stack(_blocked(board, game, agents, tails), 1)
+        free = ~back & ~jnp.stack(_find_blocked(board, game, agents, tails), 1)
         open_ = jnp.where(jnp.any(free, 1, keepdims=True), free, open_)
     return open_
 
@@ -166,7 +166,7 @@ def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, squar
     """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
-    values += [ONE * is_blocked.astype(jnp.int32) for is_blocked in _blocked(board, game, agents, tails)]
+    values += [ONE * is_blocked.astype(jnp.int32) for is_blocked in _find_blocked(board, game, agents, tails)]
     values.append(share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
     if square:

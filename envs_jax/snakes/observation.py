@@ -14,14 +14,14 @@ from envs_jax.snakes.rules import Game, bean_plane
 _FAR = 1 << 20
 
 
-def wrapped(x: Array, size: int) -> Array:
+def wrap_offset(x: Array, size: int) -> Array:
     """Return the shorter way around a torus of `size` cells; at exactly half of it both signs survive."""
     return jnp.where(jnp.abs(x) <= size // 2, x, x - jnp.sign(x) * size)
 
 
 def difference(board: Board, a: Array, b: Array) -> tuple[Array, Array]:
     """(rows, columns) int32 of the short way from place b to place a."""
-    return wrapped(row(a) - row(b), board.height), wrapped(column(a) - column(b), board.width)
+    return wrap_offset(row(a) - row(b), board.height), wrap_offset(column(a) - column(b), board.width)
 
 
 def _distance(rows: Array, columns: Array) -> Array:

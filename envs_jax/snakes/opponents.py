@@ -36,7 +36,7 @@ _FAR = 1 << 20
 _IN_ONE_LOOP = 3  # snakes
 
 
-def squared(a: Array, b: Array) -> Array:
+def squared_distance(a: Array, b: Array) -> Array:
     """int32: squared plain distance of two places."""
     rows, columns = row(a) - row(b), column(a) - column(b)
     return rows * rows + columns * columns
@@ -46,7 +46,7 @@ def _nearest_bean(head: Array, beans: list[Array]) -> Array:
     """int32[...]: the bean nearest to a head, or NOWHERE."""
     nearest, least = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
     for bean in beans:  # one after another: no reduction stands between the compiler and a single loop
-        far = jnp.where(bean == NOWHERE, _FAR, squared(bean, head))
+        far = jnp.where(bean == NOWHERE, _FAR, squared_distance(bean, head))
         nearest, least = jnp.where(far < least, bean, nearest), jnp.minimum(far, least)
     return nearest
 
@@ -180,7 +180,7 @@ def act(
 
     def cost(in_turn: bool) -> list[Array]:
         bean = targets(heads, game.beans, in_turn)
-        return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
+        return [jnp.where(bean == NOWHERE, 0, squared_distance(step, bean)) for step in steps]
 
     shift = 2 * counting(len(heads), word).astype(jnp.uint32)
     cost_of_nearest, cost_in_turn = cost(False), cost(True)

@@ -57,7 +57,7 @@ def _search(board: Board, free: Array) -> tuple[Array, Array]:
     """Return the place of a respawn in the free cells uint32[H, ...].
 
     Returns:
-        found: int32[...], see `_unpacked`; NOWHERE if there is no room.
+        found: int32[...], see `_unpack`; NOWHERE if there is no room.
         cells: int32[3, ...], its three cells in any order.
     """
     starts = _starts(board, free)
@@ -79,11 +79,11 @@ def _search(board: Board, free: Array) -> tuple[Array, Array]:
     m = first([beyond[e] for e in SEARCH], SEARCH)
     two = (b >= 0).astype(jnp.int32)
     packed = jnp.where(start < _NO_START, start << 5 | two << 4 | jnp.where(two > 0, b, m) << 2 | a, NOWHERE)
-    start, _, _, _, second, last = _unpacked(board, packed)
+    start, _, _, _, second, last = _unpack(board, packed)
     return packed, jnp.where((packed >= 0)[None], jnp.stack([start, second, last]), NOWHERE)
 
 
-def _unpacked(board: Board, packed: Array) -> tuple[Array, ...]:
+def _unpack(board: Board, packed: Array) -> tuple[Array, ...]:
     """Unpack a word int32[...] of `_search`.
 
     Returns:
@@ -98,7 +98,7 @@ def _unpacked(board: Board, packed: Array) -> tuple[Array, ...]:
     return start, a, other, two, second, board.beside(jnp.where(two, start, second), other)
 
 
-def _arranged(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
+def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
     """Return the snake of a word int32[...] of `_search`.
 
     Returns:
@@ -107,7 +107,7 @@ def _arranged(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
         direction: int32[...], stored direction.
         split: bool[...]
     """
-    start, a, other, two, second, last = _unpacked(board, packed)
+    start, a, other, two, second, last = _unpack(board, packed)
     opposite = two & (other == a ^ 1) & (not fixed)
     from_a = two & ~opposite  # a is the head, else s
     way = jnp.where(from_a, a, a ^ 1)
@@ -141,7 +141,7 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
 
     respawned = packed >= 0
     (head, middle, last), from_middle, from_last, direction, split = stage(
-        functools.partial(_arranged, board, fixed=fixed)
+        functools.partial(_arrange, board, fixed=fixed)
     )(packed)
     at_head, at_middle, at_last = (board.mark(cell) for cell in (head, middle, last))
 

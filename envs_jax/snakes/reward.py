@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 from envs_jax.snakes.board import NOWHERE, total
-from envs_jax.snakes.opponents import squared
+from envs_jax.snakes.opponents import squared_distance
 from envs_jax.snakes.rules import START_LENGTH, Game
 
 NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "lives", "duel", "score")
@@ -31,12 +31,12 @@ def lead_code(own_score: Array, other_score: Array, done: Array) -> Array:
 
 def _to_bean(game: Game, agents: int) -> Array:
     """float32[A, ...]: plain distance to the nearest bean, 0 without any."""
-    far = squared(game.beans[:, None], game.head[None, :agents])
+    far = squared_distance(game.beans[:, None], game.head[None, :agents])
     nearest = jnp.min(jnp.where(game.beans[:, None] == NOWHERE, 1 << 20, far), 0)
     return jnp.where(nearest == 1 << 20, 0.0, jnp.sqrt(nearest.astype(jnp.float32)))
 
 
-def caused(collisions: Array, hit: Array, length: Array) -> Array:
+def opponent_losses(collisions: Array, hit: Array, length: Array) -> Array:
     """int32[n, ...]: points that snakes of the other half lose by running into each snake.
 
     Args:
@@ -69,7 +69,7 @@ def _either(condition: Array, yes: float, no: float) -> Array:
     return jnp.where(condition, jnp.float32(yes), jnp.float32(no))
 
 
-def shaped(name: str, game: Game, score_change: Array, hit: Array, code: Array) -> Array:
+def shape_rewards(name: str, game: Game, score_change: Array, hit: Array, code: Array) -> Array:
     """float32[A, ...]: shaped rewards.
 
     Args:

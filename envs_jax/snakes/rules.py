@@ -1,7 +1,7 @@
 """One step of the game without its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
 
 Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn bugs included. A step is
-`resolved` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
+`resolve_directions` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def free_plane(board: Board, game: Game) -> Array:
     return ~(body_plane(game) | bean_plane(board, game)) & board.full_row
 
 
-def resolved(direction: Array, action: Array, drawn: Array) -> Array:
+def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
     """int32[n, ...]: the directions taken.
 
     Args:
@@ -163,7 +163,7 @@ def _without(beans: Array, eaten: Array) -> Array:
     return moved
 
 
-def ended(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:
+def check_end(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:
     """bool[...] twice: the board is full or a respawn failed; the time is up. The episode ends with either."""
     crowded = game.beans.shape[0] + total(game.length) > board.cells
     return crowded | union(game.length == 0), game.steps >= max_steps

@@ -48,7 +48,7 @@ def update(
     )
 
 
-def shown(board: Board, stale: StaleObservation, game: Game) -> Game:
+def observed_game(board: Board, stale: StaleObservation, game: Game) -> Game:
     """Return the game for `opponents.act`: only the cells of snakes, heads and beans are defined.
 
     Beans may lie on snakes that are gone; such cells count as beans.

@@ -11,7 +11,7 @@ from envs_jax.snakes.rules import Game
 from envs_jax.snakes.types import Settings, State
 
 
-def _reordered(game: Game, order: Callable[[Array, int], Array]) -> Game:
+def _reorder(game: Game, order: Callable[[Array, int], Array]) -> Game:
     """Return the game with its snakes in another order; `order` takes an array and its axis of snakes."""
     names = ("head", "tail", "length", "direction", "split")
     changed = {name: order(getattr(game, name), 0) for name in names}
@@ -20,10 +20,10 @@ def _reordered(game: Game, order: Callable[[Array, int], Array]) -> Game:
 
 def half_turn(game: Game, half: int) -> Game:
     """Return the game from the other team's side."""
-    return _reordered(game, lambda values, axis: jnp.roll(values, half, axis))
+    return _reorder(game, lambda values, axis: jnp.roll(values, half, axis))
 
 
-def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array:
+def swap_teams(env: Settings, values: Array, second: Array, axis: int = 0) -> Array:
     """Values along an axis of all snakes, the halves exchanged where the learner plays the second."""
     if env.side == "first" or env.teams == 1:
         return values
@@ -33,7 +33,7 @@ def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array
 
 def learner_view(env: Settings, state: State) -> Game:
     """Return the game from the learner's side: its own snakes come first."""
-    return _reordered(state.game, lambda values, axis: swapped(env, values, state.second, axis))
+    return _reorder(state.game, lambda values, axis: swap_teams(env, values, state.second, axis))
 
 
 def with_opponents(env: Settings, state: State, word: Array, action: Array) -> Array:
@@ -44,7 +44,7 @@ def with_opponents(env: Settings, state: State, word: Array, action: Array) -> A
         return action
     observed = state.game
     if env.stale_observation_bug:
-        observed = stale_observation.shown(env.board, state.stale, observed)
+        observed = stale_observation.observed_game(env.board, state.stale, observed)
     view = learner_view(env, dataclasses.replace(state, game=observed))
     snakes = slice(half, env.snakes)
     others = opponents.act(env.board, view, snakes, state.level, word, players, env.exclusive_beans)

@@ -18,12 +18,12 @@ from envs_jax.stages import stage
 class Metric(NamedTuple):
     """How steps become a game's value, its label, and its value at a step.
 
-    `of` takes score, deaths and meals: each a pair of sums int32[...], over the own team and over the other.
+    `compute` takes score, deaths and meals: each a pair of sums int32[...], over the own team and over the other.
     """
 
     reduction: Reduction
     label: str
-    of: Callable[..., Array]
+    compute: Callable[..., Array]
 
 
 METRICS = {
@@ -41,7 +41,7 @@ METRICS = {
 
 
 def metrics_of(env: Settings) -> tuple[str, ...]:
-    """Return the names of the metrics; without a second team, only those of the own."""
+    """Return the names of the metrics; without a second team there are none of opponents."""
     return tuple(METRICS) if env.teams == 2 else ("score", "deaths", "meals")
 
 
@@ -67,10 +67,10 @@ def show(
 ) -> TimeStep:
     """Return the time step of a game for a team, its own snakes first.
 
-    Changes of the game score int32[n, ...], deaths bool[n, ...] and `reward.caused` int32[n, ...] are those of the
+    Changes of the game score int32[n, ...], deaths bool[n, ...] and `reward.opponent_losses` int32[n, ...] belong to the
     step before, if any.
     """
-    stuck, late = rules.ended(env.board, game, env.max_steps)
+    stuck, late = rules.check_end(env.board, game, env.max_steps)
     start = score_change is None
     if score_change is None or hit is None or opponent_losses is None:
         score_change, hit, opponent_losses = (
@@ -81,16 +81,16 @@ def show(
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
-    paid = of_agents(env, functools.partial(_pay, done=done), game, score_change, hit, opponent_losses)
+    paid = for_all_agents(env, functools.partial(_pay, done=done), game, score_change, hit, opponent_losses)
     sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (score_change > 0).astype(jnp.int32))]
     return TimeStep(
-        observation=stage(functools.partial(of_agents, env, observe))(game),
-        action_mask=stage(functools.partial(of_agents, env, open_directions))(game) if env.masks else None,
+        observation=stage(functools.partial(for_all_agents, env, observe))(game),
+        action_mask=stage(functools.partial(for_all_agents, env, open_directions))(game) if env.masks else None,
         reward=jnp.zeros_like(paid) if start else paid,
         terminated=done & ~truncated,
         truncated=truncated,
         first=game.steps == 0,
-        metrics={name: METRICS[name].of(*sums).astype(jnp.float32) for name in metrics_of(env)},
+        metrics={name: METRICS[name].compute(*sums).astype(jnp.float32) for name in metrics_of(env)},
     )
 
 
@@ -102,7 +102,7 @@ def _both(env: Settings, values: Array) -> tuple[Array, Array]:
     return total(values[:half]), total(values[half:])
 
 
-def of_agents(env: Settings, function: Callable[..., Array], game: Game, *arrays: Array) -> Array:
+def for_all_agents(env: Settings, function: Callable[..., Array], game: Game, *arrays: Array) -> Array:
     """[A, ...]: of_team(env, game, *arrays, agents) for all agents; arrays [n, ...] of snakes.
 
     Where both teams are agents, each half is taken as the learner's team in turn.
@@ -127,7 +127,7 @@ def _pay(
         return reward.lives(score_change[:agents], hit[:agents], opponent_losses[:agents], env.loss_weight)
     own_sum, other_sum = _both(env, rules.score(game))
     code = reward.lead_code(own_sum, other_sum, done) if env.teams == 2 else jnp.zeros_like(own_sum)
-    return reward.shaped(env.reward, game, score_change[:agents], hit[:agents], code)
+    return reward.shape_rewards(env.reward, game, score_change[:agents], hit[:agents], code)
 
 
 def open_directions(env: Settings, game: Game, agents: int) -> Array:

@@ -67,7 +67,7 @@ class Check:
         """Return the types of the context, checked to be the same in a second call."""
         progress = jax.eval_shape(progress_at_start)
         start, again = (
-            self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress)) for _ in range(2)
+            self._trace("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress)) for _ in range(2)
         )
         self._same_types("context of a second call", again, "that of the first", start)
         return start
@@ -77,7 +77,7 @@ class Check:
         start = self.context_types()
         return _jit(self.env.context)(progress_at_start()) if jax.tree.leaves(start) else start
 
-    def _traced(self, what: str, function: Callable[[], Any]) -> Any:
+    def _trace(self, what: str, function: Callable[[], Any]) -> Any:
         try:
             return function()
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
@@ -123,8 +123,8 @@ class Check:
                 self.fail(
                     f"{name} must take ({names}) and ({names}, context): define {name}(self, {names}, context=None)"
                 )
-        state, first = self._returned("reset", key, context)
-        next_state, timestep = self._returned("step", state, self.action, context)
+        state, first = self._check_returned("reset", key, context)
+        next_state, timestep = self._check_returned("step", state, self.action, context)
         self._same_types("state that step returns", next_state, "after reset", state)
         self._same_types("time step that step returns", timestep, "after reset", first)
         if jax.tree.leaves(context):  # a schedule that reset and step read
@@ -137,7 +137,7 @@ class Check:
                 )
         if isinstance(spec.action, Discrete):
             agent = jax.ShapeDtypeStruct((), jnp.int32)
-            mask = self._traced(
+            mask = self._trace(
                 "next_mask",
                 lambda: jax.eval_shape(
                     lambda step, *x: spec.next_mask(step.mask_state, self._open(step), *x), first, self.action, agent
@@ -145,20 +145,20 @@ class Check:
             )
             self._expect("next_mask returns", mask, (spec.action.n,), jnp.bool_)
         if (critic := spec.critic_input) and (box := spec.critic_input_spec):
-            rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))
+            rows = self._trace("critic_input", lambda: jax.eval_shape(critic, first, self.action))
             self._expect("critic_input returns", rows, (spec.num_agents, *box.shape), box.dtype)
         if (turn := spec.egocentric) and isinstance(spec.action, Discrete):
             for box in (box for box in (spec.observation, spec.critic_input_spec) if isinstance(box, Box)):
                 turn_it = functools.partial(jax.eval_shape, turn, jax.ShapeDtypeStruct(box.shape, box.dtype))
-                pair = self._traced("egocentric", turn_it)
+                pair = self._trace("egocentric", turn_it)
                 if not (isinstance(pair, tuple) and len(pair) == 2):
                     self.fail(f"egocentric returns {type(pair).__name__}: it must return the pair (view, actions)")
                 self._expect("egocentric returns as actions", pair[1], (spec.action.n,), jnp.int32)
 
-    def _returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
+    def _check_returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
         """Return the types of what reset or step returns, checked against the spec."""
         spec, agents = self.spec, self.spec.num_agents
-        pair = self._traced(what, lambda: getattr(self, what).trace(*arguments).out_info)
+        pair = self._trace(what, lambda: getattr(self, what).trace(*arguments).out_info)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], TimeStep)):
             self.fail(f"{what} returns {type(pair).__name__}: it must return the pair (state, TimeStep)")
         timestep = pair[1]
@@ -442,7 +442,7 @@ class Check:
         policies = {n: jax.vmap(functools.partial(policy, self.env)) for n, policy in self.env.baselines.items()}
         for name, policy in policies.items():
             act = functools.partial(jax.eval_shape, policy, state.env, timestep, keys)
-            action = self._traced(f"baseline '{name}'", act)
+            action = self._trace(f"baseline '{name}'", act)
             self._expect(f"baseline '{name}' returns", action, (self.copies, *self.action.shape), self.action.dtype)
         together = _jit(lambda *arguments: {name: act(*arguments) for name, act in policies.items()})  # one program
         box = Box((), low=0, high=spec.action.n - 1) if isinstance(spec.action, Discrete) else spec.action

@@ -30,7 +30,7 @@ class Style(NamedTuple):
     size: float = 0.0
     anchor: Literal["start", "middle", "end"] = "middle"
 
-    def scaled(self, width: float) -> "Style":
+    def with_width(self, width: float) -> "Style":
         """Return the style with strokes of another width."""
         factor = width / self.width if self.width else 0.0
         return self._replace(width=width, dash=tuple(length * factor for length in self.dash))

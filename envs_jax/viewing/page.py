@@ -72,6 +72,6 @@ def _sample(sign: Sign, style: Style) -> str:
         "area": 'rect x="9" width="10" height="10"',
         "disc": 'circle cx="14" cy="5" r="4"',
     }
-    look = style.scaled(2.0 if sign.kind == "path" else 1.0).css
+    look = style.with_width(2.0 if sign.kind == "path" else 1.0).css
     words = html.escape(sign.words)
     return f'<span><svg viewBox="0 0 28 10"><{element[sign.kind]} style="{look}"/></svg>{words}</span>'

@@ -89,7 +89,7 @@ class _Sheet:
 
         handles = []
         for sign in self.drawing.legend:
-            style = self.drawing.styles[sign.style].scaled(1.7)
+            style = self.drawing.styles[sign.style].with_width(1.7)
             marker = {"path": "", "area": "s", "disc": "o"}[sign.kind]
             handles.append(
                 Line2D((), (), color=style.stroke, alpha=style.opacity, linewidth=1.7, linestyle=_dashes(style))

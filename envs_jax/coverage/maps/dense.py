@@ -14,7 +14,7 @@ from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, probability
-from envs_jax.coverage.maps.fixed_point import count_flags, fixed, largest_divisor, pack_flags, total
+from envs_jax.coverage.maps.fixed_point import count_flags, largest_divisor, pack_flags, to_fixed_point, total
 from envs_jax.coverage.maps.types import Mapper, Maps, Measurements, Report, Sums
 from envs_jax.stages import on_cpu, stage
 
@@ -30,7 +30,9 @@ def update(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps
     sums, before = _team_sums(mapper, cells[-1], beliefs[-1], measurements)
     beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
-    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured(mapper, measurements), before=before)
+    return Maps(beliefs, resized, sums, maps.excess), Report(
+        measured=resize_readings(mapper, measurements), before=before
+    )
 
 
 def update_batch(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
@@ -55,7 +57,7 @@ def _changes(mapper: Mapper, measurements: Measurements) -> Array:
     def change(agent: Array) -> Array:
         position = jnp.take(measurements.positions, agent, axis=0, mode="clip")
         box = world.clip_footprint(world.footprint(position, mapper.q), n)
-        read = sensor.occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
+        read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
         gains = jnp.take(jnp.asarray(mapper.storage.gains), position[2], axis=1, mode="clip")
         gain = jnp.where(read, gains[1], gains[0])
         return jnp.where(box.holds(rows, columns) & (agent < agents), gain, jnp.zeros_like(gain))
@@ -91,11 +93,11 @@ def _team_sums(mapper: Mapper, old: Array, new: Array, measurements: Measurement
 
     @stage
     def weighted(new: Array, entropy: Array) -> Array:
-        return fixed(storage.weight(new, mapper.weights.relative) * entropy)
+        return to_fixed_point(storage.weight(new, mapper.weights.relative) * entropy)
 
     @stage
     def within(interest: Array, entropy: Array) -> Array:
-        return fixed(jnp.where(interest, entropy, jnp.float32(0.0)))
+        return to_fixed_point(jnp.where(interest, entropy, jnp.float32(0.0)))
 
     @stage
     def flags(new: Array, interest: Array) -> Array:
@@ -112,7 +114,7 @@ def _team_sums(mapper: Mapper, old: Array, new: Array, measurements: Measurement
     return sums, total(weighted(new, entropy_old))
 
 
-def measured(mapper: Mapper, measurements: Measurements) -> Array:
+def resize_readings(mapper: Mapper, measurements: Measurements) -> Array:
     """float32[A, 11, 11]: see `Report.measured`."""
     agents = jnp.arange(mapper.num_agents, dtype=jnp.int32)
     result = jnp.zeros((mapper.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
@@ -146,6 +148,6 @@ def _signs(mapper: Mapper, measurements: Measurements, agent: Array, level: int,
     box = world.footprint(position, mapper.q)
     rows = box.top + jnp.repeat(chosen, side)
     columns = box.left + jnp.tile(jnp.arange(side, dtype=jnp.int32), len(chosen))
-    read = sensor.occupied(measurements.source, measurements.terrain, agent, jnp.int32(level), rows, columns, n)
+    read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, jnp.int32(level), rows, columns, n)
     inside = world.clip_footprint(box, n).holds(rows, columns)
     return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))

@@ -22,7 +22,7 @@ def largest_divisor(cells: int, limit: int) -> int:
     return max(length for length in range(1, max(limit, 1) + 1) if cells % length == 0)
 
 
-def fixed(values: Array) -> Array:
+def to_fixed_point(values: Array) -> Array:
     """int32: values in [-1, 1] in fixed point."""
     return jnp.round(values * jnp.float32(2**FRACTION_BITS)).astype(jnp.int32)
 

@@ -66,12 +66,12 @@ def update_batch(mapper: Mapper, maps: Maps, measurements: Measurements) -> tupl
     beliefs, local = _on_platform(functools.partial(_sweep, mapper, False), words, maps.beliefs, *whole)
     beliefs, team, strips = _on_platform(functools.partial(_sweep, mapper, True), words, beliefs, *whole)
     if isinstance(measurements.source, Noise):
-        measured = _measured(mapper, words, measurements.positions[..., 2], measurements.terrain)
+        measured = _resize_readings(mapper, words, measurements.positions[..., 2], measurements.terrain)
     else:
-        measured = jax.vmap(functools.partial(dense.measured, mapper))(measurements)
+        measured = jax.vmap(functools.partial(dense.resize_readings, mapper))(measurements)
     added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
-    resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
+    resized = _resize(mapper, jnp.concatenate([local, team], axis=1))
     return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=carry(added[:, 4:6]))
 
 
@@ -124,11 +124,11 @@ class _Copy:
     mapper: Mapper
     words: Any
 
-    def of(self, agent: Any, name: str) -> Array:
+    def word(self, agent: Any, name: str) -> Array:
         return self.words[agent * len(_WORDS) + _WORDS.index(name)]
 
     def box(self, agent: Any) -> Box:
-        return Box(*(self.of(agent, name) for name in ("top", "bottom", "left", "right")))
+        return Box(*(self.word(agent, name) for name in ("top", "bottom", "left", "right")))
 
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
@@ -147,13 +147,15 @@ class _Copy:
                 return jax.lax.bitcast_convert_type(word, jnp.float32)
             return word.astype(storage.dtype)
 
-        return decode(self.of(agent, "gain0")), decode(self.of(agent, "gain1"))
+        return decode(self.word(agent, "gain0")), decode(self.word(agent, "gain1"))
 
     def wrong(self, agent: Any, rows: Array, columns: Array) -> Array:
         """bool: `sensor.wrong` of cells of the map."""
-        first, second = (jax.lax.bitcast_convert_type(self.of(agent, name), jnp.uint32) for name in ("seed0", "seed1"))
+        first, second = (
+            jax.lax.bitcast_convert_type(self.word(agent, name), jnp.uint32) for name in ("seed0", "seed1")
+        )
         bits = sensor.draw(first, second, rows * self.mapper.n + columns)
-        return sensor.half(bits, agent).astype(jnp.int32) < self.of(agent, "limit")
+        return sensor.half(bits, agent).astype(jnp.int32) < self.word(agent, "limit")
 
 
 def _whole_maps(mapper: Mapper, measurements: Measurements) -> tuple[Array, ...]:
@@ -269,7 +271,7 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
             over = (box.top < row + shape[0]) & (box.bottom > row)
             return over & (box.left < column + shape[1]) & (box.right > column)
 
-        new = _updated(mapper, copy, old, None if team else receiver, cells, meets, reads)
+        new = _update_tile(mapper, copy, old, None if team else receiver, cells, meets, reads)
         new_map[here, :] = new
         read = resized.add(read, row, cells[0], probability(mapper.storage.log_odds(new)))
         if team:
@@ -288,7 +290,7 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
             sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255, dtype=jnp.int32)
 
 
-def _updated(
+def _update_tile(
     mapper: Mapper, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
 ) -> Array:
     """Return a tile after the measurement of agent `receiver` (None: the team) and this time's messages."""
@@ -367,8 +369,8 @@ class _Resized:
             self.blocks[block, k] = jnp.sum(sums * self.share(left + k, line))
 
 
-def _fixed(values: Array) -> Array:
-    """`fixed_point.fixed` of values in [0, 1] (Triton has no rounding to even)."""
+def _to_fixed_point(values: Array) -> Array:
+    """`fixed_point.to_fixed_point` of values in [0, 1] (Triton has no rounding to even)."""
     scaled = values * jnp.float32(2**FRACTION_BITS)
     below = jnp.floor(scaled)
     whole, rest = below.astype(jnp.int32), scaled - below
@@ -387,10 +389,12 @@ def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Arr
     seen = ((new != storage.unseen) & counted).astype(jnp.int32)
     increment = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
     counts = predicted * increment + ((seen * increment) << 16)
-    return *(cells + _fixed(values) for cells, values in zip(added[:3], fractions, strict=True)), added[3] + counts
+    return *(cells + _to_fixed_point(values) for cells, values in zip(added[:3], fractions, strict=True)), added[
+        3
+    ] + counts
 
 
-def _resized(mapper: Mapper, blocks: Array) -> Array:
+def _resize(mapper: Mapper, blocks: Array) -> Array:
     """float32[B, M, 11, 11] from the sums of the strips."""
     n, columns = mapper.n, tile(mapper.n)[1]
     starts = np.arange(mapper.shape[1] // columns) * columns
@@ -418,7 +422,7 @@ def _look_matrices(q: int) -> tuple[np.ndarray, np.ndarray, bool]:
     return matrices, units, exact
 
 
-def _measured(mapper: Mapper, words: Array, level: Array, terrain: Terrain) -> Array:
+def _resize_readings(mapper: Mapper, words: Array, level: Array, terrain: Terrain) -> Array:
     """float32[B, A, 11, 11]: see `Report.measured`."""
     _, units, _ = _look_matrices(mapper.q)
     bits = () if isinstance(terrain.bits, tuple) else (terrain.bits,)
@@ -452,8 +456,8 @@ def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references
     *bits, out = references
     agent, n = pl.program_id(0), mapper.n
     copy = _Copy(mapper, words)
-    box, level, side = copy.box(agent), copy.of(agent, "level"), copy.of(agent, "side")
-    start = copy.of(agent, "start_row"), copy.of(agent, "start_column")
+    box, level, side = copy.box(agent), copy.word(agent, "level"), copy.word(agent, "side")
+    start = copy.word(agent, "start_row"), copy.word(agent, "start_column")
     precision = jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST
 
     def product(left: Array, right: Array, contract: int) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import PREDICTED, Storage, Weights
-from envs_jax.coverage.maps.fixed_point import fixed, uniform_total
+from envs_jax.coverage.maps.fixed_point import to_fixed_point, uniform_total
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 
@@ -100,8 +100,10 @@ def empty(mapper: Mapper, terrain: Terrain) -> Maps:
     entropy = storage.entropy(prior)
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
     sums = Sums(
-        weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)),
-        interest=uniform_total(fixed(entropy), terrain.count),
+        weighted=uniform_total(
+            to_fixed_point(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)
+        ),
+        interest=uniform_total(to_fixed_point(entropy), terrain.count),
         counts=jnp.stack([n * n * predicted, terrain.count * predicted, jnp.int32(0), jnp.int32(0)]),
     )
     return Maps(

@@ -29,7 +29,7 @@ from envs_jax.base import Array, pytree
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import P_MIN, probability, read_word
-from envs_jax.coverage.maps.fixed_point import carry, count_flags, fixed, pack_flags, totals
+from envs_jax.coverage.maps.fixed_point import carry, count_flags, pack_flags, to_fixed_point, totals
 from envs_jax.coverage.maps.types import Excess, Mapper, Maps, Measurements, Report, Sums
 from envs_jax.coverage.maps.window_plan import (
     Agent,
@@ -157,13 +157,13 @@ def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, agen
         cells: float32[side * side].
     """
     shares = jnp.asarray(block_shares(mapper.q, level)[1])
-    grown = _resized(shares, agent, cells)
+    grown = _resize(shares, agent, cells)
     corner = (target, agent.block_row, agent.block_column)
     present = cut_block(resized, corner, (1, *grown.shape))
     return put_block(resized, present + grown[None], corner)
 
 
-def _resized(shares: Array, agent: Agent, cells: Array) -> Array:
+def _resize(shares: Array, agent: Agent, cells: Array) -> Array:
     """float32[d, d]: sums of cells [side * side] by their shares [11, d, side] in rows and in columns."""
     side = shares.shape[-1]
     rows = jnp.dot(at(shares, agent.row), cells.reshape(side, side), precision=_EXACT)
@@ -173,7 +173,7 @@ def _resized(shares: Array, agent: Agent, cells: Array) -> Array:
 # Operations on cells [side * side]
 
 
-def _beyond(mapper: Mapper, stored: Array) -> Array:
+def _overflow(mapper: Mapper, stored: Array) -> Array:
     """float32: probability of cells less that of the clipped cells."""
     storage = mapper.storage
     value = storage.value(stored)
@@ -198,9 +198,9 @@ def _look(
         """Return readings [side, side] as summands, 0 outside the footprint."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
         rows, columns = agent.top + cells[:, None], agent.left + cells[None, :]
-        truth = ground.marked(measurements.terrain, marks >> agents, rows, columns)
+        truth = ground.truth_from_marks(measurements.terrain, marks >> agents, rows, columns)
         height = jnp.int32(level)
-        read = sensor.occupied(
+        read = sensor.reads_occupied(
             measurements.source, measurements.terrain, agent.number, height, rows, columns, mapper.n, truth
         )
         inside = (marks >> agent.number) & 1 == 1
@@ -213,7 +213,7 @@ def _look(
 
     here = jax.tree.map(lambda leaf: at(leaf, b), measurements)
     change = changes(here, *marks_of(plan, b, agent, side), agent).reshape(-1)
-    measured = _resized(jnp.asarray(footprint_shares(mapper.q, level)), agent, signs(change))
+    measured = _resize(jnp.asarray(footprint_shares(mapper.q, level)), agent, signs(change))
     return dataclasses.replace(
         work,
         change=paste(work.change, agent.number, 0, 0, side, change),
@@ -264,8 +264,8 @@ def _enter(mapper: Mapper, level: int, agent: Agent, target: Array, work: _Work)
     new = fuse(old, change)
     any_overflow = jnp.max(largest(new)) > jnp.asarray(storage.limit)
 
-    def exceed(zero: Array, excess: Excess) -> Excess:
-        overflow_change = stage(lambda zero, old, new: _beyond(mapper, new + zero) - _beyond(mapper, old + zero))
+    def add_overflow(zero: Array, excess: Excess) -> Excess:
+        overflow_change = stage(lambda zero, old, new: _overflow(mapper, new + zero) - _overflow(mapper, old + zero))
         grown = overflow_change(zero.astype(new.dtype), old, new)
         resized = _add_resized(mapper, level, excess.probability, target, agent, grown)
         return Excess(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
@@ -275,7 +275,7 @@ def _enter(mapper: Mapper, level: int, agent: Agent, target: Array, work: _Work)
         work,
         beliefs=paste(work.beliefs, target, agent.top, agent.left, side, new),
         clipped=_add_resized(mapper, level, work.clipped, target, agent, growth),
-        excess=when(at(work.excess.cells, target) | any_overflow, exceed, work.excess),
+        excess=when(at(work.excess.cells, target) | any_overflow, add_overflow, work.excess),
     )
 
 
@@ -290,19 +290,21 @@ def _account(
     def kinds(terrain: ground.Terrain, rows: Array, columns: Array, agent: Agent) -> Array:
         """int32[side, side]: 0 for cells that do not count, 1 and 2 for cells of class 0 and 1."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
-        truth = ground.marked(terrain, marks >> agents, agent.top + cells[:, None], agent.left + cells[None, :])
+        truth = ground.truth_from_marks(
+            terrain, marks >> agents, agent.top + cells[:, None], agent.left + cells[None, :]
+        )
         counts = marks & ((2 << agent.number) - 1) == 1 << agent.number
         return jnp.where(counts, 1 + truth.astype(jnp.int32), 0)
 
     def weighted(word: Array, word_entropy: Array) -> Array:
         """int32: weighted entropy in fixed point, weights of the first, entropy of the second word."""
         _, flags = read_word(word)
-        return fixed(weights.pick(flags["above"], flags["below"]) * read_word(word_entropy)[0])
+        return to_fixed_point(weights.pick(flags["above"], flags["below"]) * read_word(word_entropy)[0])
 
     @stage
     def interest(kind: Array, old: Array, new: Array) -> Array:
         """int32: change of the entropy of class-1 cells."""
-        return jnp.where(kind == 2, fixed(read_word(new)[0]) - fixed(read_word(old)[0]), jnp.int32(0))
+        return jnp.where(kind == 2, to_fixed_point(read_word(new)[0]) - to_fixed_point(read_word(old)[0]), jnp.int32(0))
 
     @stage
     def flags(kind: Array, old: Array, new: Array) -> Array:
