@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs_jax.adapters.common import ONE_NETWORK, Joined, Outward, made, quiet, strong
+from envs_jax.adapters.common import ONE_NETWORK, ActionMap, Joined, made, quiet, strong
 from envs_jax.base import (
     Array,
     Box,
@@ -34,7 +34,7 @@ from envs_jax.critic_input import with_critic_input
 DEFAULT_HORIZON = 1000  # of environments without a limit
 
 
-class Shown(NamedTuple):
+class PackageStep(NamedTuple):
     """Data of a package after a reset or a step.
 
     Attributes:
@@ -101,15 +101,15 @@ class Adapter(Environment):
         """Return the package's environment, without auto-reset. Called once for equal settings."""
         raise NotImplementedError
 
-    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         """Return the actions of one agent, and how they become the package's; see `discrete` and `bounded`."""
         raise NotImplementedError
 
-    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Start an episode; key uint32[2]."""
         raise NotImplementedError
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
         """Step; actions [A, ...] of the package, key uint32[2]."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ class Adapter(Environment):
             state = State(strong(inner), state.key, state.t + 1)
             return state, self._timestep(output, state.t)
 
-    def joined(self, output: Shown) -> Joined:
+    def joined(self, output: PackageStep) -> Joined:
         """Return how an agent's observation becomes one array. Raises ValueError unless it is the same for all."""
         joined, *others = (Joined.of(self.full_name, one, self.observe, self.unseen) for one in output.observations)
         if any(one != joined for one in others):
@@ -165,7 +165,7 @@ class Adapter(Environment):
             )
         return joined
 
-    def _timestep(self, output: Shown, t: Array) -> TimeStep:
+    def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
         mask, joined = output.action_mask, self.joined(output)
         if mask is not None:
             mask = jnp.asarray(mask) > 0
@@ -208,7 +208,7 @@ def _package_env(env: Adapter) -> Any:
 
 
 @functools.cache
-def _actions(env: Adapter) -> tuple[Discrete | Box, Outward]:
+def _actions(env: Adapter) -> tuple[Discrete | Box, ActionMap]:
     with jax.ensure_compile_time_eval():
         return made(env.full_name, env.agent_action)
 

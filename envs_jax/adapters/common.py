@@ -15,7 +15,7 @@ import numpy as np
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, closest, short_repr
 
 ONE_NETWORK = "all agents share one network here, choose an environment with equal agents"
-Outward = Callable[[Array], Array]  # actions [A, ...] of the spec -> actions of the package
+ActionMap = Callable[[Array], Array]  # actions [A, ...] of the spec -> actions of the package
 
 
 @contextlib.contextmanager
@@ -77,12 +77,12 @@ def strong(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def discrete(n: Any) -> tuple[Discrete, Outward]:
+def discrete(n: Any) -> tuple[Discrete, ActionMap]:
     """Return the description of n actions, and how they become the package's."""
     return Discrete(int(n)), lambda action: action
 
 
-def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, Outward]:
+def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, ActionMap]:
     """Return the description of a box of floats; bounds that differ between its numbers are scaled to [-1, 1].
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 from envs_jax import viewing
 from envs_jax.coverage import belief, communication, terrain, world
 from envs_jax.coverage.types import Settings
-from envs_jax.viewing import INK, SOFT, Drawing, Panel, Record, Shape, Sign, Style
+from envs_jax.viewing import INK, SOFT, Drawing, LegendEntry, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, text, trail
 
 SIDE = 200  # most pixels along a map
@@ -44,14 +44,14 @@ for _a, _colour in enumerate(AGENTS):
     STYLES |= {f"box{_a}-{_l}": Style(stroke=_colour, width=0.36, dash=dash) for _l, dash in enumerate(DASHES)}
 
 LEGEND = (
-    Sign("believed to be free", "free", "area"),
-    Sign("unknown", "unknown", "area"),
-    Sign("believed of interest", "interest", "area"),
-    Sign("never seen", "unseen", "area"),
-    *(Sign(f"footprint seen from {metre} m", f"box0-{level}") for level, metre in enumerate(ALTITUDES)),
-    Sign("border of the true region", "truth"),
-    Sign("path", "path1"),
-    Sign("message", "link"),
+    LegendEntry("believed to be free", "free", "area"),
+    LegendEntry("unknown", "unknown", "area"),
+    LegendEntry("believed of interest", "interest", "area"),
+    LegendEntry("never seen", "unseen", "area"),
+    *(LegendEntry(f"footprint seen from {metre} m", f"box0-{level}") for level, metre in enumerate(ALTITUDES)),
+    LegendEntry("border of the true region", "truth"),
+    LegendEntry("path", "path1"),
+    LegendEntry("message", "link"),
 )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from envs_jax import viewing
 from envs_jax.reach import dynamics
 from envs_jax.reach.types import TARGET_UNIT, Settings
-from envs_jax.viewing import GREY, SOFT, Drawing, Line, Panel, Record, Shape, Sign, Style
+from envs_jax.viewing import GREY, SOFT, Drawing, LegendEntry, Line, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, trail
 
 ARM, PATH, POINT, PUCK = "#1f5fa8", "#e2522b", "#3d8f2c", "#c8961a"
@@ -55,12 +55,12 @@ STYLES = {
 }
 
 LEGEND = (
-    Sign("arm", "arm"),
-    Sign("path of the tool centre", "path"),
-    Sign("success sphere", "sphere", "disc"),
-    Sign("goal as the agent observes it", "goal", "disc"),
-    Sign("puck", "puck", "area"),
-    Sign("target of the hand", "target"),
+    LegendEntry("arm", "arm"),
+    LegendEntry("path of the tool centre", "path"),
+    LegendEntry("success sphere", "sphere", "disc"),
+    LegendEntry("goal as the agent observes it", "goal", "disc"),
+    LegendEntry("puck", "puck", "area"),
+    LegendEntry("target of the hand", "target"),
 )
 
 
@@ -118,7 +118,7 @@ class ReachViewer(viewing.Viewer):
         return Drawing(
             panels=[_panel(view, episode) for view in VIEWS],
             styles=STYLES,
-            legend=[Sign(f"task {episode.task}", "point", "disc"), *LEGEND],
+            legend=[LegendEntry(f"task {episode.task}", "point", "disc"), *LEGEND],
             metrics=[name for name in METRICS if name in record.curves],
             step_labels=step_labels(episode),
             lines={"distance": (Line(f"success below {100 * episode.radius:g} cm", POINT, episode.radius),)},

@@ -13,7 +13,7 @@ from envs_jax import viewing
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
 from envs_jax.snakes.scene import NOBODY, Scene, events, scene
 from envs_jax.snakes.segments import Cell
-from envs_jax.viewing import INK, Drawing, Panel, Record, Shape, Sign, Style
+from envs_jax.viewing import INK, Drawing, LegendEntry, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import area, disc, path, rectangle, text
 
 BEAN = "#3d8f2c"
@@ -42,11 +42,14 @@ class SnakesViewer(viewing.Viewer):
             panels=[Panel("", (0, 0, width, height), still, steps)],
             styles=_styles(game),
             legend=[
-                *(Sign(f"{side.player} · {side.numbers}", f"side{k}", "disc") for k, side in enumerate(game.sides)),
-                Sign("chosen by a learner", "choice", "area"),
-                Sign("chosen straight back: one of the others is drawn", "back", "area"),
-                Sign("bean", "bean", "disc"),
-                Sign("died here, paler with time", "cross0"),
+                *(
+                    LegendEntry(f"{side.player} · {side.numbers}", f"side{k}", "disc")
+                    for k, side in enumerate(game.sides)
+                ),
+                LegendEntry("chosen by a learner", "choice", "area"),
+                LegendEntry("chosen straight back: one of the others is drawn", "back", "area"),
+                LegendEntry("bean", "bean", "disc"),
+                LegendEntry("died here, paler with time", "cross0"),
             ],
             metrics=metrics,
             step_labels=events(game),

@@ -7,7 +7,7 @@ with the curve of a metric to their right. Pictures are PIL images; a page is on
 from typing import Any
 
 from envs_jax.viewing import pictures
-from envs_jax.viewing.drawing import Drawing, Panel, Shape, Sign, Style
+from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Shape, Style
 from envs_jax.viewing.page import RATES, page
 from envs_jax.viewing.record import GREY, INK, SOFT, Line, Record, colours, label
 
@@ -21,7 +21,7 @@ __all__ = [
     "Panel",
     "Record",
     "Shape",
-    "Sign",
+    "LegendEntry",
     "Style",
     "Viewer",
     "colours",

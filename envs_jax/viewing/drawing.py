@@ -117,7 +117,7 @@ class Panel:
         return right - left, bottom - top
 
 
-class Sign(NamedTuple):
+class LegendEntry(NamedTuple):
     """One entry of a legend: words, and a sample of a style."""
 
     words: str
@@ -141,7 +141,7 @@ class Drawing:
 
     panels: Sequence[Panel]
     styles: Mapping[str, Style]
-    legend: Sequence[Sign]
+    legend: Sequence[LegendEntry]
     metrics: Sequence[str] = ()
     step_labels: Sequence[str] = ()
     lines: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)

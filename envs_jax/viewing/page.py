@@ -10,7 +10,7 @@ from importlib import resources
 import numpy as np
 
 from envs_jax.viewing.charts import chart
-from envs_jax.viewing.drawing import Drawing, Panel, Sign, Style
+from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Style
 from envs_jax.viewing.record import Record
 
 RATES = (1, 2, 5, 10, 30)  # steps per second that a page offers
@@ -66,7 +66,7 @@ def _svg(panel: Panel) -> str:
     )
 
 
-def _sample(sign: Sign, style: Style) -> str:
+def _sample(sign: LegendEntry, style: Style) -> str:
     element = {
         "path": 'path d="M2 5H26"',
         "area": 'rect x="9" width="10" height="10"',
