@@ -32,13 +32,13 @@ from envs_jax.coverage import (
 from envs_jax.coverage.maps.types import Maps, Measurements, Report, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
-from envs_jax.coverage.types import PATHS, Settings, State
+from envs_jax.coverage.types import PATHS, CoverageConfig, State
 from envs_jax.stages import on_cpu
 
 
 @dataclasses.dataclass(frozen=True)
-class Coverage(Settings):
-    """Multi-UAV terrain mapping; see the package for the source of the rules and `types.Settings` for the settings."""
+class Coverage(CoverageConfig):
+    """Multi-UAV terrain mapping; see the package for the source of the rules and `types.CoverageConfig` for the settings."""
 
     version = 1
     baselines = baselines.BASELINES

@@ -39,7 +39,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Environment):
+class CoverageConfig(Environment):
     """Settings of a mission, and values derived from them.
 
     Raises:

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.coverage import belief, communication, terrain, world
-from envs_jax.coverage.types import Settings
+from envs_jax.coverage.types import CoverageConfig
 from envs_jax.viewing import INK, SOFT, Drawing, LegendEntry, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, text, trail
 
@@ -97,7 +97,7 @@ def borders(truth: np.ndarray) -> np.ndarray:
 
 def scene(record: Record) -> Scene:
     """Return the scene of a record, maps reduced to at most SIDE cells along an edge."""
-    env: Settings = record.env  # type: ignore[assignment]
+    env: CoverageConfig = record.env  # type: ignore[assignment]
     states, n, metres = record.states, env.n, world.cell_size(env.q)
     maps = []
     for k in range(record.steps + 1):
@@ -120,7 +120,7 @@ def scene(record: Record) -> Scene:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _heard(env: Settings, keys: Any, positions: Any, comm_range: Any) -> Any:
+def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any) -> Any:
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
 
     def heard_at(k: Any, key: Any, positions: Any, comm_range: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
-from envs_jax.reach.types import PARTS, TARGET_UNIT, Settings, State
+from envs_jax.reach.types import PARTS, TARGET_UNIT, ReachConfig, State
 
 _SCALE = 0.01  # m the target moves per unit of action
 
@@ -38,10 +38,10 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach(Settings):
+class Reach(ReachConfig):
     """A Sawyer arm brings its tool centre to a point; see the package for the source of the rules.
 
-    `types.Settings` holds its settings.
+    `types.ReachConfig` holds its settings.
     """
 
     name = "reach"

@@ -40,7 +40,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Environment):
+class ReachConfig(Environment):
     """Settings of an arm's task, and values derived from them.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.reach import dynamics
-from envs_jax.reach.types import TARGET_UNIT, Settings
+from envs_jax.reach.types import TARGET_UNIT, ReachConfig
 from envs_jax.viewing import GREY, SOFT, Drawing, LegendEntry, Line, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, trail
 
@@ -81,7 +81,7 @@ class Scene:
 
 def scene(record: Record) -> Scene:
     """Return the scene of a record."""
-    env: Settings = record.env  # type: ignore[assignment]
+    env: ReachConfig = record.env  # type: ignore[assignment]
     states = record.states
     arm = np.asarray(dynamics.skeleton(jnp.asarray(np.asarray(states.q).T)))
     return Scene(

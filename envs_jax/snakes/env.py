@@ -12,14 +12,14 @@ from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, draws, respawn, reward, rules, stale_observation, teams, timesteps
 from envs_jax.snakes.board import MOST_COLUMNS
-from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, Settings, State
+from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, SnakesConfig, State
 
 
 @dataclasses.dataclass(frozen=True)
-class Snakes(Settings):
+class Snakes(SnakesConfig):
     """Teams of snakes compete for beans on a torus; see the package for the source of the rules.
 
-    `types.Settings` holds its settings.
+    `types.SnakesConfig` holds its settings.
     """
 
     name = "snakes"

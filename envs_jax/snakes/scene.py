@@ -12,7 +12,7 @@ from envs_jax.snakes.baselines import BASELINES
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.rules import START_LENGTH
 from envs_jax.snakes.segments import Cell, to_segments
-from envs_jax.snakes.types import Settings
+from envs_jax.snakes.types import SnakesConfig
 from envs_jax.viewing import Line, Record
 
 COOL, WARM = ("#173f7f", "#1f83c6", "#2aa7a0"), ("#9c1630", "#e2522b", "#eb9a1c")  # families, dark to light
@@ -81,7 +81,7 @@ def family(anchors: Sequence[str], count: int) -> list[str]:
 
 def scene(record: Record) -> Scene:
     """Return the scene of a record."""
-    env: Settings = record.env  # type: ignore[assignment]
+    env: SnakesConfig = record.env  # type: ignore[assignment]
     n, board, states = env.snakes, env.board, record.states
     games = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states.game) for k in range(record.steps + 1)]
     bodies, directions, beans = (list(part) for part in zip(*(to_segments(board, game) for game in games), strict=True))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 from envs_jax.snakes import opponents, schedule, stale_observation
 from envs_jax.snakes.rules import Game
-from envs_jax.snakes.types import Settings, State
+from envs_jax.snakes.types import SnakesConfig, State
 
 
 def _reorder(game: Game, order: Callable[[Array, int], Array]) -> Game:
@@ -23,7 +23,7 @@ def half_turn(game: Game, half: int) -> Game:
     return _reorder(game, lambda values, axis: jnp.roll(values, half, axis))
 
 
-def swap_teams(env: Settings, values: Array, second: Array, axis: int = 0) -> Array:
+def swap_teams(env: SnakesConfig, values: Array, second: Array, axis: int = 0) -> Array:
     """Values along an axis of all snakes, the halves exchanged where the learner plays the second."""
     if env.side == "first" or env.teams == 1:
         return values
@@ -31,12 +31,12 @@ def swap_teams(env: Settings, values: Array, second: Array, axis: int = 0) -> Ar
     return swapped if env.side == "second" else jnp.where(second[(None,) * (axis + 1)], swapped, values)
 
 
-def learner_view(env: Settings, state: State) -> Game:
+def learner_view(env: SnakesConfig, state: State) -> Game:
     """Return the game from the learner's side: its own snakes come first."""
     return _reorder(state.game, lambda values, axis: swap_teams(env, values, state.second, axis))
 
 
-def with_opponents(env: Settings, state: State, word: Array, action: Array) -> Array:
+def with_opponents(env: SnakesConfig, state: State, word: Array, action: Array) -> Array:
     """int32[n, ...]: the actions of the learner's team, then those of the other in the state's game."""
     half = env.snakes // 2
     players = tuple(k for k in env.schedule.used if k != schedule.SELF)

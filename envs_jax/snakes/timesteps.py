@@ -11,7 +11,7 @@ from envs_jax.snakes import full, heading, observation, reward, rules, territory
 from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
-from envs_jax.snakes.types import Settings
+from envs_jax.snakes.types import SnakesConfig
 from envs_jax.stages import stage
 
 
@@ -40,12 +40,12 @@ METRICS = {
 }
 
 
-def metrics_of(env: Settings) -> tuple[str, ...]:
+def metrics_of(env: SnakesConfig) -> tuple[str, ...]:
     """Return the names of the metrics; without a second team there are none of opponents."""
     return tuple(METRICS) if env.teams == 2 else ("score", "deaths", "meals")
 
 
-def observation_box(env: Settings) -> Box:
+def observation_box(env: SnakesConfig) -> Box:
     """Return the Box of one snake's observation."""
     most = max(env.height, env.width, env.snakes + 2)
     boxes = {
@@ -59,7 +59,7 @@ def observation_box(env: Settings) -> Box:
 
 
 def show(
-    env: Settings,
+    env: SnakesConfig,
     game: Game,
     score_change: Array | None = None,
     hit: Array | None = None,
@@ -94,7 +94,7 @@ def show(
     )
 
 
-def _both(env: Settings, values: Array) -> tuple[Array, Array]:
+def _both(env: SnakesConfig, values: Array) -> tuple[Array, Array]:
     """Return sums over the own team and over the other (0 where there is none)."""
     if env.teams == 1:
         return total(values), jnp.zeros_like(values[0])
@@ -102,7 +102,7 @@ def _both(env: Settings, values: Array) -> tuple[Array, Array]:
     return total(values[:half]), total(values[half:])
 
 
-def for_all_agents(env: Settings, function: Callable[..., Array], game: Game, *arrays: Array) -> Array:
+def for_all_agents(env: SnakesConfig, function: Callable[..., Array], game: Game, *arrays: Array) -> Array:
     """[A, ...]: of_team(env, game, *arrays, agents) for all agents; arrays [n, ...] of snakes.
 
     Where both teams are agents, each half is taken as the learner's team in turn.
@@ -115,7 +115,7 @@ def for_all_agents(env: Settings, function: Callable[..., Array], game: Game, *a
 
 
 def _pay(
-    env: Settings, game: Game, score_change: Array, hit: Array, opponent_losses: Array, agents: int, *, done: Array
+    env: SnakesConfig, game: Game, score_change: Array, hit: Array, opponent_losses: Array, agents: int, *, done: Array
 ) -> Array:
     """float32[agents, ...]"""
     if env.reward == "score":
@@ -130,13 +130,13 @@ def _pay(
     return reward.shape_rewards(env.reward, game, score_change[:agents], hit[:agents], code)
 
 
-def open_directions(env: Settings, game: Game, agents: int) -> Array:
+def open_directions(env: SnakesConfig, game: Game, agents: int) -> Array:
     """bool[A, 4, ...]: the directions that agents may choose."""
     open_ = full.open_directions(env.board, game, agents)
     return territory.careful(env.board, game, agents, open_, env.careful_masks) if env.careful_masks else open_
 
 
-def observe(env: Settings, game: Game, agents: int) -> Array:
+def observe(env: SnakesConfig, game: Game, agents: int) -> Array:
     """[A, F, ...]: observations."""
     if env.observation == "obs_full":
         return jnp.moveaxis(full.columns(env.board, game, agents, env.teams), 0, 1)

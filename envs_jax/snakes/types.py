@@ -42,7 +42,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Environment):
+class SnakesConfig(Environment):
     """Settings of a game, and values derived from them.
 
     Raises:
