@@ -70,7 +70,7 @@ def test_backends_agree(settings):
         positions = move(a.positions, action)
         runs = [measure(state, positions) for measure, (state, _) in zip(measurements, runs, strict=True)]
     assert some_excess
-    anew = jax.vmap(lambda m: world.resize(windows_backend._overflow(windows.mapper, m.beliefs)))
+    anew = jax.vmap(lambda m: world.resize(windows_backend._overflow(windows.map_config, m.beliefs)))
     found = runs[1][0].maps
     np.testing.assert_allclose(jax.jit(anew)(found), found.excess.probability, atol=1e-6)
 
@@ -216,7 +216,7 @@ def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
     def measured(key):
         state = env._draw_mission(key)
         received, source = env._draw(state, state.positions)
-        return dense.resize_readings(env.mapper, Measurements(state.terrain, state.positions, received, source))
+        return dense.resize_readings(env.map_config, Measurements(state.terrain, state.positions, received, source))
 
     keys = jax.random.split(jax.random.key(0), 8)
     on_cpus = jax.jit(jax.vmap(measured))(keys)

@@ -29,7 +29,7 @@ from envs_jax.coverage import (
     terrain,
     world,
 )
-from envs_jax.coverage.maps.types import Maps, Measurements, Report, empty
+from envs_jax.coverage.maps.types import Maps, Measurements, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.types import PATHS, CoverageConfig, State
@@ -38,7 +38,10 @@ from envs_jax.stages import on_cpu
 
 @dataclasses.dataclass(frozen=True)
 class Coverage(CoverageConfig):
-    """Multi-UAV terrain mapping; see the package for the source of the rules and `types.CoverageConfig` for the settings."""
+    """Multi-UAV terrain mapping; see the package for the source of the rules.
+
+    `types.CoverageConfig` holds its settings.
+    """
 
     version = 1
     baselines = baselines.BASELINES
@@ -90,7 +93,7 @@ class Coverage(CoverageConfig):
             reach=comm_range,
             terrain=ground,
             positions=positions,
-            maps=empty(self.mapper, ground),
+            maps=empty(self.map_config, ground),
             earned=jnp.zeros((2,), jnp.float32),
         )
 
@@ -106,7 +109,7 @@ class Coverage(CoverageConfig):
         """
         measurements = Measurements(state.terrain, positions, received, source)
         updated, stats = maps.choose(self.map_backend, self.q, batched=False).update(
-            self.mapper, state.maps, measurements
+            self.map_config, state.maps, measurements
         )
         return self._conclude(state, measurements, updated, stats)
 
@@ -172,7 +175,7 @@ class Coverage(CoverageConfig):
         return received, sensor.noise(state.key, index, self.num_agents)
 
     def _conclude(
-        self, state: State, measurements: Measurements, updated: Maps, stats: Report
+        self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats
     ) -> tuple[State, TimeStep]:
         """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
@@ -191,7 +194,7 @@ class Coverage(CoverageConfig):
         paid = earned if self.reward_timing == "aligned" else state.earned
         paid = jnp.where(t > 0, paid, jnp.zeros_like(paid))
         actor_observation, team = observation.observe(
-            t, measurements, updated.probability, stats.measured, self.budget, self.mapper
+            t, measurements, updated.probability, stats.measured, self.budget, self.map_config
         )
         timestep = TimeStep(
             observation=actor_observation,
@@ -232,5 +235,5 @@ class CoverageBatch(BatchedEnvironment):
         received, source = jax.vmap(env._draw)(states, positions)
         measurements = Measurements(states.terrain, positions, received, source)
         backend = maps.choose(env.map_backend, env.q, batched=True)
-        updated, stats = backend.update_batch(env.mapper, states.maps, measurements)
+        updated, stats = backend.update_batch(env.map_config, states.maps, measurements)
         return jax.vmap(env._conclude)(states, measurements, updated, stats)

@@ -16,7 +16,7 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import KNOWN, Weights, clip_probability, entropy
-from envs_jax.coverage.maps.types import Mapper, Measurements
+from envs_jax.coverage.maps.types import MapConfig, Measurements
 from envs_jax.coverage.sensor import ERROR
 from envs_jax.coverage.world import LATTICE, LEVELS
 from envs_jax.stages import stage
@@ -121,7 +121,7 @@ def team_positions(positions: Array) -> Array:
 
 
 def observe(
-    t: Array, measurements: Measurements, probability: Array, measured: Array, total: int, mapper: Mapper
+    t: Array, measurements: Measurements, probability: Array, measured: Array, total: int, config: MapConfig
 ) -> tuple[Array, Array]:
     """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
 
@@ -129,20 +129,20 @@ def observe(
         t: int32[], time.
         measurements: positions of agents, and who heard whom.
         probability: float32[A + 1, 11, 11], resized local beliefs and the team's.
-        measured: float32[A, 11, 11], see `Report.measured`.
+        measured: float32[A, 11, 11], see `UpdateStats.measured`.
         total: budget B.
-        mapper: resolution, and importance of cells.
+        config: resolution, and importance of cells.
     """
     positions, received, agents, weights = (
         measurements.positions,
         measurements.received,
-        mapper.num_agents,
-        mapper.weights,
+        config.num_agents,
+        config.weights,
     )
     left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    agent_footprints, any_footprint = stage(functools.partial(footprints, q=mapper.q))(positions, received)
+    agent_footprints, any_footprint = stage(functools.partial(footprints, q=config.q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(

@@ -5,7 +5,7 @@ import dataclasses
 from envs_jax.base import Array, Environment, check_settings, pytree, setting, take_exactly
 from envs_jax.coverage import actions, maps, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
-from envs_jax.coverage.maps.types import Mapper, Maps
+from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
@@ -125,7 +125,7 @@ class CoverageConfig(Environment):
         return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
 
     @property
-    def mapper(self) -> Mapper:
+    def map_config(self) -> MapConfig:
         """Static settings of the map backends."""
         tile = maps.tile(self.map_backend, self.n)
-        return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)
+        return MapConfig(self.q, self.num_agents, self.storage, self.weights, tile)

@@ -67,8 +67,8 @@ def show(
 ) -> TimeStep:
     """Return the time step of a game for a team, its own snakes first.
 
-    Changes of the game score int32[n, ...], deaths bool[n, ...] and `reward.opponent_losses` int32[n, ...] belong to the
-    step before, if any.
+    `score_change` int32[n, ...], `hit` bool[n, ...] (deaths) and `opponent_losses` int32[n, ...] (see `reward`) come from
+    the step that led here; None at the start of a game.
     """
     stuck, late = rules.check_end(env.board, game, env.max_steps)
     start = score_change is None

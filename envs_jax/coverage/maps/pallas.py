@@ -25,7 +25,7 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
 from envs_jax.coverage.maps import dense
 from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry
-from envs_jax.coverage.maps.types import Mapper, Maps, Measurements, Report, Sums
+from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
@@ -53,26 +53,26 @@ def compiles() -> bool:
     return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
 
 
-def update(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
+def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, measurements))
-    return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
+    return jax.tree.map(lambda leaf: leaf[0], update_batch(config, *batch))
 
 
-def update_batch(mapper: Mapper, maps: Maps, measurements: Measurements) -> tuple[Maps, Report]:
+def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """`update` of [B] copies; B is not vmapped but an axis of the kernels' grid."""
-    words = jax.vmap(functools.partial(_words, mapper))(measurements)
-    whole = _whole_maps(mapper, measurements)
-    beliefs, local = _on_platform(functools.partial(_sweep, mapper, False), words, maps.beliefs, *whole)
-    beliefs, team, strips = _on_platform(functools.partial(_sweep, mapper, True), words, beliefs, *whole)
+    words = jax.vmap(functools.partial(_words, config))(measurements)
+    whole = _whole_maps(config, measurements)
+    beliefs, local = _on_platform(functools.partial(_sweep, config, False), words, maps.beliefs, *whole)
+    beliefs, team, strips = _on_platform(functools.partial(_sweep, config, True), words, beliefs, *whole)
     if isinstance(measurements.source, Noise):
-        measured = _resize_readings(mapper, words, measurements.positions[..., 2], measurements.terrain)
+        measured = _resize_readings(config, words, measurements.positions[..., 2], measurements.terrain)
     else:
-        measured = jax.vmap(functools.partial(dense.resize_readings, mapper))(measurements)
+        measured = jax.vmap(functools.partial(dense.resize_readings, config))(measurements)
     added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
-    resized = _resize(mapper, jnp.concatenate([local, team], axis=1))
-    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=carry(added[:, 4:6]))
+    resized = _resize(config, jnp.concatenate([local, team], axis=1))
+    return Maps(beliefs, resized, sums, maps.excess), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
 
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:
@@ -84,14 +84,14 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
 # Arguments of programs
 
 
-def _words(mapper: Mapper, measurements: Measurements) -> Array:
+def _words(config: MapConfig, measurements: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
-    positions, agents = measurements.positions, mapper.num_agents
+    positions, agents = measurements.positions, config.num_agents
     level = positions[:, 2]
-    box = world.footprint(positions, mapper.q)
-    cut = world.clip_footprint(box, mapper.n)
-    gains = jnp.take(jnp.asarray(mapper.storage.gains), level, axis=1, mode="clip")
-    if mapper.storage.dtype == np.float32:
+    box = world.footprint(positions, config.q)
+    cut = world.clip_footprint(box, config.n)
+    gains = jnp.take(jnp.asarray(config.storage.gains), level, axis=1, mode="clip")
+    if config.storage.dtype == np.float32:
         gains = jax.lax.bitcast_convert_type(gains, jnp.int32)
     if isinstance(measurements.source, Noise):
         seeds = jax.lax.bitcast_convert_type(measurements.source.seeds, jnp.int32)[np.arange(agents) // 2]
@@ -121,7 +121,7 @@ def _words(mapper: Mapper, measurements: Measurements) -> Array:
 class _Copy:
     """The words of one copy in a program; agents and maps may be traced numbers."""
 
-    mapper: Mapper
+    config: MapConfig
     words: Any
 
     def word(self, agent: Any, name: str) -> Array:
@@ -132,7 +132,7 @@ class _Copy:
 
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
-        first = self.mapper.num_agents * len(_WORDS) + (self.mapper.num_agents + 1) * self.mapper.num_agents
+        first = self.config.num_agents * len(_WORDS) + (self.config.num_agents + 1) * self.config.num_agents
         word = [self.words[first + k] for k in range(_TERRAIN_WORDS)]
         rows: Any = ((word[0], word[1]), (word[2], word[3]))
         columns: Any = ((word[4], word[5]), (word[6], word[7]))
@@ -140,7 +140,7 @@ class _Copy:
 
     def gains(self, agent: Any) -> tuple[Array, Array]:
         """dtype[]: the summands of a reading "class 0" and "class 1"."""
-        storage = self.mapper.storage
+        storage = self.config.storage
 
         def decode(word: Array) -> Array:
             if storage.dtype == np.float32:
@@ -154,19 +154,19 @@ class _Copy:
         first, second = (
             jax.lax.bitcast_convert_type(self.word(agent, name), jnp.uint32) for name in ("seed0", "seed1")
         )
-        bits = sensor.draw(first, second, rows * self.mapper.n + columns)
+        bits = sensor.draw(first, second, rows * self.config.n + columns)
         return sensor.half(bits, agent).astype(jnp.int32) < self.word(agent, "limit")
 
 
-def _whole_maps(mapper: Mapper, measurements: Measurements) -> tuple[Array, ...]:
+def _whole_maps(config: MapConfig, measurements: Measurements) -> tuple[Array, ...]:
     """Return ground truth bits uint8 and recorded readings int8, if any, padded to whole tiles."""
-    rows, columns = mapper.shape
+    rows, columns = config.shape
     padded = []
     if not isinstance(measurements.terrain.bits, tuple):
         bits = measurements.terrain.bits
-        padded.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - mapper.n))))
+        padded.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - config.n))))
     if not isinstance(measurements.source, Noise):
-        missing = ((0, rows - mapper.n), (0, columns - mapper.n))
+        missing = ((0, rows - config.n), (0, columns - config.n))
         padded.append(jnp.pad(measurements.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
     return tuple(padded)
 
@@ -196,17 +196,17 @@ def _spans(n: int, length: int) -> int:
 
 
 def _sweep(
-    mapper: Mapper, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
+    config: MapConfig, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
 ) -> tuple[Array, ...]:
     """Update beliefs, the team's map or the others, in place, and return them with sums over these M maps.
 
     These are float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns; of
     the team's map, int32[B, tiles, 10], the sums of each strip.
     """
-    n, copies = mapper.n, words.shape[0]
+    n, copies = config.n, words.shape[0]
     columns = tile(n)[1]
-    height, across = mapper.shape[0], mapper.shape[1] // columns
-    first, maps = (mapper.num_agents, 1) if team else (0, mapper.num_agents)
+    height, across = config.shape[0], config.shape[1] // columns
+    first, maps = (config.num_agents, 1) if team else (0, config.num_agents)
     spans = _spans(n, columns)
     strip = pl.BlockSpec((None, None, height, columns), lambda j, m, b: (b, first + m, 0, j))
     inputs = [pl.BlockSpec((None, words.shape[1]), lambda j, m, b: (b, 0)), strip]
@@ -226,7 +226,7 @@ def _sweep(
         sums_spec = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
         outputs.append((sums_spec, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
     return pl.pallas_call(
-        functools.partial(_sweep_strip, mapper, team),
+        functools.partial(_sweep_strip, config, team),
         grid=(across, maps, copies),  # neighbours in memory first
         in_specs=inputs,
         out_specs=[spec for spec, _ in outputs],
@@ -238,16 +238,16 @@ def _sweep(
     )(words, beliefs, *whole)
 
 
-def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *references: Any) -> None:
+def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *references: Any) -> None:
     """Update a strip of columns of one map from top to bottom, tile by tile, and compute its sums."""
     inputs = len(references) - (3 if team else 2)
     bits = [reference for reference in references[:inputs] if len(reference.shape) == 2]
     readings = [reference for reference in references[:inputs] if len(reference.shape) == 3]
     new_map, blocks, *sums = references[inputs:]
-    receiver = jnp.int32(mapper.num_agents) if team else pl.program_id(1)
-    shape = tile(mapper.n)
-    down, column = mapper.shape[0] // shape[0], pl.program_id(0) * shape[1]
-    copy, resized = _Copy(mapper, words), _Resized(mapper.n, shape, column, blocks)
+    receiver = jnp.int32(config.num_agents) if team else pl.program_id(1)
+    shape = tile(config.n)
+    down, column = config.shape[0] // shape[0], pl.program_id(0) * shape[1]
+    copy, resized = _Copy(config, words), _Resized(config.n, shape, column, blocks)
 
     def load(i: Any) -> Array:
         return old_map[pl.ds(i * shape[0], shape[0]), :]
@@ -271,11 +271,11 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
             over = (box.top < row + shape[0]) & (box.bottom > row)
             return over & (box.left < column + shape[1]) & (box.right > column)
 
-        new = _update_tile(mapper, copy, old, None if team else receiver, cells, meets, reads)
+        new = _update_tile(config, copy, old, None if team else receiver, cells, meets, reads)
         new_map[here, :] = new
-        read = resized.add(read, row, cells[0], probability(mapper.storage.log_odds(new)))
+        read = resized.add(read, row, cells[0], probability(config.storage.log_odds(new)))
         if team:
-            added = _add_cells(mapper, added, old, new, truth(), (cells[0] < mapper.n) & (cells[1] < mapper.n))
+            added = _add_cells(config, added, old, new, truth(), (cells[0] < config.n) & (cells[1] < config.n))
         return following, read, added
 
     nothing = jnp.zeros(shape, jnp.int32)
@@ -291,10 +291,10 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
 
 
 def _update_tile(
-    mapper: Mapper, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
+    config: MapConfig, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
 ) -> Array:
     """Return a tile after the measurement of agent `receiver` (None: the team) and this time's messages."""
-    storage, agents = mapper.storage, mapper.num_agents
+    storage, agents = config.storage, config.num_agents
 
     def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
         value, touched = state
@@ -377,10 +377,10 @@ def _to_fixed_point(values: Array) -> Array:
     return whole + ((rest > 0.5) | ((rest == 0.5) & (whole & 1 == 1))).astype(jnp.int32)
 
 
-def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
+def _add_cells(config: MapConfig, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
     """Add a tile of the team's map to a strip's cell-by-cell sums: three fixed-point numbers, and four counts."""
-    storage = mapper.storage
-    weight = jnp.where(counted, storage.weight(new, mapper.weights.relative), 0.0)
+    storage = config.storage
+    weight = jnp.where(counted, storage.weight(new, config.weights.relative), 0.0)
     entropy_old = entropy_of_log_odds(storage.log_odds(old))
     entropy_new = entropy_of_log_odds(storage.log_odds(new))
     interest &= counted
@@ -394,10 +394,10 @@ def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Arr
     ] + counts
 
 
-def _resize(mapper: Mapper, blocks: Array) -> Array:
+def _resize(config: MapConfig, blocks: Array) -> Array:
     """float32[B, M, 11, 11] from the sums of the strips."""
-    n, columns = mapper.n, tile(mapper.n)[1]
-    starts = np.arange(mapper.shape[1] // columns) * columns
+    n, columns = config.n, tile(config.n)[1]
+    starts = np.arange(config.shape[1] // columns) * columns
     block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
     matrix = (block == np.arange(LATTICE)[None]).astype(np.float32) / np.float32(n * n)
     return jnp.einsum("bmdc,ce->bmde", blocks, matrix, precision=jax.lax.Precision.HIGHEST)
@@ -422,21 +422,21 @@ def _look_matrices(q: int) -> tuple[np.ndarray, np.ndarray, bool]:
     return matrices, units, exact
 
 
-def _resize_readings(mapper: Mapper, words: Array, level: Array, terrain: Terrain) -> Array:
-    """float32[B, A, 11, 11]: see `Report.measured`."""
-    _, units, _ = _look_matrices(mapper.q)
+def _resize_readings(config: MapConfig, words: Array, level: Array, terrain: Terrain) -> Array:
+    """float32[B, A, 11, 11]: see `UpdateStats.measured`."""
+    _, units, _ = _look_matrices(config.q)
     bits = () if isinstance(terrain.bits, tuple) else (terrain.bits,)
-    sums = _on_platform(functools.partial(_look, mapper), words, *bits)
+    sums = _on_platform(functools.partial(_look, config), words, *bits)
     unit = jnp.take(jnp.asarray(units), level, mode="clip")
     return sums[..., :LATTICE, :LATTICE] * unit[..., None, None]
 
 
-def _look(mapper: Mapper, words: Array, *bits: Array, interpret: bool) -> Array:
+def _look(config: MapConfig, words: Array, *bits: Array, interpret: bool) -> Array:
     """float32[B, A, 16, 16]: resized readings in the units of `_look_matrices`."""
-    matrices, _, exact = _look_matrices(mapper.q)
-    copies, agents = words.shape[0], mapper.num_agents
+    matrices, _, exact = _look_matrices(config.q)
+    copies, agents = words.shape[0], config.num_agents
     return pl.pallas_call(
-        functools.partial(_look_at, mapper, exact),
+        functools.partial(_look_at, config, exact),
         grid=(agents, copies),
         in_specs=[
             pl.BlockSpec((None, words.shape[1]), lambda a, b: (b, 0)),
@@ -451,11 +451,11 @@ def _look(mapper: Mapper, words: Array, *bits: Array, interpret: bool) -> Array:
     )(words, jnp.asarray(matrices), *bits)
 
 
-def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references: Any) -> None:
+def _look_at(config: MapConfig, exact: bool, words: Any, matrices: Any, *references: Any) -> None:
     """Resize the readings of one agent, chunk of cells by chunk of cells."""
     *bits, out = references
-    agent, n = pl.program_id(0), mapper.n
-    copy = _Copy(mapper, words)
+    agent, n = pl.program_id(0), config.n
+    copy = _Copy(config, words)
     box, level, side = copy.box(agent), copy.word(agent, "level"), copy.word(agent, "side")
     start = copy.word(agent, "start_row"), copy.word(agent, "start_column")
     precision = jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST

@@ -13,7 +13,7 @@ from envs_jax.coverage.terrain import Terrain
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapper:
+class MapConfig:
     """Static settings of a map backend."""
 
     q: int  # cells along a footprint edge at the lowest altitude
@@ -53,7 +53,7 @@ class Sums:
 
 
 @pytree
-class Excess:
+class ClipOverflow:
     """Cells whose log-odds lie beyond the clip. Kept up to date by the backend "windows" only."""
 
     cells: Array  # bool[A + 1], maps that have any
@@ -66,7 +66,7 @@ class Maps:
 
     Attributes:
         beliefs: int16 or float32 [A + 1, n, n], stored log-odds: local maps in the order of the agents, the
-            team's last. ([A + 1, *Mapper.shape]: what lies beyond n is padding.)
+            team's last. ([A + 1, *MapConfig.shape]: what lies beyond n is padding.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
         excess: the clip's bookkeeping of one backend.
@@ -75,11 +75,11 @@ class Maps:
     beliefs: Array
     probability: Array
     sums: Sums
-    excess: Excess
+    excess: ClipOverflow
 
 
 @pytree
-class Report:
+class UpdateStats:
     """By-products of an update.
 
     Attributes:
@@ -93,24 +93,24 @@ class Report:
     before: Array
 
 
-def empty(mapper: Mapper, terrain: Terrain) -> Maps:
+def empty(config: MapConfig, terrain: Terrain) -> Maps:
     """Return the maps before the first measurement, at the start of a mission over `terrain`."""
-    maps, n, storage = mapper.num_agents + 1, mapper.n, mapper.storage
+    maps, n, storage = config.num_agents + 1, config.n, config.storage
     prior = jnp.full((), storage.unseen)
     entropy = storage.entropy(prior)
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
     sums = Sums(
         weighted=uniform_total(
-            to_fixed_point(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)
+            to_fixed_point(storage.weight(prior, config.weights.relative) * entropy), jnp.int32(n * n)
         ),
         interest=uniform_total(to_fixed_point(entropy), terrain.count),
         counts=jnp.stack([n * n * predicted, terrain.count * predicted, jnp.int32(0), jnp.int32(0)]),
     )
     return Maps(
-        beliefs=jnp.full((maps, *mapper.shape), storage.unseen),
+        beliefs=jnp.full((maps, *config.shape), storage.unseen),
         probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
         sums=sums,
-        excess=Excess(
+        excess=ClipOverflow(
             cells=jnp.zeros((maps,), jnp.bool_),
             probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
         ),

@@ -13,7 +13,7 @@ import numpy as np
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage import world
-from envs_jax.coverage.maps.types import Mapper, Measurements
+from envs_jax.coverage.maps.types import MapConfig, Measurements
 from envs_jax.coverage.world import LATTICE
 from envs_jax.stages import stage
 
@@ -45,19 +45,19 @@ class Agent:
     block_column: Array
 
 
-def window_side(mapper: Mapper, level: int) -> int:
+def window_side(config: MapConfig, level: int) -> int:
     """Side of the window of an agent at altitude index `level` in cells."""
-    return 2 * world.radius(mapper.q, level)
+    return 2 * world.radius(config.q, level)
 
 
-def make_plan(mapper: Mapper, measurements: Measurements) -> Plan:
+def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
     """Plan of the update of [B] copies."""
-    n, agents, (copies, *_) = mapper.n, mapper.num_agents, measurements.positions.shape
+    n, agents, (copies, *_) = config.n, config.num_agents, measurements.positions.shape
     row, column, level = (measurements.positions[..., axis] for axis in range(3))
-    full = world.footprint(measurements.positions, mapper.q)
+    full = world.footprint(measurements.positions, config.q)
     box = world.clip_footprint(full, n)
     last = n - (full.bottom - full.top)
-    blocks = jnp.asarray(np.stack([block_shares(mapper.q, level)[0] for level in range(world.LEVELS)]))
+    blocks = jnp.asarray(np.stack([block_shares(config.q, level)[0] for level in range(world.LEVELS)]))
     number = jnp.broadcast_to(jnp.arange(agents, dtype=jnp.int32), level.shape)
     agent = Agent(
         number=number,
