@@ -19,7 +19,7 @@ from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import LEVELS, choose
 from bench.reference.snakes.oracle import Settings, State
 from bench.reference.snakes.segments import from_segments
-from envs_jax.snakes import draws, observation, opponents, respawn, reward, rules, segments, stale_observation, teams
+from envs_jax.snakes import observation, opponents, respawn, reward, rules, segments, spawn, stale_observation, teams
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.types import PUBLISHED
 
@@ -134,7 +134,7 @@ def program(case: tuple[int, ...]) -> Any:
         moved, engine, hit, _ = rules.move(board, game, direction)
         ways = (respawn.respawn(board, moved, way) for way in (True, False))
         kept = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
-        after = draws.refill(board, kept, words)
+        after = spawn.refill(board, kept, words)
         afters = [after] if count == 1 else [after, turn(after)]
         return {
             "seen": {name: [columns(build(board, g, agents)) for g in sides] for name, build in builders.items()},
@@ -326,7 +326,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
     env = envs_jax.make("snakes", max_steps=8, **(PUBLISHED | setting))
     batch, now = env.batched(), context(env)
     reset, play = jit(batch.reset), jit(batch.step_without_reset)
-    words_of = jit(jax.vmap(lambda state: draws.step_words(env.snakes, env.beans, state.key, state.game.steps)))
+    words_of = jit(jax.vmap(lambda state: spawn.step_words(env.snakes, env.beans, state.key, state.game.steps)))
     rule = Settings(env.height, env.width, env.snakes, env.beans, env.max_steps, env.teams, env.fixed_respawn)
 
     @few(max_examples=3)
@@ -351,7 +351,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
                 game.settings.team(sides[i]) if env.scripted else range(env.snakes) for i, game in enumerate(games)
             ]
             action = np.array([[w[k] for k in a] for w, a in zip(wanted, agents, strict=True)], np.int32)
-            digits = np.asarray(draws.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
+            digits = np.asarray(spawn.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
             state, timestep = play(state, jnp.asarray(action), now)
             after, ghosts_after = jax.tree.map(np.asarray, (state.env.game, state.env.stale))
             for i, game in enumerate(games):

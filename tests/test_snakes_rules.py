@@ -7,7 +7,7 @@ from helpers import golden
 from helpers.snakes import jit
 
 from bench.parity.snakes import CONFIGURATIONS, OWN, flat, lane, recorded
-from envs_jax.snakes import draws, respawn, rules, segments
+from envs_jax.snakes import respawn, rules, segments, spawn
 
 
 # All configurations are played through the environment in test_snakes_golden.py.
@@ -23,7 +23,7 @@ def test_recorded_steps_are_reproduced(configuration):
     def core(game, direction, words):
         moved, reward, hit, _ = rules.move(board, game, direction)
         kept = respawn.respawn(board, moved)
-        filled = draws.refill(board, kept, words)
+        filled = spawn.refill(board, kept, words)
         return kept, filled, reward, hit, rules.check_end(board, filled, limit)
 
     direction = record["resolved"][:, :snakes].T.astype(np.int32)

@@ -10,7 +10,7 @@ from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
-from envs_jax.snakes import baselines, draws, respawn, reward, rules, stale_observation, teams, timesteps
+from envs_jax.snakes import baselines, respawn, reward, rules, spawn, stale_observation, teams, timesteps
 from envs_jax.snakes.board import MOST_COLUMNS
 from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, SnakesConfig, State
 
@@ -60,18 +60,18 @@ class Snakes(SnakesConfig):
 
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         context = self.context(start()) if context is None else context
-        key, words = for_keys(functools.partial(draws.start_words, self.snakes, self.beans), key)
+        key, words = for_keys(functools.partial(spawn.start_words, self.snakes, self.beans), key)
         state = self._begin(key, words, context)
         return state, timesteps.show(self, teams.learner_view(self, state))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
-        draw = functools.partial(draws.step_words, self.snakes, self.beans)
+        draw = functools.partial(spawn.step_words, self.snakes, self.beans)
         return self._advance(state, for_keys(draw, state.key, state.game.steps), action)
 
     def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
         """Return the other team's time step, as if it were the learner's, and a key for its draws in this step."""
         opponent_game = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
-        return timesteps.show(self, opponent_game), for_keys(draws.opponent_key, state.key, state.game.steps)
+        return timesteps.show(self, opponent_game), for_keys(spawn.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
         """Return the batched form, see `envs_jax.batch.batched`."""
@@ -79,7 +79,7 @@ class Snakes(SnakesConfig):
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
         """Return the state at the start, for random words uint32[n + K + 2, ...]."""
-        game = draws.begin(self.board, words[:-2], self.snakes, self.beans)
+        game = spawn.begin(self.board, words[:-2], self.snakes, self.beans)
         chance = words[-2].astype(jnp.float32) * jnp.float32(2**-32)
         level = jnp.zeros(chance.shape, jnp.int32)
         below = jnp.float32(0)
@@ -106,7 +106,7 @@ class Snakes(SnakesConfig):
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)
         action = teams.swap_teams(self, action, state.second)
-        direction = rules.resolve_directions(state.game.direction, action, draws.turns(words[beans:], snakes))
+        direction = rules.resolve_directions(state.game.direction, action, spawn.turns(words[beans:], snakes))
         game, score_change, hit, ate = rules.move(board, state.game, direction)
         if self.stale_observation_bug and self.scripted:
             stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
@@ -118,7 +118,7 @@ class Snakes(SnakesConfig):
         else:
             opponent_losses = jnp.zeros_like(score_change)
         game = respawn.respawn(board, game, self.fixed_respawn)
-        game = draws.refill(board, game, words[:beans])
+        game = spawn.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
         score_change, hit, opponent_losses = (
             teams.swap_teams(self, x, state.second) for x in (score_change, hit, opponent_losses)

@@ -1,4 +1,4 @@
-"""Observations of the first A snakes: the published layouts, their bugs included, and a better one (`full`).
+"""Observations of the first A snakes: the published layouts, their bugs included, and a better one (`obs_full`).
 
 Published layouts after jidiai/Competition_3v3snakes (26 values) and zhizhengzhao/snake (30 and 35 values). All numbers
 are not normalised. "Code": 0 empty, 1 bean, k + 2 for a cell of snake k. A snake that could not respawn observes

@@ -1,7 +1,7 @@
 """One step of the game without its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
 
 Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn bugs included. A step is
-`resolve_directions` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
+`resolve_directions` (draws), `move`, `respawn.respawn`, `spawn.refill` (draws); n snakes, K places for beans.
 """
 
 import dataclasses

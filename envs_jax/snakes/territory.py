@@ -13,7 +13,7 @@ import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.batch import constant
-from envs_jax.snakes import full
+from envs_jax.snakes import obs_full
 from envs_jax.snakes.board import NOWHERE, Board, total, union
 from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
 from envs_jax.stages import stage
@@ -23,7 +23,7 @@ COLUMNS = 5 * 4 + 2
 
 
 def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -> Array:
-    """int8[COLUMNS, A, ...]: whole hundredths as in `full`; the first five rows by direction of the first move.
+    """int8[COLUMNS, A, ...]: whole hundredths as in `obs_full`; the first five rows by direction of the first move.
 
     room         cells that the snake reaches within FAR moves
     near, far    its territory within NEAR moves and within FAR moves
@@ -40,20 +40,20 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
 
     def touches(heads: Array) -> Array:
         touched = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
-        return (union(first & touched[:, None]) != 0).astype(jnp.int32) * full.ONE
+        return (union(first & touched[:, None]) != 0).astype(jnp.int32) * obs_full.ONE
 
     room, near, far, _ = stage(lambda game: reach(board, game, slice(agents)))(game)
     scores = score(game)
     lead = total(scores[:half])[None] - total(scores[half:])[None] if teams == 2 else scores[:agents]
     left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
     values = [
-        full.share(room, 100),
-        full.share(near, 20),
-        full.share(far, 100),
+        obs_full.share(room, 100),
+        obs_full.share(near, 20),
+        obs_full.share(far, 100),
         touches(all_heads & ~own_heads & ~mates),
         touches(mates),
-        full.share(left, max_steps)[None],
-        full.share(jnp.broadcast_to(lead, left.shape), 50)[None],
+        obs_full.share(left, max_steps)[None],
+        obs_full.share(jnp.broadcast_to(lead, left.shape), 50)[None],
     ]
     return jnp.where(there[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
 
@@ -74,7 +74,7 @@ def _count(cells: Array) -> Array:
 
 def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
-    planes = full.leaving(board, game)
+    planes = obs_full.leaving(board, game)
     low, high = game.toward[:, 0], game.toward[:, 1]
     by_direction = (~(low | high), low & ~high, ~low & high, low & high)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)

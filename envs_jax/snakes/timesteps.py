@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Reduction, TimeStep
-from envs_jax.snakes import full, heading, observation, reward, rules, territory
+from envs_jax.snakes import obs_full, obs_heading, observation, reward, rules, territory
 from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
@@ -52,8 +52,8 @@ def observation_box(env: SnakesConfig) -> Box:
         "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=most - 1),
         "obs30": Box((30,)),
         "obs35": Box((35,)),
-        "obs_full": Box((full.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
-        "obs_heading": Box((heading.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
+        "obs_full": Box((obs_full.size(env.snakes, env.beans),), jnp.int8, low=-obs_full.ONE, high=obs_full.ONE),
+        "obs_heading": Box((obs_heading.size(env.snakes, env.beans),), jnp.int8, low=-obs_full.ONE, high=obs_full.ONE),
     }
     return boxes[env.observation]
 
@@ -67,8 +67,8 @@ def show(
 ) -> TimeStep:
     """Return the time step of a game for a team, its own snakes first.
 
-    `score_change` int32[n, ...], `hit` bool[n, ...] (deaths) and `opponent_losses` int32[n, ...] (see `reward`) come from
-    the step that led here; None at the start of a game.
+    `score_change` int32[n, ...], `hit` bool[n, ...] (deaths) and `opponent_losses` int32[n, ...], see `reward`, come
+    from the step that led here; None at the start of a game.
     """
     stuck, late = rules.check_end(env.board, game, env.max_steps)
     start = score_change is None
@@ -132,16 +132,16 @@ def _pay(
 
 def open_directions(env: SnakesConfig, game: Game, agents: int) -> Array:
     """bool[A, 4, ...]: the directions that agents may choose."""
-    open_ = full.open_directions(env.board, game, agents)
+    open_ = obs_full.open_directions(env.board, game, agents)
     return territory.careful(env.board, game, agents, open_, env.careful_masks) if env.careful_masks else open_
 
 
 def observe(env: SnakesConfig, game: Game, agents: int) -> Array:
     """[A, F, ...]: observations."""
     if env.observation == "obs_full":
-        return jnp.moveaxis(full.columns(env.board, game, agents, env.teams), 0, 1)
+        return jnp.moveaxis(obs_full.columns(env.board, game, agents, env.teams), 0, 1)
     if env.observation == "obs_heading":
-        return jnp.moveaxis(heading.columns(env.board, game, agents, env.teams, env.max_steps), 0, 1)
+        return jnp.moveaxis(obs_heading.columns(env.board, game, agents, env.teams, env.max_steps), 0, 1)
     layouts = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
     columns = layouts[env.observation](env.board, game, agents)
     dtype = observation_box(env).dtype

@@ -1,8 +1,8 @@
 """A snakes agent for the Jidi platform, exported by jaxrl. The platform calls `my_controller`.
 
 It needs only Python 3.7 and NumPy; weights and settings are in weights.npz next to this file. Observations and masks
-are the same as in jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are reimplemented
-here only because the platform has no JAX and passes lists of cells; jaxrl's tests check that both agree.
+are the same as in jaxrl's envs_jax/snakes, where observation.py and obs_full.py explain every value. They are written
+again here only because the platform has no JAX and passes lists of cells; jaxrl's tests check that both agree.
 
 The platform does not say where a snake heads: `last_direction` is one step old. Here a snake heads from its second
 segment to its head, which is wrong only right after some respawns across the edge of the board.
@@ -25,7 +25,7 @@ from numpy import random  # which NumPy would load at the first call
 from jaxrl.integrations.numpy_networks import network  # copied in its place by the export
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
-RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of full.py
+RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of obs_full.py
 
 
 class Board:

@@ -75,7 +75,7 @@ def share(value: Array, most: int) -> Array:
     return jnp.clip(jnp.round(value.astype(jnp.float32) * (ONE / most)), -ONE, ONE).astype(jnp.int32)
 
 
-def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
+def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
     """int32[4, A, ...]: number of cells that a snake can reach in 1 to MOVES moves, by direction of the first.
 
     Bodies leave cells as `leaving` says and enter none; what stays for longer than REACH moves stays.
@@ -129,7 +129,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
     """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
     leave = leaving(board, game)
-    reachable = room(board, game, agents, leave)
+    reachable = reachable_cells(board, game, agents, leave)
     values = jnp.concatenate(
         [
             _crop(board, game, agents, teams, leave),
