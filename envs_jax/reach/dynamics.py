@@ -470,7 +470,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
 
 
 @jax.jit
-def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
+def control_step(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
     """Return joint values and speeds one control period later. Jitted, so that it is traced once per shape.
 
     Args:
