@@ -14,7 +14,7 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def stage(function: _F) -> _F:
+def materialize(function: _F) -> _F:
     """On CPUs, compile a pure function of arrays as a subroutine: what it returns is stored before it is read.
 
     XLA's CPU compiler would otherwise fuse a cheap-looking function into each of its readers and recompute it for

@@ -19,7 +19,7 @@ from envs_jax.coverage.belief import KNOWN, Weights, clip_probability, entropy
 from envs_jax.coverage.maps.types import MapConfig, Measurements
 from envs_jax.coverage.sensor import ERROR
 from envs_jax.coverage.world import LATTICE, LEVELS
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 ACTOR_CHANNELS = 7
 TEAM_CHANNELS = 4
@@ -32,7 +32,7 @@ _COLUMNS = np.arange(LATTICE, dtype=np.int32)[None, :]
 def _weighted_entropy(p: Array, weights: Weights) -> Array:
     """float32[..., 11, 11]: w(p) H(p)."""
 
-    @stage
+    @materialize
     def weighted(p: Array) -> Array:
         return weights.pick(p > jnp.float32(KNOWN), p < jnp.float32(1.0 - KNOWN)) * entropy(p)
 
@@ -73,7 +73,7 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
     column_share, column_holds = _strips(box.left, box.right, n)
     heard = received & ~np.eye(agents, dtype=bool)
 
-    @stage
+    @materialize
     def paint(row_holds: Array, column_holds: Array, heard: Array) -> Array:  # [A + 1, S, S]
         inside = row_holds[:, :, None] & column_holds[:, None, :]
         others = jnp.zeros_like(inside)
@@ -85,7 +85,7 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
         views = jnp.where(inside, one, jnp.where(others, zero, half))
         return jnp.concatenate([views, jnp.where(anyone, one, half)])
 
-    @stage
+    @materialize
     def shrink(values: Array, share: Array) -> Array:  # [M, S, K] with [S, 11] to [M, K, 11]
         return functools.reduce(jnp.add, (values[:, s, :, None] * share[None, s, None] for s in range(share.shape[0])))
 
@@ -142,14 +142,14 @@ def observe(
     left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    agent_footprints, any_footprint = stage(functools.partial(footprints, q=config.q))(positions, received)
+    agent_footprints, any_footprint = materialize(functools.partial(footprints, q=config.q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
         [
             jnp.full((agents, LATTICE, LATTICE), left),
             jnp.broadcast_to(agent_id[:, None, None], (agents, LATTICE, LATTICE)),
-            stage(neighbours)(positions, received),
+            materialize(neighbours)(positions, received),
             uncertainty[:agents],
             _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights),
             p[:agents],
@@ -157,7 +157,7 @@ def observe(
         ],
         axis=-1,
     )
-    team = jnp.stack([stage(team_positions)(positions), uncertainty[agents], p[agents], any_footprint], axis=-1)
+    team = jnp.stack([materialize(team_positions)(positions), uncertainty[agents], p[agents], any_footprint], axis=-1)
     return observation, team
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 LATTICE = 11  # lattice points per horizontal axis, and side of every resized map
 LEVELS = 3  # altitudes
@@ -128,7 +128,7 @@ def resize(values: Array, transform: Callable[[Array], Array] | None = None) -> 
     *lead, n, _ = values.shape
     matrix = area_matrix(n).astype(np.float32)
     if n <= _SMALL_MAP:  # few rows per block: flat elementwise work, sums written out
-        rows = stage(transform)(values.reshape(*lead, n * n)).reshape(values.shape)
+        rows = materialize(transform)(values.reshape(*lead, n * n)).reshape(values.shape)
         sums = [sum(w * rows[..., r, :] for r, w in enumerate(weights) if w) for weights in matrix]
     else:
         sums = []

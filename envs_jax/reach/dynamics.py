@@ -26,10 +26,10 @@ from envs_jax.reach.folding import (
     Number,
     Vector,
     add,
-    apart,
     apply,
     cross,
     dot,
+    materialize,
     mul,
     plus,
     scale,
@@ -79,7 +79,7 @@ class Hand(NamedTuple):
     levers: list[list[Number]]  # [7][3], velocity of the hand's origin for unit speed of every hinge, in its frame
 
 
-@apart
+@materialize
 def hand(arm: Arm, turns: Sequence[Turn]) -> Hand:
     """Return the hand, computed from the last link to the world."""
     seen = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
@@ -240,7 +240,7 @@ def _down(
     return torques
 
 
-@apart
+@materialize
 def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> tuple[list[list[Number]], list[Number]]:
     """Lower triangle [7][i + 1] of the hinges, armature included, and their coupling [7] with either finger."""
     rows: list[list[Number]] = []
@@ -258,7 +258,7 @@ def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> t
     return rows, _down(arm, turns, HINGES - 1, *pushes[0])
 
 
-@apart
+@materialize
 def bias(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger], v: Sequence[Array]) -> list[Number]:
     """[9]: joint forces without acceleration: gravity, Coriolis and centrifugal forces (recursive Newton-Euler)."""
     spin: list[Number] = [0.0, 0.0, 0.0]
@@ -321,7 +321,7 @@ class Weld(NamedTuple):
     reference: list[Number]
 
 
-@apart
+@materialize
 def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale: Array) -> Weld:
     """Return the weld, in the hand's frame: the three rows of a kind have equal weights, so any frame will do."""
     inverse = transpose(frame.rotation)

@@ -130,7 +130,9 @@ class Reach(ReachConfig):
         command = jnp.clip(action[0], -1.0, 1.0)
         target, part = _move_target(state.target, state.target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
-        q, v = dynamics.control_step(state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld)))
+        q, v = dynamics.control_step(
+            state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld))
+        )
         pose, t = dynamics.pose(q), state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
         after = dataclasses.replace(state, t=t, target=target, target_part=part, q=q, v=v, frame=frame)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 import jax
 
+from envs_jax import stages
 from envs_jax.base import Array
-from envs_jax.stages import stage
 
 Number = float | Array
 Vector = Sequence[Number]  # 3 numbers
@@ -90,8 +90,8 @@ def transpose(matrix: Matrix) -> list[list[Number]]:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def apart(function: _F) -> _F:
-    """`envs_jax.stages.stage` for functions of numbers: constants stay constants, in and out.
+def materialize(function: _F) -> _F:
+    """`envs_jax.stages.materialize` for functions of numbers: constants stay constants, in and out.
 
     On CPUs, the arrays that the function returns are stored before they are read. Otherwise the compiler emits eleven
     times as many operations, since it recomputes cheap ones for each reader.
@@ -109,7 +109,7 @@ def apart(function: _F) -> _F:
             result[:] = shape, [None if isinstance(x, jax.Array) else x for x in outputs]
             return [x for x in outputs if isinstance(x, jax.Array)]
 
-        arrays = iter(stage(inner)(*(x for x in leaves if isinstance(x, jax.Array))))
+        arrays = iter(stages.materialize(inner)(*(x for x in leaves if isinstance(x, jax.Array))))
         shape, known = result
         return jax.tree.unflatten(shape, [next(arrays) if x is None else x for x in known])
 

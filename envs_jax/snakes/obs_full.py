@@ -23,7 +23,7 @@ from envs_jax.batch import constant
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, counting, total, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 RADIUS = 3
 SIDE = 2 * RADIUS + 1
@@ -60,7 +60,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
-    step = stage(ahead)
+    step = materialize(ahead)
     for k in range(1, REACH):
         moving = planes[-1] & ~heads
         if k > 2:
@@ -91,7 +91,7 @@ def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -
         return union(jnp.stack([cells, *around])) & free[:, None, None]
 
     free = ~body_plane(game) & board.full_row | leave[0]
-    further, cells = stage(spread), stage(enter)(head, free)
+    further, cells = materialize(spread), materialize(enter)(head, free)
     for k in range(1, MOVES):
         free = free | leave[k] if k < REACH else free
         cells = further(cells, free)
@@ -116,7 +116,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
         """uint32[S, planes, A, ...]: rows of the crop."""
         return jnp.stack(board.around(planes, place[None], RADIUS))
 
-    words = stage(cut)(jnp.stack(planes, 1), game.head[:agents])
+    words = materialize(cut)(jnp.stack(planes, 1), game.head[:agents])
     shifts = constant(np.arange(SIDE, dtype=np.uint32), words.shape[1:])[None]
     bits = (words[:, None] >> shifts & jnp.uint32(1)).astype(jnp.int32)  # [S, S, planes, A]
     bits = jnp.moveaxis(bits, 2, 0)
@@ -133,7 +133,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
     values = jnp.concatenate(
         [
             _crop(board, game, agents, teams, leave),
-            stage(lambda game: _rest(board, game, agents, teams, leave[0], square))(game),
+            materialize(lambda game: _rest(board, game, agents, teams, leave[0], square))(game),
             share(reachable, 20),
             share(reachable, 100),
         ]
@@ -212,6 +212,6 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
         rank = jnp.where(there, own_steps, 1 << 20) * count + counting(count, own_steps[0])
         return jnp.stack(features), jnp.sum(rank[None] < rank[:, None], 1, dtype=jnp.int32)
 
-    features, position = stage(describe_beans)(*stage(measure_steps)(game))
+    features, position = materialize(describe_beans)(*materialize(measure_steps)(game))
     ordered = [jnp.sum(jnp.where((position == k)[None], features, 0), 1, dtype=features.dtype) for k in range(count)]
     return [values[j] for values in ordered for j in range(len(features))]

@@ -30,7 +30,7 @@ from envs_jax.snakes import territory
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row
 from envs_jax.snakes.rules import Game, body_plane
 from envs_jax.snakes.territory import Reach
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 _FAR = 1 << 20
 _IN_ONE_LOOP = 3  # snakes
@@ -54,7 +54,7 @@ def _nearest_bean(head: Array, beans: list[Array]) -> Array:
 def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
     """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
     # A single loop of more snakes takes twice as long with each: it chooses the earlier ones' beans again.
-    choose_bean = stage(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
+    choose_bean = materialize(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
     left, chosen = list(beans), []
     for head in heads:
         chosen.append(choose_bean(head, left))

@@ -37,7 +37,7 @@ from envs_jax.snakes.board import (
     union,
 )
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
-from envs_jax.stages import on_cpu, stage
+from envs_jax.stages import materialize, on_cpu
 
 _NO_START = 1 << 20
 
@@ -126,8 +126,8 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
     """
     dead = game.length == 0
     turn = running(dead)  # in round k, the k-th dead snake of every game
-    search = stage(functools.partial(_search, board))
-    mark_cells = stage(lambda cells: union(board.mark(cells), 1))
+    search = materialize(functools.partial(_search, board))
+    mark_cells = materialize(lambda cells: union(board.mark(cells), 1))
 
     def respawn_one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         free, packed = carry
@@ -140,7 +140,7 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
     _, packed = jax.lax.fori_loop(0, rounds, respawn_one, start, unroll=not on_cpu())
 
     respawned = packed >= 0
-    (head, middle, last), from_middle, from_last, direction, split = stage(
+    (head, middle, last), from_middle, from_last, direction, split = materialize(
         functools.partial(_arrange, board, fixed=fixed)
     )(packed)
     at_head, at_middle, at_last = (board.mark(cell) for cell in (head, middle, last))

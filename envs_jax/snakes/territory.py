@@ -16,7 +16,7 @@ from envs_jax.batch import constant
 from envs_jax.snakes import obs_full
 from envs_jax.snakes.board import NOWHERE, Board, total, union
 from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 NEAR, FAR = 5, 20  # moves
 COLUMNS = 5 * 4 + 2
@@ -42,7 +42,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
         touched = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
         return (union(first & touched[:, None]) != 0).astype(jnp.int32) * obs_full.ONE
 
-    room, near, far, _ = stage(lambda game: reach(board, game, slice(agents)))(game)
+    room, near, far, _ = materialize(lambda game: reach(board, game, slice(agents)))(game)
     scores = score(game)
     lead = total(scores[:half])[None] - total(scores[half:])[None] if teams == 2 else scores[:agents]
     left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)

@@ -12,7 +12,7 @@ from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
 from envs_jax.snakes.types import SnakesConfig
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 
 class Metric(NamedTuple):
@@ -84,8 +84,8 @@ def show(
     paid = for_all_agents(env, functools.partial(_pay, done=done), game, score_change, hit, opponent_losses)
     sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (score_change > 0).astype(jnp.int32))]
     return TimeStep(
-        observation=stage(functools.partial(for_all_agents, env, observe))(game),
-        action_mask=stage(functools.partial(for_all_agents, env, open_directions))(game) if env.masks else None,
+        observation=materialize(functools.partial(for_all_agents, env, observe))(game),
+        action_mask=materialize(functools.partial(for_all_agents, env, open_directions))(game) if env.masks else None,
         reward=jnp.zeros_like(paid) if start else paid,
         terminated=done & ~truncated,
         truncated=truncated,

@@ -16,7 +16,7 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, probability
 from envs_jax.coverage.maps.fixed_point import count_flags, largest_divisor, pack_flags, to_fixed_point, total
 from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
-from envs_jax.stages import on_cpu, stage
+from envs_jax.stages import materialize, on_cpu
 
 _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 
@@ -41,7 +41,7 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
     chunk = largest_divisor(copies, _CHUNK_BYTES // (4 * (config.num_agents + 1) * config.n**2))
     if not on_cpu() or copies == chunk:
         return jax.vmap(functools.partial(update, config))(maps, measurements)
-    update_one = stage(functools.partial(update, config))
+    update_one = materialize(functools.partial(update, config))
     return jax.lax.map(lambda pair: update_one(*pair), (maps, measurements), batch_size=chunk)
 
 
@@ -72,7 +72,7 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
     heard = jnp.concatenate([heard, jnp.ones((1, agents), jnp.bool_)])
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
-    @stage
+    @materialize
     def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
         value = jnp.where(change != 0, storage.fuse(value, change), value)
@@ -83,7 +83,7 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 
-    changes = stage(functools.partial(_changes, config))(measurements)
+    changes = materialize(functools.partial(_changes, config))(measurements)
     return apply(cells, changes.reshape(cells.shape), heard, bound)
 
 
@@ -91,21 +91,21 @@ def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurem
     """Sums over the team map [n * n] after an update from `old` to `new`, and `UpdateStats.before`."""
     storage, n = config.storage, config.n
 
-    @stage
+    @materialize
     def weighted(new: Array, entropy: Array) -> Array:
         return to_fixed_point(storage.weight(new, config.weights.relative) * entropy)
 
-    @stage
+    @materialize
     def within(interest: Array, entropy: Array) -> Array:
         return to_fixed_point(jnp.where(interest, entropy, jnp.float32(0.0)))
 
-    @stage
+    @materialize
     def flags(new: Array, interest: Array) -> Array:
         predicted, seen = storage.above(new, PREDICTED), new != storage.unseen
         return pack_flags(predicted, predicted & interest, seen, seen & interest)
 
-    interest = stage(lambda terrain: ground.whole(terrain, n))(measurements.terrain).reshape(n * n)
-    entropy_old, entropy_new = stage(storage.entropy)(old), stage(storage.entropy)(new)
+    interest = materialize(lambda terrain: ground.whole(terrain, n))(measurements.terrain).reshape(n * n)
+    entropy_old, entropy_new = materialize(storage.entropy)(old), materialize(storage.entropy)(new)
     sums = Sums(
         weighted=total(weighted(new, entropy_new)),
         interest=total(within(interest, entropy_new)),
@@ -130,7 +130,7 @@ def resize_readings(config: MapConfig, measurements: Measurements) -> Array:
         if on_cpu():
             every = jnp.arange(side, dtype=jnp.int32)
             resized = world.resize(
-                stage(lambda measurements, signs=signs, every=every: signs(every, measurements))(measurements)
+                materialize(lambda measurements, signs=signs, every=every: signs(every, measurements))(measurements)
             )
         else:
             resized = world.resize_rows(signs, side)

@@ -15,7 +15,7 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage import world
 from envs_jax.coverage.maps.types import MapConfig, Measurements
 from envs_jax.coverage.world import LATTICE
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 
 @pytree
@@ -124,7 +124,7 @@ def marks_of(plan: Plan, b: Array, agent: Agent, side: int) -> tuple[Array, Arra
 
 def cut(maps: Array, index: Array, top: Array | int, left: Array | int, side: int) -> Array:
     """dtype[side * side]: the cells of a window of one of the maps [M, k, k]."""
-    slice_ = stage(lambda maps, *corner: cut_block(maps, corner, (1, side, side)))
+    slice_ = materialize(lambda maps, *corner: cut_block(maps, corner, (1, side, side)))
     return slice_(maps, index, jnp.int32(top), jnp.int32(left)).reshape(-1)
 
 

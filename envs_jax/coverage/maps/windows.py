@@ -47,7 +47,7 @@ from envs_jax.coverage.maps.window_plan import (
     window_side,
 )
 from envs_jax.coverage.world import LATTICE
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -88,7 +88,7 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
         change=jnp.zeros((agents, side, side), maps.beliefs.dtype),
         old=jnp.zeros((agents, side, side), maps.beliefs.dtype),
     )
-    plan = stage(functools.partial(make_plan, config))(measurements)
+    plan = materialize(functools.partial(make_plan, config))(measurements)
     update = functools.partial(_update_copy, config, measurements, plan)
     work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(copies), update, work)
     before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
@@ -193,7 +193,7 @@ def _look(
     team = b * (agents + 1) + agents
     free, occupied = (jnp.asarray(gain) for gain in config.storage.gains[:, level])
 
-    @stage
+    @materialize
     def changes(measurements: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
         """Return readings [side, side] as summands, 0 outside the footprint."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
@@ -206,7 +206,7 @@ def _look(
         inside = (marks >> agent.number) & 1 == 1
         return jnp.where(inside, jnp.where(read, occupied, free), jnp.zeros_like(free))
 
-    @stage
+    @materialize
     def signs(change: Array) -> Array:
         """+1 for class 1, -1 for class 0, 0 outside the footprint."""
         return (change == occupied).astype(jnp.float32) - (change == free).astype(jnp.float32)
@@ -253,11 +253,11 @@ def _enter(config: MapConfig, level: int, agent: Agent, target: Array, work: _Wo
     old = cut(work.beliefs, target, agent.top, agent.left, side)
     change = cut(work.change, agent.number, 0, 0, side)
 
-    @stage
+    @materialize
     def fuse(old: Array, change: Array) -> Array:
         return jnp.where(change != 0, storage.fuse(storage.value(old), change), old)
 
-    @stage
+    @materialize
     def largest(new: Array) -> Array:
         return jnp.max(jnp.abs(storage.value(new)).reshape(side, side), axis=0)
 
@@ -265,12 +265,14 @@ def _enter(config: MapConfig, level: int, agent: Agent, target: Array, work: _Wo
     any_overflow = jnp.max(largest(new)) > jnp.asarray(storage.limit)
 
     def add_overflow(zero: Array, excess: ClipOverflow) -> ClipOverflow:
-        overflow_change = stage(lambda zero, old, new: _overflow(config, new + zero) - _overflow(config, old + zero))
+        overflow_change = materialize(
+            lambda zero, old, new: _overflow(config, new + zero) - _overflow(config, old + zero)
+        )
         grown = overflow_change(zero.astype(new.dtype), old, new)
         resized = _add_resized(config, level, excess.probability, target, agent, grown)
         return ClipOverflow(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
 
-    growth = stage(lambda old, change: storage.growth(old, change, gains))(old, change)
+    growth = materialize(lambda old, change: storage.growth(old, change, gains))(old, change)
     return dataclasses.replace(
         work,
         beliefs=paste(work.beliefs, target, agent.top, agent.left, side, new),
@@ -286,7 +288,7 @@ def _account(
     weights, agents = config.weights.relative, config.num_agents
     side, team = window_side(config, level), b * (agents + 1) + agents
 
-    @stage
+    @materialize
     def kinds(terrain: ground.Terrain, rows: Array, columns: Array, agent: Agent) -> Array:
         """int32[side, side]: 0 for cells that do not count, 1 and 2 for cells of class 0 and 1."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
@@ -301,12 +303,12 @@ def _account(
         _, flags = read_word(word)
         return to_fixed_point(weights.pick(flags["above"], flags["below"]) * read_word(word_entropy)[0])
 
-    @stage
+    @materialize
     def interest(kind: Array, old: Array, new: Array) -> Array:
         """int32: change of the entropy of class-1 cells."""
         return jnp.where(kind == 2, to_fixed_point(read_word(new)[0]) - to_fixed_point(read_word(old)[0]), jnp.int32(0))
 
-    @stage
+    @materialize
     def flags(kind: Array, old: Array, new: Array) -> Array:
         """Count 2 where a flag becomes true, 1 where it stays, 0 where it becomes false: no byte is negative."""
         were, are = read_word(old)[1], read_word(new)[1]
@@ -317,11 +319,13 @@ def _account(
     kind = kinds(terrain, *marks_of(plan, b, agent, side), agent).reshape(-1)
     old = cut(work.old, agent.number, 0, 0, side)
     new = cut(work.beliefs, team, agent.top, agent.left, side)
-    old = stage(config.storage.word)(old)
+    old = materialize(config.storage.word)(old)
     # cells that do not count are taken as unchanged
-    new = stage(lambda kind, old, new: jnp.where(kind > 0, new, old))(kind, old, stage(config.storage.word)(new))
-    before = stage(lambda old, new: weighted(new, old) - weighted(old, old))(old, new)
-    after = stage(lambda old, new: weighted(new, new) - weighted(old, old))(old, new)
+    new = materialize(lambda kind, old, new: jnp.where(kind > 0, new, old))(
+        kind, old, materialize(config.storage.word)(new)
+    )
+    before = materialize(lambda old, new: weighted(new, old) - weighted(old, old))(old, new)
+    after = materialize(lambda old, new: weighted(new, new) - weighted(old, old))(old, new)
     sums = totals([before, after, interest(kind, old, new)]).reshape(6)
     changes = jnp.concatenate([sums, count_flags(flags(kind, old, new)) - side * side])
     place = (b, jnp.int32(0))
