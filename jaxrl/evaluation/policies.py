@@ -12,7 +12,7 @@ from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.matches import MatchRules
-from envs_jax.progress import ended
+from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.rl.data_parallel import make_mesh
@@ -160,7 +160,7 @@ class EvalPolicy:
     @property
     def context(self) -> Any:
         """Return the environment's context at the end of all schedules."""
-        return self.env.context(ended())
+        return self.env.context(final_progress())
 
 
 def display_name(policy: str) -> str:

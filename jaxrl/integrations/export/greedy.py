@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.progress import ended
+from envs_jax.progress import final_progress
 from jaxrl.runtime.policy import Policy
 
 PLATFORMS = ("cpu", "cuda")
@@ -79,7 +79,7 @@ def greedy_of(policy: Policy) -> Greedy:
             jax.tree_util.tree_unflatten(carry_structure, single[count:]),
         )
         keys = jax.random.split(jax.random.key(0), 1)
-        action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, ended(), "greedy")
+        action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, final_progress(), "greedy")
         return [x[0] for x in (action, *jax.tree.leaves(carry))]
 
     leaves = [_argument(path, leaf) for path, leaf in fields]
