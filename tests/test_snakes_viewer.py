@@ -139,5 +139,5 @@ def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
     made = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
     subject = load(None, "snakes_1v1", dict(made.__dict__))
     assert records.with_opponents(subject).settings["opponent"] == "4"
-    asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
+    asked = dataclasses.replace(subject, named_settings=frozenset({"opponent"}))
     assert records.with_opponents(asked) is asked  # which is refused in words

@@ -67,10 +67,10 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
             simulator.reach_of(subject)
-        subject = league.set_for_matches(subject)
-        names = league.usual(subject) if flags.policy is None else parse_policies(flags.policy)
+        subject = league.apply_match_settings(subject)
+        names = league.default_policies(subject) if flags.policy is None else parse_policies(flags.policy)
         subject.check_policies(names)
-        own = None if task or flags.checkpoint is not None else reports.own_file(subject, names, flags.simulator)
+        own = None if task or flags.checkpoint is not None else reports.evaluation_file(subject, names, flags.simulator)
         path = output(flags.json or str(own), "--json") if flags.json or own else None
         if subject.env.env.match_rules:
             report = reports.play_matches(subject, names, flags.episodes, *how)

@@ -54,7 +54,7 @@ def parse(
         named = {name: value for name, value in vars(parsed).items() if name not in without}
         settings = settings_of(named)
         found = load(run, env, settings, not parsed.last, parsed.checkpoint)
-        return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
+        return dataclasses.replace(found, named_settings=frozenset(settings) & frozenset(named))
 
     return parsed, read
 

@@ -115,7 +115,7 @@ def _opponent(evaluated_policy: EvalPolicy) -> Opponent:
     """Return a run's policy as an opponent for the other team."""
     assert evaluated_policy.algo is not None
     env: Any = evaluated_policy.env
-    return Opponent(env.opponent_view, learned(evaluated_policy.algo, LEARNED[ranked(evaluated_policy)[0]]))
+    return Opponent(env.opponent_view, learned(evaluated_policy.algo, LEARNED[rank_policies(evaluated_policy)[0]]))
 
 
 def rules_of(evaluated_policy: EvalPolicy) -> MatchRules:
@@ -125,7 +125,7 @@ def rules_of(evaluated_policy: EvalPolicy) -> MatchRules:
     return rules
 
 
-def ranked(evaluated_policy: EvalPolicy) -> list[str]:
+def rank_policies(evaluated_policy: EvalPolicy) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
     return (
         ["sampled", "learned"]
@@ -134,17 +134,17 @@ def ranked(evaluated_policy: EvalPolicy) -> list[str]:
     )
 
 
-def usual(evaluated_policy: EvalPolicy) -> list[str]:
+def default_policies(evaluated_policy: EvalPolicy) -> list[str]:
     """Return the names of the policies that are evaluated by default: all, or some baselines where teams compete."""
     rules = evaluated_policy.env.env.match_rules
     return (
-        [*ranked(evaluated_policy), *rules.baselines]
+        [*rank_policies(evaluated_policy), *rules.baselines]
         if rules and evaluated_policy.run
         else list(evaluated_policy.policies)
     )
 
 
-def set_for_matches(evaluated_policy: EvalPolicy) -> EvalPolicy:
+def apply_match_settings(evaluated_policy: EvalPolicy) -> EvalPolicy:
     """Apply the environment's settings for matches, if it has any, except those that the user gave.
 
     Raises UsageError: nobody plays the other team.
@@ -152,7 +152,7 @@ def set_for_matches(evaluated_policy: EvalPolicy) -> EvalPolicy:
     rules = evaluated_policy.env.env.match_rules
     settings = rules.settings if rules else {}
     evaluated_policy = evaluated_policy.with_env_settings(
-        {name: value for name, value in settings.items() if name not in evaluated_policy.given}
+        {name: value for name, value in settings.items() if name not in evaluated_policy.named_settings}
     )
     rules = evaluated_policy.env.env.match_rules
     if rules and not rules.opponents:
@@ -212,7 +212,7 @@ class League:
         """Play one match per pair; see the function `play`."""
         names = list(self.runs)
         for i, (name, run) in enumerate(self.runs.items()):
-            run_policy = ranked(run)[0]
+            run_policy = rank_policies(run)[0]
             later = {other: self.runs[other] for other in names[i + 1 :]}
             matches = [(run_policy, second) for second in (*later, *self.scripted)]
             if i == 0:
@@ -246,7 +246,7 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, gr
     for k, run in enumerate(runs):
         _check_meets(run, runs[:k])
     rules = rules_of(first)
-    overrides = {name: first.settings[name] for name in first.given if name in rules.league}
+    overrides = {name: first.settings[name] for name in first.named_settings if name in rules.league}
     settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **overrides}
     policies = [dataclasses.replace(run.with_env_settings(settings), greedy=greedy) for run in runs]
     rules = rules_of(policies[0])

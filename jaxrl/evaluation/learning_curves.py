@@ -31,10 +31,12 @@ def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> d
         and "ci95" over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at
         its end and the best one on the way}.
     """
-    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring)
+    return summarise_rows(
+        {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring
+    )
 
 
-def of_rows(
+def summarise_rows(
     rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
 ) -> dict[str, Any] | None:
     """Return the same for the rows of each trial's folder."""

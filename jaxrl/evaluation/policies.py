@@ -46,7 +46,7 @@ class EvalPolicy:
         run, config, algo, step: of the run and its checkpoint, None where all policies are scripted.
         params: the run's policy; where it has several seeds, the policy of the first one.
         seed_params: the policies of all seeds, () for a single one.
-        given: the settings that the command line named.
+        named_settings: the settings that the command line named.
         greedy: the run plays matches with its best actions, even where the environment's rules say sampled ones.
     """
 
@@ -59,7 +59,7 @@ class EvalPolicy:
     params: Any = ()
     seed_params: tuple[Any, ...] = ()
     step: int | None = None
-    given: frozenset[str] = frozenset()
+    named_settings: frozenset[str] = frozenset()
     greedy: bool = False
 
     @property

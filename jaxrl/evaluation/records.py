@@ -117,7 +117,7 @@ def with_opponents(evaluated_policy: EvalPolicy) -> EvalPolicy:
     """
     rules = evaluated_policy.env.env.match_rules
     plays_opponents = evaluated_policy.run is not None or (rules is not None and rules.outside is not None)
-    if rules is None or not plays_opponents or evaluated_policy.given & frozenset(rules.settings):
+    if rules is None or not plays_opponents or evaluated_policy.named_settings & frozenset(rules.settings):
         return evaluated_policy
     eval_env = evaluated_policy.env.env.for_evaluation()
     return evaluated_policy.with_env_settings({name: getattr(eval_env, name) for name in evaluated_policy.settings})

@@ -153,7 +153,7 @@ def play_league(
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
-        "actions": {name: display_name(league.ranked(run)[0]) for name, run in players.runs.items()},
+        "actions": {name: display_name(league.rank_policies(run)[0]) for name, run in players.runs.items()},
         "score": spec.score,
         "labels": Scoring.of(spec).labels,
         "anchor": players.anchor,
@@ -192,7 +192,7 @@ def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
 
 
-def own_file(evaluated_policy: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
+def evaluation_file(evaluated_policy: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
     """Return the evaluation file of a run, for the usual policies in its own environment; None for anything else.
 
     `simulator` is where the environment's tasks are played, None for the environment itself.
@@ -204,6 +204,7 @@ def own_file(evaluated_policy: EvalPolicy, names: Sequence[str], simulator: str 
     file = REAL_FILE.format(simulator) if simulator else FILE
     return (
         evaluated_policy.run / file
-        if evaluated_policy.settings == default_settings and set(names) == set(league.usual(evaluated_policy))
+        if evaluated_policy.settings == default_settings
+        and set(names) == set(league.default_policies(evaluated_policy))
         else None
     )

@@ -166,7 +166,7 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scorin
         episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}. A sweep has the
         values of its best combination.
     """
-    curves = learning_curves.of_rows(rows, all_trials, scoring)
+    curves = learning_curves.summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return None
     curve = curves["combinations"][learning_curves.best_of(curves)]
