@@ -23,9 +23,9 @@ from envs_jax.settings import Bounds as Bounds
 from envs_jax.settings import check_bounds as check_bounds
 from envs_jax.settings import check_settings as check_settings
 from envs_jax.settings import closest as closest
-from envs_jax.settings import decorated as decorated
 from envs_jax.settings import exact_settings as exact_settings
 from envs_jax.settings import format_bound as format_bound
+from envs_jax.settings import is_decorated as is_decorated
 from envs_jax.settings import load as load
 from envs_jax.settings import register as register
 from envs_jax.settings import registered as registered
@@ -335,14 +335,14 @@ def find(name: str) -> type[Environment]:
     library, colon, its_name = name.partition(":")
     if colon and library in ADAPTERS:
         adapter: Any = load(ADAPTERS[library], "adapter")
-        return adapter.of(its_name)
+        return adapter.class_of(its_name)
     suggestions = difflib.get_close_matches(library[:MOST_COMPARED], ADAPTERS, n=1)
     if colon and suggestions and not its_name.isidentifier():
         raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{suggestions[0]}:{its_name}'?")
     if ":" not in name and name not in registry:
         raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, registry)}")
     cls = load(name if ":" in name else registry[name], "environment")
-    if not (isinstance(cls, type) and issubclass(cls, Environment) and decorated(cls)):
+    if not (isinstance(cls, type) and issubclass(cls, Environment) and is_decorated(cls)):
         raise ValueError(
             f"environment {short_repr(name)} must be a frozen dataclass that subclasses envs_jax.Environment"
         )

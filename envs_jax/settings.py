@@ -170,7 +170,7 @@ def short_repr(value: Any, most: int = 80) -> str:
 
 
 registry: dict[str, str] = {}
-ADAPTERS: dict[str, str] = {}  # {library: path of the class whose `of(name)` is the class of "library:Name"}
+ADAPTERS: dict[str, str] = {}  # {library: path of the class whose `class_of(name)` is the class of "library:Name"}
 
 
 def register(name: str, path: str) -> None:
@@ -228,6 +228,6 @@ def load(path: str, what: str) -> type:
         ) from None
 
 
-def decorated(cls: type) -> bool:
+def is_decorated(cls: type) -> bool:
     """Return whether a class is a dataclass whose own settings are fields: without the decorator they stay `Field`s."""
     return dataclasses.is_dataclass(cls) and not any(isinstance(x, dataclasses.Field) for x in vars(cls).values())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs_jax.adapters.common import ONE_NETWORK, ActionMap, Joined, made, quiet, strong
+from envs_jax.adapters.common import ONE_NETWORK, ActionMap, Joined, call_package, quiet, strong
 from envs_jax.base import (
     Array,
     Box,
@@ -74,8 +74,8 @@ class State:
 class Adapter(Environment):
     """Base class of environments of other libraries. A subclass defines what raises NotImplementedError here.
 
-    Each name has its own class, see `of`, so that `env` in a configuration names the environment completely and the
-    defaults of its settings are the package's.
+    Each name has its own class, see `class_of`, so that `env` in a configuration names the environment completely and
+    the defaults of its settings are the package's.
     """
 
     horizon: int = setting(DEFAULT_HORIZON, "steps after which an episode is cut (truncated)", between=(1, 10**9))
@@ -114,7 +114,7 @@ class Adapter(Environment):
         raise NotImplementedError
 
     @classmethod
-    def of(cls, name: str) -> type[Environment]:
+    def class_of(cls, name: str) -> type[Environment]:
         """Return the class of one environment. Raises ValueError: no such name, or the package is missing."""
         adapter: Any = cls
         return _class_of(adapter, name)
@@ -156,9 +156,11 @@ class Adapter(Environment):
             state = State(strong(inner), state.key, state.t + 1)
             return state, self._timestep(output, state.t)
 
-    def joined(self, output: PackageStep) -> Joined:
-        """Return how an agent's observation becomes one array. Raises ValueError unless it is the same for all."""
-        joined, *others = (Joined.of(self.full_name, one, self.observe, self.unseen) for one in output.observations)
+    def make_joined(self, output: PackageStep) -> Joined:
+        """Return how an agent's observation becomes one array. Raises ValueError if agents differ in it."""
+        joined, *others = (
+            Joined.from_observation(self.full_name, one, self.observe, self.unseen) for one in output.observations
+        )
         if any(one != joined for one in others):
             raise ValueError(
                 f"'{self.full_name}' has agents of several kinds, whose observations differ: {ONE_NETWORK}"
@@ -166,7 +168,7 @@ class Adapter(Environment):
         return joined
 
     def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
-        mask, joined = output.action_mask, self.joined(output)
+        mask, joined = output.action_mask, self.make_joined(output)
         if mask is not None:
             mask = jnp.asarray(mask) > 0
             mask |= ~jnp.any(mask, axis=-1, keepdims=True)  # after its end an episode may have no open action
@@ -194,7 +196,7 @@ def _class_of(cls: Any, name: str) -> type[Environment]:
     if name not in known:
         raise ValueError(f"unknown environment {short_repr(f'{cls.library}:{name}')}: {closest(name, known)}")
     named = type(name, (cls,), {"name": name})
-    limit = made(f"{cls.library}:{name}", named.limit)  # type: ignore[attr-defined]
+    limit = call_package(f"{cls.library}:{name}", named.limit)  # type: ignore[attr-defined]
     horizon = setting(limit, cls.__dataclass_fields__["horizon"].metadata["help"], between=(1, 10**9))
     result: Any = dataclasses.make_dataclass(name, [("horizon", int, horizon)], bases=(named,), frozen=True)
     result.__module__, result.__qualname__, result.__doc__ = cls.library, name, cls.__doc__  # what `find` takes
@@ -204,26 +206,26 @@ def _class_of(cls: Any, name: str) -> type[Environment]:
 @functools.cache
 def _package_env(env: Adapter) -> Any:
     with jax.ensure_compile_time_eval():  # also where a program is being traced, whose values must not be kept
-        return made(env.full_name, env.package_env)
+        return call_package(env.full_name, env.package_env)
 
 
 @functools.cache
 def _actions(env: Adapter) -> tuple[Discrete | Box, ActionMap]:
     with jax.ensure_compile_time_eval():
-        return made(env.full_name, env.agent_action)
+        return call_package(env.full_name, env.agent_action)
 
 
 @functools.cache
 def _spec(env: Adapter) -> EnvSpec:
     action, _ = _actions(env)
-    output = made(
+    output = call_package(
         env.full_name, lambda: jax.eval_shape(lambda: env.package_reset(jax.random.key_data(jax.random.key(0)))[1])
     )
     state = output.global_state
     spec = EnvSpec(
         name=env.full_name,
         num_agents=len(output.observations),
-        observation=env.joined(output).box,
+        observation=env.make_joined(output).box,
         action=action,
         horizon=env.horizon,
         metrics={_metric(name): "sum" for name in output.metrics or {}},

@@ -50,7 +50,7 @@ def package(module: str, library: str) -> Any:
         ) from error
 
 
-def made(name: str, make: Callable[[], Any]) -> Any:
+def call_package(name: str, make: Callable[[], Any]) -> Any:
     """Return what `make` returns. Raises AdapterError if the package cannot make its environment."""
     try:
         with quiet():
@@ -121,8 +121,8 @@ class Joined:
     boolean: bool
 
     @classmethod
-    def of(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
-        """Return it for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
+    def from_observation(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
+        """Build one for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
 
         Raises:
             ValueError: an unknown part, or one that is no array of numbers.

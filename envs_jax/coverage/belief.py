@@ -90,7 +90,7 @@ def _entropy_table(limit: int) -> np.ndarray:
     return (-p * np.log2(p) - (1.0 - p) * np.log2(1.0 - p)).astype(np.float32)
 
 
-_ENTROPY_BITS = 27  # the other 5 bits of a float32 in [2^-15, 2) are those of 2^-15; entropies are at least 1.4e-3
+_ENTROPY_BITS = 27  # the other 5 bits of a float32 in [2^-15, 2) are as in 2^-15; entropies are at least 1.4e-3
 _WORD_FLAGS = ("above", "below", "predicted", "seen")  # in the bits above them, see `Storage.word`
 
 
@@ -177,7 +177,7 @@ class Storage:
     def fuse(self, value: Array, gain: Array, bound: Any = None) -> Array:
         """Return the values of cells after a reading that adds `gain`, one of `gains`: the update at the top.
 
-        A gain of 0 clips alone, a `bound` of `unbounded` does not clip. All map backends fuse by this method.
+        A gain of 0 only clips, a `bound` of `unbounded` does not clip. All map backends fuse by this method.
         """
         return self.clip(value, bound) + gain
 

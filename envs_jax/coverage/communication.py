@@ -7,7 +7,7 @@ from envs_jax.base import Array
 from envs_jax.coverage.world import SPACING
 
 RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fixed
-_LINKS = 3  # of the keys of a mission; 0 to 2 are those of its start
+_LINKS = 3  # index of this key of a mission; 0 to 2 draw its start
 
 
 def find_received(positions: Array, comm_range: Array, delivered: Array | bool = True) -> Array:

@@ -1,9 +1,9 @@
 """Views as the agent sees them from where it is, in a frame that symmetric situations share. Not in the original.
 
-Turned or mirrored, a mission is another one, nearly as likely (fixed starts, the agents' numbers and the last row and
-column apart) and worth as much. Views are turned and mirrored such that their agent lies in one eighth of the area, so
-networks learn once what they would learn eight times. Maps are shown centred on the agent, too, as channel 2 is: what
-lies next to an agent is then in nearly the same place wherever it is (cells are not lattice points).
+A turned or mirrored mission is another mission that is nearly as likely (except for fixed starts, the agents' numbers
+and the last row and column) and worth as much. Views are turned and mirrored such that their agent lies in one eighth
+of the area, so networks learn once what they would learn eight times. Maps are also shown centred on the agent, as
+channel 2 is: what lies next to an agent is then in nearly the same place wherever it is (cells are not lattice points).
 """
 
 import itertools

@@ -42,12 +42,12 @@ def _weighted_entropy(p: Array, weights: Weights) -> Array:
 def neighbours(positions: Array, received: Array) -> Array:
     """Channel 2, float32[A, 11, 11]: the area (1 inside, 0 outside) around each agent and who was heard there.
 
-    Cell (a, b) stands for the lattice point (a - 5, b - 5) steps away from the agent. An agent shows as (g_z + 1) / 4;
-    one in the same column as the observer hides the observer's own mark.
+    Cell (a, b) is the lattice point (a - 5, b - 5) steps away from the agent. An agent shows as (g_z + 1) / 4; one in
+    the same column as the observer hides the observer's own mark.
     """
     agents, centre = positions.shape[0], LATTICE // 2
     height = (positions[:, 2] + 1).astype(jnp.float32) / (LEVELS + 1)
-    # the lattice point [A, 11, 1] and [A, 1, 11] that each cell stands for
+    # row [A, 11, 1] and column [A, 1, 11] of the lattice point of each cell
     row = positions[:, 0, None, None] + (_ROWS - centre)[None]
     column = positions[:, 1, None, None] + (_COLUMNS - centre)[None]
     inside = (row >= 0) & (row < LATTICE) & (column >= 0) & (column < LATTICE)

@@ -4,7 +4,7 @@
     absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)
     region:    u = loss of the metric "entropy",                r = scale u + offset       (ours: knows the true region)
 
-p before and p' after the update; the weight w is that of the map after the update in numerator and denominator.
+p before and p' after the update; numerator and denominator both use the weight w of the map after the update.
 """
 
 import jax.numpy as jnp

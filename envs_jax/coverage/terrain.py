@@ -1,8 +1,8 @@
 """Ground truth: a binary map, described by a few integers and evaluated cell by cell.
 
 Class 1 is the region of interest. Every family but "field" is made of at most two products of a set of rows and a set
-of columns, each set an interval or the complement of one. A percentage c of the side n stands for floor(n c / 100)
-cells; "the last c percent" are floor(n (c - 1) / 100) cells, as in the public repository.
+of columns, each set an interval or the complement of one. A percentage c of the side n is floor(n c / 100) cells; "the
+last c percent" are floor(n (c - 1) / 100) cells, as in the public repository.
 """
 
 import jax

@@ -1,6 +1,6 @@
 """The fixed geometry: planning lattice, map, camera footprints, and area resizing to 11 x 11.
 
-The area is 50 m x 50 m. Axis 0 of every map is x (rows), axis 1 is y (columns). Agents stand on lattice points
+The area is 50 m x 50 m. Axis 0 of every map is x (rows), axis 1 is y (columns). Agents are at lattice points
 (g_x, g_y, g_z) with g_x, g_y in 0..10 (5 m apart) and g_z in 0..2 (5, 10, 15 m up). A camera of 60 degrees sees
 q cells along each axis from 5 m, so that a cell measures 10 tan(30 deg) / q metres.
 """

@@ -1,7 +1,7 @@
 """Scripted policies: policy(env, state, timestep, key) -> float32[1, 4].
 
 random      uniform
-scripted    the hand towards the point with a gain of 5, as Meta-World's own; the tool centre is 4.5 cm lower
+scripted    moves the hand towards the point with a gain of 5, as Meta-World's own; the tool centre is 4.5 cm lower
 """
 
 from collections.abc import Callable

@@ -23,8 +23,8 @@ def data() -> dict[str, Any]:
 class Link:
     """One link: `rotation` [3, 3] and `shift` [3] lead from its frame at joint value 0 to its parent's.
 
-    `inertia` [3, 3] is about the centre of mass `com` [3]; SI units. Limits, damping, armature and inverse weight are
-    those of its joint.
+    `inertia` [3, 3] is about the centre of mass `com` [3]; SI units. Limits, damping, armature and inverse weight
+    belong to its joint.
     """
 
     rotation: np.ndarray

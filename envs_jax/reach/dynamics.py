@@ -1,9 +1,9 @@
 """The arm without contacts: nine joints under a soft weld that pulls the hand to a target, and soft joint limits.
 
-Within rounding, this is what MuJoCo does as long as the gripper touches nothing. Every number is an array of its own
-over the arms, which do not touch each other: the trailing axes of q and v are the batch, none for one arm. Frames are
-those of the links; rotations by right angles cost nothing (see `folding`). Order of joints: seven hinges, right finger,
-left finger.
+Within rounding, this is what MuJoCo does as long as the gripper touches nothing. Every number is a separate array over
+the arms, which do not touch each other: the trailing axes of q and v are the batch, none for one arm. Directions are in
+the frames of the links; rotations by right angles cost nothing (see `folding`). Order of joints: seven hinges, right
+finger, left finger.
 
 Sources: R. Featherstone, "Rigid Body Dynamics Algorithms", 2008, for the recursions (Newton-Euler, composite bodies);
 E. Todorov, "Convex and analytically-invertible dynamics with contacts and constraints", ICRA 2014, and the chapter
@@ -471,7 +471,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
 
 @jax.jit
 def control_step(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
-    """Return joint values and speeds one control period later. Jitted, so that it is traced once per shape.
+    """Return joint values and speeds one control step later. Jitted, so that it is traced once per shape.
 
     Args:
         q, v: float[9, ...], the trailing axes are the batch; rad and rad/s, m and m/s.

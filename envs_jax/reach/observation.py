@@ -1,7 +1,7 @@
 """The 39 values of an observation: this step (18), the one before (18), the goal (3). The batch is trailing axes.
 
 0-2 hand, 3 opening of the gripper, 4-6 puck, 7-10 its quaternion x, y, z, w, 11-17 zeros; 18-35 the same one step
-earlier; 36-38 goal. The puck stands still, except that it sinks half a millimetre into the table at first.
+earlier; 36-38 goal. The puck does not move, except that it sinks half a millimetre into the table at first.
 """
 
 import jax.numpy as jnp

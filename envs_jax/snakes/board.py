@@ -105,7 +105,7 @@ class Board(NamedTuple):
             c = jnp.where(c < 0, c + self.width, jnp.where(c >= self.width, c - self.width, c))
         return r * 32 + c
 
-    def beside(self, place: Array, direction: Array) -> Array:
+    def neighbour(self, place: Array, direction: Array) -> Array:
         """Return the neighbour of a place in a direction."""
         return choose(direction, [self.shift(place, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)])
 
@@ -115,7 +115,7 @@ class Board(NamedTuple):
         return choose(direction, [r == 0, r == self.height - 1, c == 0, c == self.width - 1])
 
     def mark(self, place: Array) -> Array:
-        """uint32[H, ...]: the plane that holds a place alone, empty for no place."""
+        """uint32[H, ...]: the plane that holds only this place, empty for no place."""
         bit = jnp.uint32(1) << column(place).astype(jnp.uint32)
         return jnp.where(counting(self.height, place) == row(place)[None], bit[None], jnp.uint32(0))
 

@@ -23,7 +23,7 @@ class Snakes(SnakesConfig):
     """
 
     name = "snakes"
-    version = 2  # 2: in obs_full and the masks, a tail beside whose head a bean lies is not free
+    version = 2  # 2: in obs_full and the masks, the tail of a snake is not free if a bean lies next to its head
     baselines = baselines.BASELINES
 
     @functools.cached_property

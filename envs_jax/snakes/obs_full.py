@@ -44,7 +44,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
     by_direction = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
     def ahead(cells: Array, steps: int = 1) -> Array:
-        """Return the cells so many steps ahead; the second of a split tail has the direction of the first."""
+        """Return the cells `steps` ahead; the second cell of a split tail has the direction of the first."""
         parts = {d: cells & way for d, way in by_direction.items()}
         for _ in range(steps):
             parts = {d: board.seen_from(part, d ^ 1) for d, part in parts.items()}
@@ -83,7 +83,7 @@ def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -
     head = game.head[:agents]
 
     def enter(head: Array, free: Array) -> Array:
-        neighbours = [board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)]
+        neighbours = [board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)]
         return jnp.stack(neighbours, 1) & free[:, None, None]
 
     def spread(cells: Array, free: Array) -> Array:
@@ -142,17 +142,18 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
 
 
 def _find_blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
-    """bool[A, ...] for each direction: a body lies there, apart from the tails uint32[H, ...] and the own tail."""
+    """bool[A, ...] for each direction: a body lies there, except the tails uint32[H, ...] and the snake's own tail."""
     head = game.head[:agents]
     around = board.around((body_plane(game) & ~tails)[:, None], head, 1)
     bodies = [bit(around[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
-    return [x & (board.beside(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(bodies)]
+    return [x & (board.neighbour(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(bodies)]
 
 
 def open_directions(board: Board, game: Game, agents: int) -> Array:
     """bool[A, 4, ...]: directions that are not backwards and lead to cells that are surely free after the move.
 
-    Where there is none, those that lead to the tail of a snake that may eat; then all but backwards.
+    If there is none, the directions that lead to the tail of a snake that may eat; if there is none either, all but
+    backwards.
     """
     back = jnp.stack([game.direction[:agents] == d ^ 1 for d in range(4)], 1)
     open_ = ~back

@@ -1,11 +1,11 @@
 """The observation `obs_heading`: the board is turned so that the snake heads up, its nearest bean to the right.
 
-A torus looks the same after that, but for its two sides: a network need not learn each situation in eight forms.
-Columns, whole hundredths as in `obs_full`:
+Apart from the lengths of its two sides, a torus looks the same after that, so a network need not learn each situation
+in eight forms. Columns, whole hundredths as in `obs_full`:
 
     order      four: the actions that now lead ahead, back, to the left, to the right, see `EnvSpec.action_order`
     upright    100 if the snake moves along a column of the board, else 0
-    the columns of `obs_full` but for the direction, with rows and columns in the same unit; those of `territory`
+    the columns of `obs_full` except the direction, with rows and columns in the same unit; the columns of `territory`
 """
 
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def size(snakes: int, beans: int) -> int:
 
 
 def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -> Array:
-    """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn, but for the order."""
+    """int8[F, A, ...], F as in `size`; zeros for a snake that could not respawn, except for the order."""
     full_columns = obs_full.columns(board, game, agents, teams, square=True)
     values = jnp.concatenate([full_columns, territory.columns(board, game, agents, teams, max_steps)])
     direction, there = game.direction[:agents], game.length[:agents] > 0

@@ -45,7 +45,7 @@ def squared_distance(a: Array, b: Array) -> Array:
 def _nearest_bean(head: Array, beans: list[Array]) -> Array:
     """int32[...]: the bean nearest to a head, or NOWHERE."""
     nearest, least = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
-    for bean in beans:  # one after another: no reduction stands between the compiler and a single loop
+    for bean in beans:  # one after another, since a reduction would keep the compiler from making a single loop
         far = jnp.where(bean == NOWHERE, _FAR, squared_distance(bean, head))
         nearest, least = jnp.where(far < least, bean, nearest), jnp.minimum(far, least)
     return nearest

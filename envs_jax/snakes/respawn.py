@@ -6,10 +6,10 @@ m, the first free neighbour of a other than s:
 
     a and b at right angles     a, s, b from head to tail
     a opposite to b             s, a, b: the head is in the middle (a, s, b if `fixed`)
-    a alone                     s, a, m
+    no b                        s, a, m
 
-The direction stored is that of the first two cells as plain coordinates show it: inverted where the step crosses the
-board's edge (never if `fixed`).
+The stored direction leads from the second cell to the head by plain coordinates, so it is inverted where that step
+crosses the board's edge (never if `fixed`).
 """
 
 import dataclasses
@@ -91,11 +91,11 @@ def _unpack(board: Board, packed: Array) -> tuple[Array, ...]:
         a: int32[...], direction of a from s.
         other: int32[...], direction of b from s, or else of m from a.
         two: bool[...], there is b.
-        beside, last: int32[...], places of a and of b, or else m.
+        second, last: int32[...], places of a and of b, or else m.
     """
     start, a, other, two = packed >> 5, packed & 3, packed >> 2 & 3, packed & 16 != 0
-    second = board.beside(start, a)
-    return start, a, other, two, second, board.beside(jnp.where(two, start, second), other)
+    second = board.neighbour(start, a)
+    return start, a, other, two, second, board.neighbour(jnp.where(two, start, second), other)
 
 
 def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ class Game:
         head: int32[n, ...], place of each head; meaningless for a snake without cells.
         tail: int32[n, ...], place of each last cell.
         length: int32[n, ...], 0 for a snake that could not respawn.
-        direction: int32[n, ...], not always that of the body: after a respawn it may lead into the neck.
+        direction: int32[n, ...], may differ from the body's: after a respawn it may lead into the neck.
         split: bool[n, ...], the last two cells are two steps apart, one of the snake's other cells between them.
         beans: int32[K, ...], places in their order; missing ones (-1) are last.
         steps: int32[...], steps made.
@@ -65,7 +65,7 @@ def free_plane(board: Board, game: Game) -> Array:
 
 
 def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
-    """int32[n, ...]: the directions taken.
+    """int32[n, ...]: the directions in which the snakes move; a snake that reverses turns to a drawn direction instead.
 
     Args:
         direction: int32[n, ...], the stored ones.
@@ -80,8 +80,8 @@ def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
     """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
     low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
     way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
-    following = board.beside(tail, way)
-    return jnp.where(split, board.beside(following, way), following)
+    following = board.neighbour(tail, way)
+    return jnp.where(split, board.neighbour(following, way), following)
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
@@ -99,7 +99,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         ate: bool[n, ...], of snakes that were hit, too.
     """
     snakes, batch = game.head.shape[0], game.steps.shape
-    head = board.beside(game.head, direction)
+    head = board.neighbour(game.head, direction)
 
     same = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)  # [n, n]: heads that meet
     on_bean = head[None] == game.beans[:, None]  # [K, n]
@@ -146,7 +146,7 @@ def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
         ate: bool[n, ...], see `move`.
     """
     snakes, batch = game.head.shape[0], game.steps.shape
-    head = board.beside(game.head, direction)
+    head = board.neighbour(game.head, direction)
     body = game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
     into = union(body[:, :, None] & board.mark(head)[:, None]) != 0
     met = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)

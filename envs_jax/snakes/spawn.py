@@ -130,8 +130,8 @@ def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
         index, column = nth_cell(plane, one_of(word, count_cells(plane)))
         direction = index // board.height
         tail = place(index - board.height * direction, column)
-        middle = board.beside(tail, direction)
-        head = board.beside(middle, direction)
+        middle = board.neighbour(tail, direction)
+        head = board.neighbour(middle, direction)
         cells = board.mark(head) | board.mark(middle) | board.mark(tail)
         return free & ~cells, (cells, head, tail, direction)
 

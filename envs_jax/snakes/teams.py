@@ -37,7 +37,7 @@ def learner_view(env: SnakesConfig, state: State) -> Game:
 
 
 def with_opponents(env: SnakesConfig, state: State, word: Array, action: Array) -> Array:
-    """int32[n, ...]: the actions of the learner's team, then those of the other in the state's game."""
+    """int32[n, ...]: the actions of the learner's team, then the actions of the other team, in the state's game."""
     half = env.snakes // 2
     players = tuple(k for k in env.schedule.used if k != schedule.SELF)
     if not players:

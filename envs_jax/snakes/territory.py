@@ -1,8 +1,8 @@
 """Features beyond the crop of `obs_full`: room, territory, and moves after which a snake is lost.
 
-All of it floods the board move by move: a cell can be entered from the move on at which its body has left it. The
-territory of a snake, cells that it reaches before any other, is what the strongest public heuristic agents of the
-competition count (CarlossShi/Competition_3v3snakes).
+All of it floods the board move by move: a cell can be entered as soon as its body has left it. The territory of a snake
+is the cells that it reaches before any other; the strongest public heuristic agents of the competition count it
+(CarlossShi/Competition_3v3snakes).
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
 
     room         cells that the snake reaches within FAR moves
     near, far    its territory within NEAR moves and within FAR moves
-    opponents    the neighbour cell lies beside an opponent's head
+    opponents    the neighbour cell lies next to an opponent's head
     mates        the same for the heads of the own team
     time         share of the game that is left
     lead         own team's score minus the other's, at most 50
@@ -59,9 +59,9 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
 
 
 def _neighbours(board: Board, game: Game, snakes: slice) -> Array:
-    """uint32[H, 4, m, ...]: the cell beside each head of these snakes by direction."""
+    """uint32[H, 4, m, ...]: the cell next to each head of these snakes, by direction."""
     head = game.head[snakes]
-    return jnp.stack([board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)], 1)
+    return jnp.stack([board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)], 1)
 
 
 def _spread(board: Board, cells: Array) -> Array:
@@ -151,13 +151,14 @@ def survival(board: Board, game: Game, agents: int) -> Array:
 
 
 def careful(board: Board, game: Game, agents: int, open_: Array, length: int) -> Array:
-    """bool[A, 4, ...]: those of the open directions that are left without dangers, one danger after the other.
+    """bool[A, 4, ...]: the open directions without dangers; dangers are removed one after the other.
 
-    A danger closes directions as far as others stay open: dying sooner than after other directions, see `survival`; a
-    cell that a mate of a lower index can enter; one that an opponent can enter, for snakes of at least this length.
+    A danger closes directions only while others stay open. Dangers are: dying sooner than after other directions, see
+    `survival`; a cell that a mate of a lower index can enter; a cell that an opponent can enter, for snakes of at least
+    this length.
     """
     snakes, batch = game.head.shape[0], game.steps.shape
-    around = jnp.stack([board.beside(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
+    around = jnp.stack([board.neighbour(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
 
     def can_enter(others: np.ndarray) -> Array:
         """bool[A, 4, ...]: one of the others bool[A, n] can enter the cell, too."""

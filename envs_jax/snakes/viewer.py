@@ -115,7 +115,7 @@ def _middle(cell: Cell) -> np.ndarray:
 def strokes(board: Board, body: list[Cell]) -> list[list[np.ndarray]]:
     """Return lines through the cells of a body; a step over the edge ends one and begins the next beyond the edge.
 
-    Cells that are not beside each other are not joined.
+    Cells that are not neighbours are not joined.
     """
     lines = [[_middle(body[0])]]
     for before, cell in itertools.pairwise(body):

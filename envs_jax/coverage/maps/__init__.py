@@ -7,7 +7,7 @@ Every agent keeps a local map; one more map fuses the measurements of all. One u
        cells of the sender's footprint are changed;
     3. the team map fuses all measurements in the same way.
 
-Backends obey the same rules, change cells by the same formula (`belief.Storage.fuse`) and differ in speed only. A
+Backends obey the same rules, change cells by the same formula (`belief.Storage.fuse`) and differ only in speed. A
 backend is a module with two functions,
 
     update(config, maps, measurements) -> (Maps, UpdateStats)          for one copy of the environment

@@ -2,8 +2,8 @@
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
 and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,
-for the team's map, those of `types.Sums`. Footprints that miss a tile cost nothing. `_observations` resizes one agent's
-readings. Plain array code adds up the strips.
+for the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_observations` resizes one
+agent's readings. Plain array code adds up the strips.
 
 Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On
 CPUs the kernels are interpreted, program after program: for tests only.

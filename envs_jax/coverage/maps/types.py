@@ -20,7 +20,7 @@ class MapConfig:
     num_agents: int  # A
     storage: Storage  # how log-odds are stored
     weights: Weights  # importance of cells in the reward
-    tile: tuple[int, int] = (1, 1)  # maps are padded to multiples of these rows and columns; one backend alone needs it
+    tile: tuple[int, int] = (1, 1)  # maps are padded to multiples of these rows and columns; only one backend needs it
 
     @property
     def n(self) -> int:

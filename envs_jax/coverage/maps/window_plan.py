@@ -1,7 +1,7 @@
 """Plan that the loops of the backend "windows" follow, and the tables and array operations that they share.
 
-All that depends on positions and messages alone is computed here, for all copies at once, and packed in few arrays: on
-CPUs a small kernel costs as much as thousands of cells, and the loops would start one for every number they read.
+What depends only on positions and messages is computed here, for all copies at once, and packed in few arrays: on CPUs
+a small kernel costs as much as thousands of cells, and the loops would start one for every number they read.
 """
 
 import functools

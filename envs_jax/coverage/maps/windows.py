@@ -60,7 +60,7 @@ def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[M
 
 @pytree
 class _Work:
-    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window."""
+    """State of the loops. M = B (A + 1) maps, copy after copy; W is the side of the largest window."""
 
     beliefs: Array  # dtype[M, n, n]
     clipped: Array  # float32[M, 11, 11], resized probabilities of the clipped maps
@@ -174,7 +174,7 @@ def _resize(shares: Array, agent: Agent, cells: Array) -> Array:
 
 
 def _overflow(config: MapConfig, stored: Array) -> Array:
-    """float32: probability of cells less that of the clipped cells."""
+    """float32: probability of cells minus the probability of the clipped cells."""
     storage = config.storage
     value = storage.value(stored)
     doubt = probability(storage.log_odds(-jnp.abs(value)))
