@@ -78,9 +78,9 @@ class Adapter(Environment):
     the defaults of its settings are the package's.
     """
 
-    horizon: int = setting(DEFAULT_HORIZON, "steps after which an episode is cut (truncated)", between=(1, 10**9))
+    horizon: int = setting(DEFAULT_HORIZON, "cut an episode (truncate it) after this many steps", between=(1, 10**9))
     observe: str = setting(
-        "", "parts of the observation that agents see, names separated by commas; empty = all, joined to one array"
+        "", "show agents only these parts of the observation, names separated by commas; empty = all, as one array"
     )
 
     library: ClassVar[str] = ""

@@ -20,7 +20,7 @@ class Brax(Adapter):
     """An environment of brax."""
 
     backend: str = setting(
-        "", "physics: generalized, spring, positional or mjx; empty = the environment's own", choices=BACKENDS
+        "", "simulate with generalized, spring, positional or mjx; empty = the environment's own", choices=BACKENDS
     )
 
     library = "brax"
@@ -51,7 +51,7 @@ def _to_package_step(state: Any) -> tuple[Any, PackageStep]:
 class Playground(Adapter):
     """An environment of MuJoCo Playground."""
 
-    impl: str = setting("jax", "physics: jax, or warp for NVIDIA devices", choices=("jax", "warp"))
+    impl: str = setting("jax", "simulate with jax, or with warp on NVIDIA devices", choices=("jax", "warp"))
 
     library = "playground"
 

@@ -26,7 +26,9 @@ _MASKS = ("get_avail_actions", "get_legal_moves")
 class JaxMarl(Adapter):
     """An environment of JaxMARL whose agents are equal."""
 
-    map: str = setting("", "scenario of SMAX, such as 3m, or layout of Overcooked; empty = the package's own")
+    map: str = setting(
+        "", "play this scenario of SMAX, such as 3m, or layout of Overcooked; empty = the package's default"
+    )
 
     library = "jaxmarl"
 

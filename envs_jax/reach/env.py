@@ -166,7 +166,7 @@ class ReachFamily(Reach):
     """All tasks of the family, drawn for each episode."""
 
     task: str = setting(
-        "all", f"task: one of {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
+        "all", f"set this task: {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
     )
 
     name = "reach_family"

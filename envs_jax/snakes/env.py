@@ -138,10 +138,10 @@ class Snakes(SnakesConfig):
 class Snakes1v1(Snakes):
     """One snake against one on the small board."""
 
-    height: int = setting(6, "rows of the board", between=(3, MOST_ROWS))
-    width: int = setting(8, "columns of the board, at most 32", between=(3, MOST_COLUMNS))
-    snakes: int = setting(2, "number of snakes", between=(1, MOST_SNAKES))
-    max_steps: int = setting(50, "steps of a game", between=(1, MOST_STEPS))
+    height: int = setting(6, "give the board this many rows", between=(3, MOST_ROWS))
+    width: int = setting(8, "give the board this many columns, at most 32", between=(3, MOST_COLUMNS))
+    snakes: int = setting(2, "play with this many snakes", between=(1, MOST_SNAKES))
+    max_steps: int = setting(50, "end a game after this many steps", between=(1, MOST_STEPS))
 
     name = "snakes_1v1"
 
@@ -159,7 +159,7 @@ class Snakes2p(Snakes1v1):
 class Snakes5p(Snakes):
     """Five snakes, each for itself."""
 
-    snakes: int = setting(5, "number of snakes", between=(1, MOST_SNAKES))
+    snakes: int = setting(5, "play with this many snakes", between=(1, MOST_SNAKES))
     teams: int = setting(1, TEAMS, between=(1, 2))
 
     name = "snakes_5p"
