@@ -90,10 +90,10 @@ class BatchedEnvironment:
         def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
             return self._start(state.key, state.episode + jnp.uint32(1), context)
 
-        played = jax.jit(self.step_without_reset, inline=True)  # traced once for both branches
+        step = jax.jit(self.step_without_reset, inline=True)  # traced once for both branches
 
         def play(state: BatchState) -> tuple[BatchState, TimeStep]:
-            return played(state, action, context)
+            return step(state, action, context)
 
         if self.spec.fixed_horizon:
             return jax.lax.cond(done[0], restart, play, state)

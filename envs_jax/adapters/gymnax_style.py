@@ -137,14 +137,14 @@ class GymnaxStyleEnv:
         """
         action = jnp.asarray(action, self.env.spec.action.dtype)
         env_state, timestep = self.env.step(state.env, action[None], params)
-        played = timestep.observation[0], State(env_state, _mask(timestep), state.time + 1)
+        stepped = timestep.observation[0], State(env_state, _mask(timestep), state.time + 1)
         restarted = self.reset(key, params)
-        observation, after = jax.tree.map(lambda new, old: jnp.where(timestep.done, new, old), restarted, played)
+        observation, after = jax.tree.map(lambda new, old: jnp.where(timestep.done, new, old), restarted, stepped)
         info = timestep.metrics | {
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
             "discount": 1.0 - timestep.terminated.astype(jnp.float32),
-            "final_observation": played[0],
+            "final_observation": stepped[0],
         }
         done = (timestep.terminated, timestep.truncated) if self.split_done else (timestep.done,)
         return observation, after, timestep.reward[0], *done, info

@@ -178,20 +178,20 @@ class RealReach(ReachBatch):
         """float32[B, 1, 4], the actions of Meta-World's own policy for its task."""
         return np.stack([arm.scripted for arm in self.arms])[:, None]
 
-    def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
+    def in_order(self, keys: Array, indices: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes in order, see `ReachBatch.in_order`; a task of Meta-World takes its draws in turn."""
-        state, _ = _in_order(ReachBatch(self.env), keys, numbers)
-        arms = zip(self.arms, np.asarray(numbers), strict=True)
+        state, _ = _in_order(ReachBatch(self.env), keys, indices)
+        arms = zip(self.arms, np.asarray(indices), strict=True)
         return self._show_all(state, 0, [(arm.reset(self._vector(k)), 0.0, False) for arm, k in arms])
 
-    def _vector(self, number: int) -> np.ndarray:
+    def _vector(self, index: int) -> np.ndarray:
         """float64[n], the draw of an episode of the list."""
         if self.vectors is None:
             env = self.env
             if env.goals == "uniform":
-                return np.asarray(_list_entry(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
-            return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
-        return self.vectors[number % len(self.vectors)]
+                return np.asarray(_list_entry(env.goals, env.pool_seed, index // len(env.tasks)), np.float64)
+            return goals.pool(env.pool_seed)[index // len(env.tasks) % goals.POOL]
+        return self.vectors[index % len(self.vectors)]
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
         """Step every arm one control period with actions float32[B, 1, 4]."""

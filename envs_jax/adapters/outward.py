@@ -107,7 +107,7 @@ class Copies:
     compiled once. Time steps have leaves [B, ...].
     """
 
-    def __init__(self, env: Environment, number: int, seed: int) -> None:
+    def __init__(self, env: Environment, count: int, seed: int) -> None:
         check_process(
             "environments",
             "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), or gymnasium.make_vec(..., "
@@ -115,7 +115,7 @@ class Copies:
             "envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
         )
         self._reset, self._step = _programs(env)
-        self._number = number
+        self._number = count
         self._seed(seed)
 
     def _seed(self, seed: int) -> None:

@@ -162,8 +162,8 @@ class Storage:
         """
         offset = logit(self.prior)
         exact = [[self.encode(sign * value - offset) for value in EVIDENCE] for sign in (-1, 1)]
-        least = self.dtype.type(1 if self.name == "int16" else 1e-30)
-        return np.where(np.array(exact) == 0, least, np.array(exact))
+        smallest = self.dtype.type(1 if self.name == "int16" else 1e-30)
+        return np.where(np.array(exact) == 0, smallest, np.array(exact))
 
     def value(self, stored: Array) -> Array:
         """Replace `unseen` by the prior's value."""

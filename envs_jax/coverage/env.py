@@ -191,8 +191,8 @@ class Coverage(CoverageConfig):
                 reward.absolute(stats.before, updated.sums.weighted, self.n, self.weights),
             ]
         )
-        paid = earned if self.reward_timing == "aligned" else state.earned
-        paid = jnp.where(t > 0, paid, jnp.zeros_like(paid))
+        reward_now = earned if self.reward_timing == "aligned" else state.earned
+        reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
         actor_observation, team = observation.observe(
             t, measurements, updated.probability, stats.measured, self.budget, self.map_config
         )
@@ -201,11 +201,11 @@ class Coverage(CoverageConfig):
             action_mask=actions.boundary_mask(measurements.positions, self.num_actions),
             mask_state=measurements.positions,
             global_state={"maps": team, "positions": measurements.positions},
-            reward=jnp.broadcast_to(paid[:1], (self.num_agents,)),
+            reward=jnp.broadcast_to(reward_now[:1], (self.num_agents,)),
             terminated=t == self.steps,
             truncated=jnp.bool_(False),
             first=t == 0,
-            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": paid[1]},
+            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": reward_now[1]},
         )
         state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, earned=earned)
         return state, timestep

@@ -55,8 +55,8 @@ def neighbours(positions: Array, received: Array) -> Array:
     plane = jnp.where(is_centre, height[:, None, None], inside.astype(jnp.float32))
     for j in range(agents):
         heard = received[:, j] & (np.arange(agents) != j)
-        there = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
-        plane = jnp.where(there, height[j], plane)
+        is_heard = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
+        plane = jnp.where(is_heard, height[j], plane)
     return plane
 
 
@@ -139,7 +139,7 @@ def observe(
         config.num_agents,
         config.weights,
     )
-    left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
+    budget_left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
     agent_footprints, any_footprint = materialize(functools.partial(footprints, q=config.q))(positions, received)
@@ -147,7 +147,7 @@ def observe(
     p = clip_probability(probability)
     observation = jnp.stack(
         [
-            jnp.full((agents, LATTICE, LATTICE), left),
+            jnp.full((agents, LATTICE, LATTICE), budget_left),
             jnp.broadcast_to(agent_id[:, None, None], (agents, LATTICE, LATTICE)),
             materialize(neighbours)(positions, received),
             uncertainty[:agents],
@@ -172,7 +172,7 @@ def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
     values = (action + 1).astype(jnp.float32) / num_actions
     others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
     for j in range(agents):
-        there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
-        others = jnp.where(there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
+        is_there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
+        others = jnp.where(is_there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
     team = jnp.broadcast_to(team.astype(observation.dtype)[None], (agents, *team.shape))
     return jnp.concatenate([observation, team, others[..., None].astype(observation.dtype)], axis=-1)

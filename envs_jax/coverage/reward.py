@@ -24,8 +24,8 @@ def relative(before: Array, after: Array, scale: float, offset: float) -> Array:
     It is `offset` where no entropy is left.
     """
     uncertain = real(before)
-    left = uncertain > 0.0
-    share = jnp.where(left, real(before - after) / jnp.where(left, uncertain, 1.0), 0.0)
+    has_entropy = uncertain > 0.0
+    share = jnp.where(has_entropy, real(before - after) / jnp.where(has_entropy, uncertain, 1.0), 0.0)
     return scale * share + offset
 
 

@@ -99,7 +99,7 @@ def unpack(bits: Array, n: int) -> Array:
 
 def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> tuple[Array, Array, Array]:
     """(rows, columns, invert) of a family of rectangles; percentages `first` and `second`."""
-    every = jnp.array([0, n], jnp.int32)
+    all_cells = jnp.array([0, n], jnp.int32)
     none = jnp.array([0, 0], jnp.int32)
 
     def head(percent: Array) -> Array:
@@ -109,7 +109,7 @@ def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> 
         return jnp.stack([n - n * (percent - 1) // 100, jnp.int32(n)])
 
     def across(strip: Array) -> tuple[Array, Array]:
-        return jnp.where(side < 2, strip, every), jnp.where(side < 2, every, strip)
+        return jnp.where(side < 2, strip, all_cells), jnp.where(side < 2, all_cells, strip)
 
     sets, invert = (none, none), jnp.bool_(False)
     if family == "diagonal":  # squares in two opposite corners

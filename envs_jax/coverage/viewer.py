@@ -168,8 +168,8 @@ class CoverageViewer(viewing.Viewer):
                 (left, bottom), (right, top) = up(box[:2]), up(box[2:])
                 shapes += [rectangle(style, left, top, right, bottom) for style in ("halo", f"box{agent}-{level}")]
             for agent, place in enumerate(places):
-                number = text("number", place + (0, 0.62), str(agent + 1))
-                shapes += [disc(f"agent{agent}", 1.35, place), number]
+                label = text("number", place + (0, 0.62), str(agent + 1))
+                shapes += [disc(f"agent{agent}", 1.35, place), label]
             return shapes
 
         panel = Panel(

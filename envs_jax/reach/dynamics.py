@@ -82,16 +82,16 @@ class Hand(NamedTuple):
 @materialize
 def hand(arm: Arm, turns: Sequence[Turn]) -> Hand:
     """Return the hand, computed from the last link to the world."""
-    seen = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
+    to_hand = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
     place: list[Number] = _numbers(arm.hand_shift)
     axes: list[list[Number]] = []
     levers: list[list[Number]] = []
     for link, turn in zip(reversed(arm.links[:HINGES]), reversed(turns), strict=True):
-        axes.insert(0, [row[2] for row in seen])
-        levers.insert(0, apply(seen, cross((0.0, 0.0, 1.0), place)))
+        axes.insert(0, [row[2] for row in to_hand])
+        levers.insert(0, apply(to_hand, cross((0.0, 0.0, 1.0), place)))
         place = plus(_numbers(link.shift), _to_parent(link, turn, place))
-        seen = [_to_parent(link, turn, row) for row in seen]
-    return Hand(place, transpose(seen), axes, levers)
+        to_hand = [_to_parent(link, turn, row) for row in to_hand]
+    return Hand(place, transpose(to_hand), axes, levers)
 
 
 def _tool(arm: Arm, frame: Hand, right: Number, left: Number) -> list[Number]:

@@ -141,13 +141,13 @@ class Reach(ReachConfig):
     def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
         """Return the time step of a state, given the arm's pose and the previous frame float32[18, ...]."""
         start = state.t == 0
-        far = reward.distance(pose.tool, state.point)
+        distance = reward.distance(pose.tool, state.point)
         grip_error = reward.outside(pose.opening, state.width)
-        success = ((far <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
+        success = ((distance <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
         if self.reward == "sparse":
             paid = success
         else:
-            paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld), self.success_radius)
+            paid = reward.reward_of(self.reward, distance, state.point, constants.reset(self.weld), self.success_radius)
             paid = paid * reward.tail(grip_error / reward.MARGIN)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
@@ -156,7 +156,7 @@ class Reach(ReachConfig):
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,
             first=start,
-            metrics={"success": success, "success_at_end": success, "distance": far},
+            metrics={"success": success, "success_at_end": success, "distance": distance},
             task=state.task if len(self.tasks) > 1 else (),
         )
 
@@ -186,9 +186,9 @@ class ReachBatch(BatchLast):
         state, timestep = self.in_order(keys, first + (episode % jnp.uint32(length)).astype(jnp.int32))
         return dataclasses.replace(state, episode=episode), timestep
 
-    def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
+    def in_order(self, keys: Array, indices: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes int32[B] of an endless list, see `goals.list_entry`, each pair for all tasks; keys key[B]."""
         env, count = self.env, len(self.env.tasks)
-        pairs = jax.vmap(lambda number: goals.list_entry(env.goals, env.pool_seed, number))(numbers // count).T
-        state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
-        return BatchState(env=batch_first(state), key=keys, episode=numbers.astype(jnp.uint32)), batch_first(timestep)
+        pairs = jax.vmap(lambda index: goals.list_entry(env.goals, env.pool_seed, index))(indices // count).T
+        state, timestep = env.begin(pairs[:3], pairs[3:], indices % count)
+        return BatchState(env=batch_first(state), key=keys, episode=indices.astype(jnp.uint32)), batch_first(timestep)

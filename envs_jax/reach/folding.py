@@ -110,7 +110,7 @@ def materialize(function: _F) -> _F:
             return [x for x in outputs if isinstance(x, jax.Array)]
 
         arrays = iter(stages.materialize(inner)(*(x for x in leaves if isinstance(x, jax.Array))))
-        shape, known = result
-        return jax.tree.unflatten(shape, [next(arrays) if x is None else x for x in known])
+        shape, constants = result
+        return jax.tree.unflatten(shape, [next(arrays) if x is None else x for x in constants])
 
     return cast(_F, call)

@@ -30,15 +30,15 @@ def pool(seed: int) -> np.ndarray:
 
 def from_pool(key: Array, seed: int) -> Array:
     """float32[6]: the member chosen by a key's last word: any for hashed keys, m % 50 for key(m)."""
-    number = jax.random.key_data(key).reshape(-1)[-1] % jnp.uint32(POOL)
-    return jnp.asarray(pool(seed), jnp.float32)[number.astype(jnp.int32)]
+    index = jax.random.key_data(key).reshape(-1)[-1] % jnp.uint32(POOL)
+    return jnp.asarray(pool(seed), jnp.float32)[index.astype(jnp.int32)]
 
 
-def list_entry(kind: str, seed: int, number: Array | int) -> Array:
+def list_entry(kind: str, seed: int, index: Array | int) -> Array:
     """float32[6], entry int32[] of an endless list: the pool repeated, or ("uniform") fresh draws."""
     if kind == "uniform":
-        return fresh(jax.random.fold_in(jax.random.key(seed), number))
-    return jnp.asarray(pool(seed), jnp.float32)[number % POOL]
+        return fresh(jax.random.fold_in(jax.random.key(seed), index))
+    return jnp.asarray(pool(seed), jnp.float32)[index % POOL]
 
 
 def fresh(key: Array) -> Array:

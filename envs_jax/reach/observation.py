@@ -25,8 +25,8 @@ def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:
         t: int32[...], steps since the reset.
         reset: state at the start of the episode.
     """
-    known = constants.data()
-    sink = np.array(known["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
+    numbers = constants.data()
+    sink = np.array(numbers["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
     sunk = jnp.asarray(sink)[jnp.minimum(t, len(sink) - 1)]
     # the first observation shows the quaternion left over from the settling
     first = reset.puck_turn.astype(np.float32)
@@ -36,9 +36,9 @@ def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:
     return jnp.stack([*pose.hand, pose.opening, puck[0], puck[1], puck[2] + sunk, *turn, *zeros])
 
 
-def observe(now: Array, before: Array, goal: Array) -> Array:
+def observe(frame: Array, previous_frame: Array, goal: Array) -> Array:
     """[39, ...] of frames [18, ...] and the goal [3, ...]; hand positions are clipped to their box."""
-    known = constants.data()
-    low, high = (constant(known[f"hand_obs_{end}"], now.shape[1:], np.float32) for end in ("low", "high"))
-    parts = [part for seen in (now, before) for part in (jnp.clip(seen[:3], low, high), seen[3:])]
+    numbers = constants.data()
+    low, high = (constant(numbers[f"hand_obs_{end}"], frame.shape[1:], np.float32) for end in ("low", "high"))
+    parts = [part for seen in (frame, previous_frame) for part in (jnp.clip(seen[:3], low, high), seen[3:])]
     return jnp.concatenate([*parts, goal])

@@ -154,6 +154,6 @@ class Board(NamedTuple):
         return turned
 
 
-def bit(word: Array, number: int) -> Array:
+def bit(word: Array, index: int) -> Array:
     """bool: a bit of a word."""
-    return (word >> jnp.uint32(number)) & jnp.uint32(1) != jnp.uint32(0)
+    return (word >> jnp.uint32(index)) & jnp.uint32(1) != jnp.uint32(0)

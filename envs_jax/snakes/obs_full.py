@@ -52,11 +52,11 @@ def leaving(board: Board, game: Game) -> list[Array]:
 
     beans = bean_plane(board, game)
     next_to_bean = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
-    there, hungry = (
+    alive, hungry = (
         game.length > 0,
         union(board.mark(game.head) & next_to_bean[:, None]) != 0,
     )  # a bean lies next to the head
-    head, tail = (board.mark(jnp.where(there, place, NOWHERE)) for place in (game.head, game.tail))
+    head, tail = (board.mark(jnp.where(alive, place, NOWHERE)) for place in (game.head, game.tail))
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
@@ -127,7 +127,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
 
 def columns(board: Board, game: Game, agents: int, teams: int, square: bool = False) -> Array:
     """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn."""
-    there = game.length[:agents] > 0
+    alive = game.length[:agents] > 0
     leave = leaving(board, game)
     reachable = reachable_cells(board, game, agents, leave)
     values = jnp.concatenate(
@@ -138,7 +138,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, square: bool = Fa
             share(reachable, 100),
         ]
     )
-    return jnp.where(there[None], values, 0).astype(jnp.int8)
+    return jnp.where(alive[None], values, 0).astype(jnp.int8)
 
 
 def _find_blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
@@ -176,11 +176,11 @@ def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, squar
     index = others_of(game, agents, game.head.shape[0] - 1)
     others, lengths = pick(game.head, index), pick(game.length, index)
     rows, cols = difference(board, others, head[None])
-    there = lengths > 0
+    alive = lengths > 0
     mate = (index < game.head.shape[0] // 2) & (teams == 2)
-    rows, cols = (jnp.where(there, x, 0) for x in (rows, cols))
+    rows, cols = (jnp.where(alive, x, 0) for x in (rows, cols))
     features = [share(rows, half_h), share(cols, half_w), share(jnp.abs(rows) + jnp.abs(cols), half_h + half_w)]
-    features += [share(lengths, 20), jnp.where(there, jnp.where(mate, ONE, -ONE), 0)]
+    features += [share(lengths, 20), jnp.where(alive, jnp.where(mate, ONE, -ONE), 0)]
     return jnp.stack(values + [feature[j] for j in range(len(index)) for feature in features])
 
 
@@ -201,16 +201,16 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
 
     def describe_beans(rows: Array, cols: Array, steps: Array) -> tuple[Array, Array]:
         """int32[5, K, A, ...], values in list order; int32[K, A, ...], position by steps."""
-        mine = constant(np.eye(snakes, dtype=bool)[:, :agents], game.steps.shape)[None]  # [1, n, A]
+        is_self = constant(np.eye(snakes, dtype=bool)[:, :agents], game.steps.shape)[None]  # [1, n, A]
         lead = []
         for group in (snakes, snakes // 2 if teams == 2 else snakes):
-            others = jnp.where(mine[:, :group], half_h + half_w, steps[:, :group, None])
+            others = jnp.where(is_self[:, :group], half_h + half_w, steps[:, :group, None])
             lead.append(jnp.clip(jnp.min(others, 1) - steps[:, :agents], -4, 4) * (ONE // 4))
-        there = (beans != NOWHERE)[:, None]
+        exists = (beans != NOWHERE)[:, None]
         own_steps = steps[:, :agents]
         features = [share(rows[:, :agents], half_h), share(cols[:, :agents], half_w)]
-        features = [jnp.where(there, x, 0) for x in (*features, share(own_steps, half_h + half_w), *lead)]
-        rank = jnp.where(there, own_steps, 1 << 20) * count + counting(count, own_steps[0])
+        features = [jnp.where(exists, x, 0) for x in (*features, share(own_steps, half_h + half_w), *lead)]
+        rank = jnp.where(exists, own_steps, 1 << 20) * count + counting(count, own_steps[0])
         return jnp.stack(features), jnp.sum(rank[None] < rank[:, None], 1, dtype=jnp.int32)
 
     features, position = materialize(describe_beans)(*materialize(measure_steps)(game))

@@ -31,7 +31,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     """int8[F, A, ...], F as in `size`; zeros for a snake that could not respawn, except for the order."""
     full_columns = obs_full.columns(board, game, agents, teams, square=True)
     values = jnp.concatenate([full_columns, territory.columns(board, game, agents, teams, max_steps)])
-    direction, there = game.direction[:agents], game.length[:agents] > 0
+    direction, alive = game.direction[:agents], game.length[:agents] > 0
     order = counting(ACTIONS, direction).astype(jnp.int8)
 
     def where(condition: Array, kind: str, values: Array, order: Array) -> tuple[Array, Array]:
@@ -41,11 +41,11 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
         permutation = source[_CROP : _CROP + 4] - _CROP
         return jnp.where(condition[None], changed, values), jnp.where(condition[None], order[permutation], order)
 
-    sideways = ((direction == LEFT) | (direction == RIGHT)) & there
+    sideways = ((direction == LEFT) | (direction == RIGHT)) & alive
     values, order = where(sideways, "transpose", values, order)
-    values, order = where(((direction == DOWN) | (direction == RIGHT)) & there, "rows", values, order)
+    values, order = where(((direction == DOWN) | (direction == RIGHT)) & alive, "rows", values, order)
     values, order = where(values[_PLACES + 1] < 0, "columns", values, order)
-    upright = jnp.where(there & ~sideways, obs_full.ONE, 0).astype(jnp.int8)
+    upright = jnp.where(alive & ~sideways, obs_full.ONE, 0).astype(jnp.int8)
     return jnp.concatenate([order, upright[None], values[:_CROP], values[_CROP + 4 :]])
 
 

@@ -104,9 +104,9 @@ def _nearest_beans(board: Board, game: Game, agents: int, missing: float) -> lis
     rank = jnp.where(beans == NOWHERE, _FAR, rank) * count + counting(count, rank[0])
     values = []
     for _ in range(2):
-        least = jnp.min(rank, 0)
-        best = rank == least[None]
-        known = least < _FAR
+        lowest = jnp.min(rank, 0)
+        best = rank == lowest[None]
+        known = lowest < _FAR
         dr, dc = (total(jnp.where(best, x, 0)) for x in (rows, columns))
         values += [jnp.where(known, x, 0).astype(jnp.float32) for x in (dc, dr)]
         values.append(jnp.where(known, _distance(dr, dc), jnp.float32(missing)))

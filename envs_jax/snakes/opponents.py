@@ -44,10 +44,10 @@ def squared_distance(a: Array, b: Array) -> Array:
 
 def _nearest_bean(head: Array, beans: list[Array]) -> Array:
     """int32[...]: the bean nearest to a head, or NOWHERE."""
-    nearest, least = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
+    nearest, lowest = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
     for bean in beans:  # one after another, since a reduction would keep the compiler from making a single loop
-        far = jnp.where(bean == NOWHERE, _FAR, squared_distance(bean, head))
-        nearest, least = jnp.where(far < least, bean, nearest), jnp.minimum(far, least)
+        distance = jnp.where(bean == NOWHERE, _FAR, squared_distance(bean, head))
+        nearest, lowest = jnp.where(distance < lowest, bean, nearest), jnp.minimum(distance, lowest)
     return nearest
 
 
@@ -55,11 +55,11 @@ def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
     """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
     # A single loop of more snakes takes twice as long with each: it chooses the earlier ones' beans again.
     choose_bean = materialize(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
-    left, chosen = list(beans), []
+    remaining, chosen = list(beans), []
     for head in heads:
-        chosen.append(choose_bean(head, left))
+        chosen.append(choose_bean(head, remaining))
         if exclusive:
-            left = [jnp.where(bean == chosen[-1], NOWHERE, bean) for bean in left]
+            remaining = [jnp.where(bean == chosen[-1], NOWHERE, bean) for bean in remaining]
     return jnp.stack(chosen)
 
 
@@ -71,14 +71,14 @@ def _evasive(board: Board, around: list[Array]) -> list[Array]:
     for d in range(4):
         r, c = ROW_STEP[d], COLUMN_STEP[d]
         leads_on = jnp.zeros_like(free[r, c])
-        mine: dict[tuple[int, int], Array] = {}
+        claims: dict[tuple[int, int], Array] = {}
         for e in range(4):
             to = r + ROW_STEP[e], c + COLUMN_STEP[e]
             cell = to[0] % board.height, to[1] % board.width
             open_ = free[r, c] & free[to]
             leads_on |= open_ & ~claimed[cell] if cell in claimed else open_
-            mine[cell] = mine[cell] | open_ if cell in mine else open_
-        claimed |= {cell: claimed[cell] | m if cell in claimed else m for cell, m in mine.items()}
+            claims[cell] = claims[cell] | open_ if cell in claims else open_
+        claimed |= {cell: claimed[cell] | m if cell in claimed else m for cell, m in claims.items()}
         safe.append(leads_on)
     return safe
 
@@ -134,9 +134,9 @@ def _evade(view: View) -> Array:
 
 
 def _claim(view: View) -> Array:
-    room, _, mine, bean = view.reach()
-    safe = (bean <= territory.FAR) & (mine >= jnp.minimum(view.length, territory.FAR)[None])
-    cost = jnp.where(safe, bean, _FAR - 1 - (mine << 10) - room)  # at most 841 cells lie within 20 moves
+    room, _, cells, bean = view.reach()
+    safe = (bean <= territory.FAR) & (cells >= jnp.minimum(view.length, territory.FAR)[None])
+    cost = jnp.where(safe, bean, _FAR - 1 - (cells << 10) - room)  # at most 841 cells lie within 20 moves
     return _first_of(list(room > 0), list(cost))
 
 

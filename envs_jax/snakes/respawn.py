@@ -110,10 +110,10 @@ def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
     start, a, other, two, second, last = _unpack(board, packed)
     opposite = two & (other == a ^ 1) & (not fixed)
     from_a = two & ~opposite  # a is the head, else s
-    way = jnp.where(from_a, a, a ^ 1)
-    direction = way if fixed else way ^ board.edge(start, a).astype(jnp.int32)
+    to_head = jnp.where(from_a, a, a ^ 1)
+    direction = to_head if fixed else to_head ^ board.edge(start, a).astype(jnp.int32)
     cells = jnp.where(from_a, second, start), jnp.where(from_a, start, second), last
-    return [jnp.where(packed >= 0, cell, NOWHERE) for cell in cells], way, other ^ 1, direction, opposite
+    return [jnp.where(packed >= 0, cell, NOWHERE) for cell in cells], to_head, other ^ 1, direction, opposite
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
@@ -131,9 +131,11 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
 
     def respawn_one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         free, packed = carry
-        mine = dead & (turn == k + 1)
+        in_turn = dead & (turn == k + 1)
         place, cells = search(free)
-        return free & ~mark_cells(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(mine, place[None], packed)
+        return free & ~mark_cells(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(
+            in_turn, place[None], packed
+        )
 
     rounds = jnp.max(turn[-1]) if on_cpu() else len(dead)  # as many as needed where that needs no synchronisation
     start = (free_plane(board, game), jnp.full_like(game.head, NOWHERE))

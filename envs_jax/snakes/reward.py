@@ -31,8 +31,8 @@ def lead_code(own_score: Array, other_score: Array, done: Array) -> Array:
 
 def _to_bean(game: Game, agents: int) -> Array:
     """float32[A, ...]: plain distance to the nearest bean, 0 without any."""
-    far = squared_distance(game.beans[:, None], game.head[None, :agents])
-    nearest = jnp.min(jnp.where(game.beans[:, None] == NOWHERE, 1 << 20, far), 0)
+    squares = squared_distance(game.beans[:, None], game.head[None, :agents])
+    nearest = jnp.min(jnp.where(game.beans[:, None] == NOWHERE, 1 << 20, squares), 0)
     return jnp.where(nearest == 1 << 20, 0.0, jnp.sqrt(nearest.astype(jnp.float32)))
 
 
@@ -84,10 +84,10 @@ def shape_rewards(name: str, game: Game, score_change: Array, hit: Array, code: 
         base = jnp.where(code == index, jnp.float32(value), base)
     ate, lost = score_change > 0, score_change < 0
     if name in ("original", "plus"):
-        far = _to_bean(game, len(score_change))
-        pay = jnp.where(ate, 20.0, -far - _either(lost, 10.0, 0.0))
+        distance = _to_bean(game, len(score_change))
+        pay = jnp.where(ate, 20.0, -distance - _either(lost, 10.0, 0.0))
         if name == "plus":
-            pay += jnp.where(ate, 0.0, 0.1 / (far + 1)) + _either(lost, 0.0, 0.1) + _either(ate, 0.05, 0.0)
+            pay += jnp.where(ate, 0.0, 0.1 / (distance + 1)) + _either(lost, 0.0, 0.1) + _either(ate, 0.05, 0.0)
     else:
         alive = _either(lost, 0.1, -50.0) if name == "v1.1" else _either(hit, -50.0, 0.1)
         pay = _either(ate, 30.0, 0.0) + alive

@@ -28,11 +28,11 @@ def always_room(board: Board, snakes: int) -> bool:
     def has_room(occupied: int, more: int) -> bool:
         if has_room.cache_info().currsize > _MOST_TRIED:
             return False
-        left = [place for place in places if not place & occupied]
-        if not left:
+        remaining = [place for place in places if not place & occupied]
+        if not remaining:
             return more == 0
-        if more == 0 or _MOST_LOST * (more - 1) < len(left):
+        if more == 0 or _MOST_LOST * (more - 1) < len(remaining):
             return True
-        return all(has_room(occupied | place, more - 1) for place in left)
+        return all(has_room(occupied | place, more - 1) for place in remaining)
 
     return has_room(0, snakes)

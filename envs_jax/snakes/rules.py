@@ -79,9 +79,9 @@ def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
 def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
     """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
     low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
-    way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
-    following = board.neighbour(tail, way)
-    return jnp.where(split, board.neighbour(following, way), following)
+    direction = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
+    following = board.neighbour(tail, direction)
+    return jnp.where(split, board.neighbour(following, direction), following)
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
@@ -105,7 +105,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     on_bean = head[None] == game.beans[:, None]  # [K, n]
     earlier = constant(np.triu(np.ones((snakes, snakes), bool), 1), batch)  # [j, i]: j moves before i
     ate = union(on_bean) & ~union(same & earlier)
-    left = _without(game.beans, union(on_bean, 1))
+    beans = _without(game.beans, union(on_bean, 1))
 
     tail = board.mark(game.tail)
     body = game.body & ~jnp.where(ate[None], jnp.uint32(0), tail)
@@ -129,7 +129,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         length=jnp.where(hit, 0, game.length + ate.astype(jnp.int32)),
         direction=direction,
         split=game.split & ate,
-        beans=left,
+        beans=beans,
         steps=game.steps + 1,
     )
     reward = jnp.where(hit, START_LENGTH - game.length, ate.astype(jnp.int32))

@@ -113,12 +113,12 @@ def scene(record: Record) -> Scene:
     return Scene(board, bodies, np.array(directions), beans, chosen, scores, ate, died, sides, tuple(colours))
 
 
-def events(drawn: Scene) -> list[str]:
+def events(game: Scene) -> list[str]:
     """Describe the step before each time step [K] in words."""
     texts = []
-    for k in range(len(drawn.bodies)):
+    for k in range(len(game.bodies)):
         parts = []
-        for happened, one, several in ((drawn.ate[k], "eats", "eat"), (drawn.died[k], "dies", "die")):
+        for happened, one, several in ((game.ate[k], "eats", "eat"), (game.died[k], "dies", "die")):
             numbers = [str(i + 1) for i in np.flatnonzero(happened)]
             if numbers:
                 listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]]) if len(numbers) > 1 else numbers[0]

@@ -32,8 +32,8 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     time         share of the game that is left
     lead         own team's score minus the other's, at most 50
     """
-    half, there = game.head.shape[0] // 2, game.length > 0
-    heads = board.mark(jnp.where(there, game.head, NOWHERE))  # [H, n, ...]
+    half, alive = game.head.shape[0] // 2, game.length > 0
+    heads = board.mark(jnp.where(alive, game.head, NOWHERE))  # [H, n, ...]
     own_heads, all_heads = heads[:, :agents], union(heads, 1)[:, None]
     mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own_heads) & ~own_heads
     first = _neighbours(board, game, slice(agents))
@@ -45,17 +45,17 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     room, near, far, _ = materialize(lambda game: reach(board, game, slice(agents)))(game)
     scores = score(game)
     lead = total(scores[:half])[None] - total(scores[half:])[None] if teams == 2 else scores[:agents]
-    left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
+    steps_left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
     values = [
         obs_full.share(room, 100),
         obs_full.share(near, 20),
         obs_full.share(far, 100),
         touches(all_heads & ~own_heads & ~mates),
         touches(mates),
-        obs_full.share(left, max_steps)[None],
-        obs_full.share(jnp.broadcast_to(lead, left.shape), 50)[None],
+        obs_full.share(steps_left, max_steps)[None],
+        obs_full.share(jnp.broadcast_to(lead, steps_left.shape), 50)[None],
     ]
-    return jnp.where(there[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
+    return jnp.where(alive[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
 
 
 def _neighbours(board: Board, game: Game, snakes: slice) -> Array:
@@ -110,19 +110,21 @@ def reach(board: Board, game: Game, snakes: slice) -> Reach:
     free, leave = _leaving(board, game)
     room = _neighbours(board, game, snakes) & free[:, None, None]
     others = _spread(board, union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
-    mine = room & ~others[:, None]
+    territory = room & ~others[:, None]
 
     def further(carry: Any, leaves: Array) -> tuple[Any, tuple[Array, Array]]:
-        free, others, room, mine = carry
+        free, others, room, territory = carry
         free = free | leaves
         room = _spread(board, room) & free[:, None, None]
-        others = others | _spread(board, others) & free[:, None] & ~union(mine, 1)
-        mine = mine | _spread(board, mine) & free[:, None, None] & ~others[:, None]
-        return (free, others, room, mine), (_count(mine), _count(mine & beans))
+        others = others | _spread(board, others) & free[:, None] & ~union(territory, 1)
+        territory = territory | _spread(board, territory) & free[:, None, None] & ~others[:, None]
+        return (free, others, room, territory), (_count(territory), _count(territory & beans))
 
-    start = free, others, room, mine
+    start = free, others, room, territory
     (_, _, room, _), (cells, eaten) = jax.lax.scan(further, start, leave)
-    missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32)
+    missed = jnp.sum(
+        (jnp.concatenate([_count(territory & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32
+    )
     return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
 

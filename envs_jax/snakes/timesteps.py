@@ -47,9 +47,9 @@ def metrics_of(env: SnakesConfig) -> tuple[str, ...]:
 
 def observation_box(env: SnakesConfig) -> Box:
     """Return the Box of one snake's observation."""
-    most = max(env.height, env.width, env.snakes + 2)
+    highest = max(env.height, env.width, env.snakes + 2)
     boxes = {
-        "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=most - 1),
+        "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=highest - 1),
         "obs30": Box((30,)),
         "obs35": Box((35,)),
         "obs_full": Box((obs_full.size(env.snakes, env.beans),), jnp.int8, low=-obs_full.ONE, high=obs_full.ONE),

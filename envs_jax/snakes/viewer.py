@@ -120,12 +120,12 @@ def strokes(board: Board, body: list[Cell]) -> list[list[np.ndarray]]:
     lines = [[_middle(body[0])]]
     for before, cell in itertools.pairwise(body):
         start, end = _middle(before), _middle(cell)
-        way = next((way for way in _AHEAD if np.all((start + way - end) % (board.width, board.height) == 0)), None)
-        if way is None:
+        step = next((step for step in _AHEAD if np.all((start + step - end) % (board.width, board.height) == 0)), None)
+        if step is None:
             lines.append([end])
-        elif np.all(start + way == end):
+        elif np.all(start + step == end):
             lines[-1].append(end)
         else:
-            lines[-1].append(start + way)
-            lines.append([end - way, end])
+            lines[-1].append(start + step)
+            lines.append([end - step, end])
     return [line if len(line) > 1 else [line[0] - (0.1, 0), line[0] + (0.1, 0)] for line in lines]

@@ -90,11 +90,11 @@ class Check:
 
     def _same_types(self, what: str, one: Any, other_name: str, other: Any) -> None:
         """Check that `one` and `other` have the same structure, shapes and dtypes."""
-        mine, theirs = structure(one), structure(other)
-        if mine != theirs:
+        this_structure, other_structure = structure(one), structure(other)
+        if this_structure != other_structure:
             self.fail(
-                f"the {what} has another structure than {other_name} ({mine} and {theirs}): return the same "
-                "pytree everywhere, so that jax.lax.scan can carry it"
+                f"the {what} has another structure than {other_name} ({this_structure} and {other_structure}): return "
+                "the same pytree everywhere, so that jax.lax.scan can carry it"
             )
         for (path, a), b in zip(named_leaves(one), jax.tree.leaves(other), strict=True):
             names = type_name(a), type_name(b)
@@ -279,8 +279,8 @@ class Check:
             other, _ = self._choose(timestep, key)
 
         def depends(agent: Array) -> Array:
-            mine = agents == agent
-            changed = jnp.where(mine.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
+            is_agent = agents == agent
+            changed = jnp.where(is_agent.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
             return jnp.any(critic_input(timestep, changed)[agent] != rows[agent])
 
         agents = jnp.arange(self.spec.num_agents, dtype=jnp.int32)

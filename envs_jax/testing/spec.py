@@ -28,9 +28,9 @@ def check_spec(env: Environment) -> EnvSpec:
     if not (isinstance(spec.name, str) and spec.name):
         fail(f"spec.name is {spec.name!r}: give the environment a name")
     for field in ("num_agents", "horizon", "num_tasks"):
-        number = getattr(spec, field)
-        if not (isinstance(number, int) and number >= 1):
-            fail(f"spec.{field} is {number!r}: it must be a Python int of at least 1")
+        count = getattr(spec, field)
+        if not (isinstance(count, int) and count >= 1):
+            fail(f"spec.{field} is {count!r}: it must be a Python int of at least 1")
     discrete = isinstance(spec.action, Discrete) and isinstance(spec.action.n, int) and spec.action.n >= 1
     if not (isinstance(spec.action, Box) or discrete):
         fail(f"spec.action is {spec.action!r}: describe ONE agent's action by Discrete(n), n >= 1, or by a Box")

@@ -70,8 +70,8 @@ def chart(record: Record, metric: str, extra_lines: Sequence[Line]) -> tuple[Pan
     shapes.append(text("below", ((_LEFT + right) / 2, _BOTTOM + 33), "step"))
     ends: list[tuple[float, str, str]] = []
 
-    def add(curve: np.ndarray, name: str, ink: str, *drawn: Shape) -> None:
-        shapes.extend(drawn)
+    def add(curve: np.ndarray, name: str, ink: str, *added: Shape) -> None:
+        shapes.extend(added)
         ends.append((float(curve[-1, 1]), name, ink[1:]))
 
     for name, mean in means.items():

@@ -68,8 +68,8 @@ class _Sheet:
         self.wide = [self.height * shape for shape in shapes]
         self.left = 0.25 + columns * (sum(self.wide) + gaps)  # of the curve
         boards = max(rows * (self.height + _ABOVE + _GAP), 2.9)
-        whole = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
-        self.figure: Any = Figure(figsize=whole, dpi=dpi, facecolor="white")
+        figure_size = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
+        self.figure: Any = Figure(figsize=figure_size, dpi=dpi, facecolor="white")
         FigureCanvasAgg(self.figure)
         self._text(0.25, 0.27, record.title, fontsize=12, color=INK, weight="bold", va="center")
         self._text(0.25, 0.55, record.subtitle, fontsize=9.5, color=SOFT, va="center")
@@ -88,24 +88,24 @@ class _Sheet:
         from matplotlib.lines import Line2D
 
         handles = []
-        for sign in self.drawing.legend:
-            style = self.drawing.styles[sign.style].with_width(1.7)
-            marker = {"path": "", "area": "s", "disc": "o"}[sign.kind]
+        for entry in self.drawing.legend:
+            style = self.drawing.styles[entry.style].with_width(1.7)
+            marker = {"path": "", "area": "s", "disc": "o"}[entry.kind]
             handles.append(
                 Line2D((), (), color=style.stroke, alpha=style.opacity, linewidth=1.7, linestyle=_dashes(style))
-                if sign.kind == "path"
+                if entry.kind == "path"
                 else Line2D((), (), marker=marker, linestyle="", markersize=8, color=style.fill, alpha=style.opacity,
                             markeredgecolor=style.stroke if style.stroke != "none" else style.fill)
             )  # fmt: skip
-        names = [sign.words for sign in self.drawing.legend]
+        names = [entry.words for entry in self.drawing.legend]
         self.figure.legend(handles, names, loc="lower left", bbox_to_anchor=(0.02, 0), ncols=4, frameon=False,
                            fontsize=9, labelcolor=SOFT, handlelength=2.2, columnspacing=1.5)  # fmt: skip
 
-    def board(self, number: int, step: int, words: str) -> list[Any]:
+    def board(self, position: int, step: int, words: str) -> list[Any]:
         """Draw all panels at a time step in the place of a board, with words above; return what was drawn."""
         drawing = self.drawing
-        left = 0.25 + number % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
-        top = _TOP + _ABOVE + number // self.columns * (self.height + _ABOVE + _GAP)
+        left = 0.25 + position % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
+        top = _TOP + _ABOVE + position // self.columns * (self.height + _ABOVE + _GAP)
         step_label = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
         words += f" · {step_label}" if step_label else ""
         drawn = [self._text(left, top - 0.13, words, fontsize=10, color=INK, weight="bold", va="center")]

@@ -262,7 +262,9 @@ def metrics_of(all_series: Iterable[Series]) -> list[str]:
     return sorted(metrics, key=lambda name: not name.startswith("eval/"))
 
 
-def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int = 100) -> dict[str, list[float]] | None:
+def mean_curve(
+    one: Series, metric: str, over_minutes: bool = False, max_points: int = 100
+) -> dict[str, list[float]] | None:
     """Return the mean over the seeds of a series, and half of Student's 95 % interval.
 
     Where seeds have different points or clocks, curves are interpolated at the points of the shortest one.
@@ -271,7 +273,7 @@ def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int =
         one: the series.
         metric: its name in metrics.jsonl.
         over_minutes: x is minutes of training instead of environment steps.
-        most: largest number of points.
+        max_points: largest number of points.
 
     Returns:
         {"x", "mean", and "ci95" if there are several seeds}; None without a common range.
@@ -290,7 +292,7 @@ def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int =
     x = x[(x >= first) & (x <= last)]
     if not len(x):
         return None
-    x = x[np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))]
+    x = x[np.unique(np.linspace(0, len(x) - 1, min(max_points, len(x))).round().astype(int))]
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
     summary = learning_curves.summarise(values, share=False)
     return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})

@@ -121,9 +121,9 @@ def _make_act(evaluated_policy: EvalPolicy, world: Simulator, name: str) -> Call
 
 
 def play(
-    evaluated_policy: EvalPolicy, world: Simulator, name: str, numbers: Sequence[int], seed: int, advised: bool = False
+    evaluated_policy: EvalPolicy, world: Simulator, name: str, indices: Sequence[int], seed: int, advised: bool = False
 ) -> Episodes:
-    """Roll out episodes `numbers` (at least one) of the simulator's list with one of `subject.policies`.
+    """Roll out episodes `indices` (at least one) of the simulator's list with one of `subject.policies`.
 
     An episode does not depend on which others are played; `seed` is for the random numbers of the policy. If `advised`,
     the scripted policy's action is recorded at every step.
@@ -160,11 +160,11 @@ def play(
         return curves, observation[:, :, 0], *single_agent, np.asarray(state.env.task)
 
     parts = []
-    for first in range(0, len(numbers), world.lanes):
-        batch = np.asarray(numbers[first : first + world.lanes], np.int32)
+    for first in range(0, len(indices), world.lanes):
+        batch = np.asarray(indices[first : first + world.lanes], np.int32)
         padded = np.concatenate([batch, np.repeat(batch[-1:], world.lanes - len(batch))])
         parts.append(episodes(padded))
-    curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(numbers)], *parts)  # only the last is padded
+    curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(indices)], *parts)  # only the last is padded
     return Episodes({metric: curve.T for metric, curve in curves.items()}, *rest)
 
 

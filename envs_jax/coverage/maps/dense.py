@@ -128,9 +128,9 @@ def resize_readings(config: MapConfig, measurements: Measurements) -> Array:
             return readings.reshape(-1, len(rows), side)
 
         if on_cpu():
-            every = jnp.arange(side, dtype=jnp.int32)
+            all_rows = jnp.arange(side, dtype=jnp.int32)
             resized = world.resize(
-                materialize(lambda measurements, signs=signs, every=every: signs(every, measurements))(measurements)
+                materialize(lambda measurements, signs=signs, every=all_rows: signs(every, measurements))(measurements)
             )
         else:
             resized = world.resize_rows(signs, side)

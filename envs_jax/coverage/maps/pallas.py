@@ -97,7 +97,7 @@ def _words(config: MapConfig, measurements: Measurements) -> Array:
         seeds = jax.lax.bitcast_convert_type(measurements.source.seeds, jnp.int32)[np.arange(agents) // 2]
     else:
         seeds = jnp.zeros((agents, 2), jnp.int32)
-    known = {
+    values = {
         "top": cut.top, "bottom": cut.bottom, "left": cut.left, "right": cut.right,
         "start_row": box.top, "start_column": box.left, "level": level, "side": box.bottom - box.top,
         "limit": sensor.limit(level).astype(jnp.int32),
@@ -108,7 +108,7 @@ def _words(config: MapConfig, measurements: Measurements) -> Array:
     terrain = measurements.terrain
     return jnp.concatenate(
         [
-            jnp.stack([known[name] for name in _WORDS], axis=-1).reshape(-1),
+            jnp.stack([values[name] for name in _WORDS], axis=-1).reshape(-1),
             heard.astype(jnp.int32).reshape(-1),
             terrain.rows.reshape(-1),
             terrain.columns.reshape(-1),
@@ -256,7 +256,7 @@ def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *refer
         old, read, added = state
         following = load(jnp.minimum(i + 1, down - 1))  # prefetched
         row = i * shape[0]
-        here = pl.ds(row, shape[0])
+        tile_rows = pl.ds(row, shape[0])
         cells = _cells(shape, row, column)
 
         def truth() -> Array:
@@ -264,7 +264,7 @@ def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *refer
             return value | _unpack(bits[0][pl.ds(i * (shape[0] // 8), shape[0] // 8), :]) if bits else value
 
         def reads(agent: Any) -> Array:
-            return readings[0][agent, here, :] != 0 if readings else truth() ^ copy.wrong(agent, *cells)
+            return readings[0][agent, tile_rows, :] != 0 if readings else truth() ^ copy.wrong(agent, *cells)
 
         def meets(agent: Any) -> Array:
             box = copy.box(agent)
@@ -272,7 +272,7 @@ def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *refer
             return over & (box.left < column + shape[1]) & (box.right > column)
 
         new = _update_tile(config, copy, old, None if team else receiver, cells, meets, reads)
-        new_map[here, :] = new
+        new_map[tile_rows, :] = new
         read = resized.add(read, row, cells[0], probability(config.storage.log_odds(new)))
         if team:
             added = _add_cells(config, added, old, new, truth(), (cells[0] < config.n) & (cells[1] < config.n))
@@ -312,9 +312,9 @@ def _update_tile(
     late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
     for sender in range(agents):
         heard = jnp.bool_(True) if receiver is None else copy.words[agents * (len(_WORDS) + receiver) + sender] != 0
-        here = heard & meets(sender)
-        state = jax.lax.cond(here, functools.partial(enter, sender, True), keep, state)
-        late = (late | heard) & ~here
+        entered = heard & meets(sender)
+        state = jax.lax.cond(entered, functools.partial(enter, sender, True), keep, state)
+        late = (late | heard) & ~entered
     value, touched = state
     value = jax.lax.cond(late, storage.clip, keep, value)
     return jnp.where(touched | (old != storage.unseen), value, old)

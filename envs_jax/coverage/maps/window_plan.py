@@ -110,9 +110,9 @@ def at(leaf: Array, *index: Array | int) -> Array:
     return cut_block(leaf, corner, (*(1 for _ in index), *rest)).reshape(rest)
 
 
-def agent_of(plan: Plan, b: Array, number: Array) -> Agent:
-    """Agent `number` of copy b."""
-    return Agent(*at(plan.agents, b, number))
+def agent_of(plan: Plan, b: Array, index: Array) -> Agent:
+    """Agent `index` of copy b."""
+    return Agent(*at(plan.agents, b, index))
 
 
 def marks_of(plan: Plan, b: Array, agent: Agent, side: int) -> tuple[Array, Array]:

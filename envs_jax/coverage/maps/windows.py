@@ -127,14 +127,14 @@ def _update_copy(config: MapConfig, measurements: Measurements, plan: Plan, b: A
             work = jax.lax.fori_loop(at(plan.starts, b, level), at(plan.starts, b, level + 1), turn, work)
         return work
 
-    def send(number: Array, work: _Work) -> _Work:
-        count, targets = at(plan.heard, b, number), at(plan.targets, b, number)
-        sender_level = agent_of(plan, b, number).level
+    def send(sender: Array, work: _Work) -> _Work:
+        count, targets = at(plan.heard, b, sender), at(plan.targets, b, sender)
+        sender_level = agent_of(plan, b, sender).level
         for level in range(world.LEVELS):
 
             def turn(i: Array, work: _Work, level: int = level) -> _Work:
                 target = at(targets, i)
-                return _enter(config, level, agent_of(plan, b, number), target, _clip(config, target, work))
+                return _enter(config, level, agent_of(plan, b, sender), target, _clip(config, target, work))
 
             work = jax.lax.fori_loop(0, jnp.where(sender_level == level, count, 0), turn, work)
         return work
@@ -211,8 +211,8 @@ def _look(
         """+1 for class 1, -1 for class 0, 0 outside the footprint."""
         return (change == occupied).astype(jnp.float32) - (change == free).astype(jnp.float32)
 
-    here = jax.tree.map(lambda leaf: at(leaf, b), measurements)
-    change = changes(here, *marks_of(plan, b, agent, side), agent).reshape(-1)
+    copy_measurements = jax.tree.map(lambda leaf: at(leaf, b), measurements)
+    change = changes(copy_measurements, *marks_of(plan, b, agent, side), agent).reshape(-1)
     measured = _resize(jnp.asarray(footprint_shares(config.q, level)), agent, signs(change))
     return dataclasses.replace(
         work,
@@ -226,12 +226,12 @@ def _clip(config: MapConfig, target: Array, work: _Work) -> _Work:
     """Clip the whole of one map where cells may lie beyond the clip."""
 
     def turn(zero: Array, work: _Work) -> _Work:
-        here, n, excess = target + zero, config.n, work.excess
-        corner = (here, jnp.int32(0), jnp.int32(0))
+        index, n, excess = target + zero, config.n, work.excess
+        corner = (index, jnp.int32(0), jnp.int32(0))
         cells = cut_block(work.beliefs, corner, (1, n, n))
         cells = jnp.where(cells != config.storage.unseen, config.storage.clip(cells), cells)
         excess = ClipOverflow(
-            cells=put_block(excess.cells, jnp.zeros((1,), jnp.bool_), (here,)),
+            cells=put_block(excess.cells, jnp.zeros((1,), jnp.bool_), (index,)),
             probability=put_block(excess.probability, jnp.zeros((1, LATTICE, LATTICE), jnp.float32), corner),
         )
         return dataclasses.replace(work, beliefs=put_block(work.beliefs, cells, corner), excess=excess)

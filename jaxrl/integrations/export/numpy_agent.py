@@ -77,7 +77,7 @@ def agent_files(policy: Policy) -> dict[str, bytes]:
     if isinstance(policy.algo, Student | Ppo):
         params = params["actor"]
     if isinstance(policy.algo, Ppo):
-        actor, known = params["params"], policy.params["statistics"].get("actor")
-        moments = {"input": {"mean": known.mean, "deviation": known.deviation}} if known else {}
+        actor, statistics = params["params"], policy.params["statistics"].get("actor")
+        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}} if statistics else {}
         params = {"params": dict(actor.get("means", actor)) | moments}  # "means" of `GaussianOutputs`
     return {AGENT.name: source(AGENT), WEIGHTS: weights_file(settings, params)}
