@@ -280,8 +280,8 @@ class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
     `__post_init__` should raise ValueError, in one sentence that says how to fix it, on impossible settings.
-    Everything random comes from the key given to `reset`; a step draws from that key, kept in the
-    state, and the time.
+    Everything random comes from the key passed to `reset`; a step draws from that key, which the state holds, and the
+    time.
     """
 
     version = 1  # goes up when the rules change

@@ -1,7 +1,7 @@
 """Base class of adapters: environments of other JAX libraries as environments of this one.
 
-`--env library:Name` names one of them. An adapter takes off the library's own auto-reset, so that the true last
-observation of an episode survives, and tells termination and truncation apart.
+`--env library:Name` names one of them. An adapter bypasses the library's own auto-reset, so that the true last
+observation of an episode survives, and distinguishes termination from truncation.
 """
 
 import dataclasses

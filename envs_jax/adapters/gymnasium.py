@@ -22,7 +22,7 @@ class GymnasiumEnv(_Env):
 
     Args:
         env: the environment.
-        seed: of the episodes until `reset` is given another one.
+        seed: of the episodes until `reset` gets another one.
 
     Raises:
         ValueError: Gymnasium is not installed, the environment has several agents or observations of several arrays.
@@ -82,7 +82,7 @@ class GymnasiumVectorEnv(_VectorEnv):
     Args:
         env: the environment.
         num_envs: rows of the arrays, B.
-        seed: of the episodes until `reset` is given another one.
+        seed: of the episodes until `reset` gets another one.
         flatten_agents: make a row of every agent of a team, so that there are num_envs / agents copies; agents of one
             copy are side by side and share its end and its metrics.
 

@@ -33,7 +33,9 @@ class Gymnax(Adapter):
         """Return gymnax's environment and its parameters."""
         env, params = package("gymnax", self.library).make(self.name)
         if not hasattr(env, "is_truncated"):
-            raise UnfitError("needs gymnax 1.0 or newer, which tells ends by time apart: pip install -e '.[gymnax]'")
+            raise UnfitError(
+                "needs gymnax 1.0 or newer, which marks ends by the time limit: pip install -e '.[gymnax]'"
+            )
         return env, params.replace(max_steps_in_episode=type(params.max_steps_in_episode)(self.horizon))
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:

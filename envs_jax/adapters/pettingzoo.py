@@ -25,7 +25,7 @@ class PettingZooParallelEnv(_ParallelEnv):
 
     Args:
         env: the environment.
-        seed: of the episodes until `reset` is given another one.
+        seed: of the episodes until `reset` gets another one.
         mask_in_observation: make observations {"observation": ..., "action_mask": int8[n]} where there are masks.
 
     Raises:

@@ -157,7 +157,7 @@ class Storage:
     def gains(self) -> np.ndarray:
         """dtype[2, 3]: the summands of a reading "class 0" and "class 1" at each altitude.
 
-        Never 0, so that it can mark the cells of a footprint: a reading without information at the given prior adds the
+        Never 0, so that it can mark the cells of a footprint: a reading that has no information at this prior adds the
         smallest value that differs from 0.
         """
         offset = logit(self.prior)

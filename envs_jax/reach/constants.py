@@ -108,7 +108,7 @@ def _softness(entry: dict[str, Any]) -> Softness:
 
 @functools.cache
 def arm() -> Arm:
-    """Return the arm."""
+    """Build the arm from the data file."""
     numbers = data()
     links = tuple(
         Link(

@@ -26,7 +26,7 @@ def known(x: Number) -> bool:
 
 
 def mul(a: Number, b: Number) -> Number:
-    """Return the product."""
+    """Multiply, without an operation for known 0, 1 and -1."""
     if known(b):
         a, b = b, a
     if known(a) and not known(b):
@@ -52,7 +52,7 @@ def add(*terms: Number) -> Number:
 
 
 def sub(a: Number, b: Number) -> Number:
-    """Return the difference."""
+    """Subtract, without an operation for known 0."""
     if known(a) and a == 0.0:
         return -b
     if known(b) and b == 0.0:
@@ -86,7 +86,7 @@ def apply(matrix: Matrix, v: Sequence[Number]) -> list[Number]:
 
 
 def transpose(matrix: Matrix) -> list[list[Number]]:
-    """Return the transpose."""
+    """Exchange rows and columns."""
     return [list(column) for column in zip(*matrix, strict=True)]
 
 

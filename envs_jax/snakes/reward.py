@@ -50,7 +50,7 @@ def opponent_losses(collisions: Array, hit: Array, length: Array) -> Array:
 
 
 def lives(score_change: Array, hit: Array, opponent_losses: Array, loss_weight: float) -> Array:
-    """float32[A, ...]: the rewards lives, where nothing is caused, and duel.
+    """float32[A, ...]: the reward duel, or lives, where `opponent_losses` is 0.
 
     Args:
         score_change: int32[A, ...], changes of the game score.

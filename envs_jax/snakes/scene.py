@@ -50,7 +50,7 @@ class Scene:
     chosen: np.ndarray  # int32[K, n], a learner's action at a time step; NOBODY for other snakes and at the end
     scores: np.ndarray  # int[K, n]
     ate: np.ndarray  # bool[K, n], in the step before
-    died: np.ndarray  # bool[K, n], in the step before; not those that came back just where they would have gone
+    died: np.ndarray  # bool[K, n], in the step before; False if it came back just where it would have gone
     sides: tuple[Side, ...]  # the learner's team and the other, or the only one
     colours: tuple[str, ...]  # of the snakes, [n]
 

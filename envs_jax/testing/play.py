@@ -69,7 +69,7 @@ class Check:
         start, again = (
             self._trace("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress)) for _ in range(2)
         )
-        self._same_types("context of a second call", again, "that of the first", start)
+        self._same_types("context of a second call", again, "the first call's", start)
         return start
 
     def context(self) -> Any:

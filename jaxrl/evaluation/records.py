@@ -35,7 +35,7 @@ def record(
 ) -> Record:
     """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate` with this seed.
 
-    `name` is one of `subject.policies`; for references and final_means see `Record`.
+    `name` is one of `evaluated_policy.policies`; for references and final_means see `Record`.
     """
     rollout = evaluated_policy.evaluator([name], 1).record()
     params, key = evaluated_policy.parameters(0), held_out_key(seed, "evaluation")

@@ -28,9 +28,10 @@ def rollout(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    T is as in `Evaluator.curves`; `names` are some of `subject.policies`, `chunk` is as in `EvalPolicy.evaluator`.
-    With several tasks there is also the score for each task, see `rollouts.by_task`. Where a run has several seeds, the
-    curves of its policies have the seed as their second axis: float32[T + 1, seeds, episodes].
+    T is as in `Evaluator.curves`; `names` are some of `evaluated_policy.policies`, `chunk` is as in
+    `EvalPolicy.evaluator`. With several tasks there is also the score for each task, see `rollouts.by_task`. Where a
+    run has several seeds, the curves of its policies have the seed as their second axis: float32[T + 1, seeds,
+    episodes].
     """
     play = evaluated_policy.evaluator(names, episodes, chunk).curves()
 

@@ -107,7 +107,7 @@ def world_of(name: str | None, evaluated_policy: EvalPolicy, task: str | None, l
 
 
 def _make_act(evaluated_policy: EvalPolicy, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
-    """Return one of `subject.policies` in a simulator: a `Policy` that takes the step's number, too."""
+    """Return one of `evaluated_policy.policies` in a simulator: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
         return lambda params, carry, state, timestep, keys, t: (jnp.asarray(script()), carry)
@@ -123,7 +123,7 @@ def _make_act(evaluated_policy: EvalPolicy, world: Simulator, name: str) -> Call
 def play(
     evaluated_policy: EvalPolicy, world: Simulator, name: str, indices: Sequence[int], seed: int, advised: bool = False
 ) -> Episodes:
-    """Roll out episodes `indices` (at least one) of the simulator's list with one of `subject.policies`.
+    """Roll out episodes `indices` (at least one) of the simulator's list with one of `evaluated_policy.policies`.
 
     An episode does not depend on which others are played; `seed` is for the random numbers of the policy. If `advised`,
     the scripted policy's action is recorded at every step.

@@ -12,9 +12,9 @@ static size, and a message that was not received costs nothing. What the loops f
 (`window_plan`). Maps are changed in place. Resized maps and sums are running values: a resized map changes by
 A_rows (p' - p) A_columns^T over a window.
 
-Fusing clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per map tells
-whether a clip is due; resized probabilities are stored separately for the clipped map and for what lies beyond the
-clip (`types.ClipOverflow`), so that clipping need not compute probabilities again.
+A fused message clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per
+map says whether a clip is due; resized probabilities are stored separately for the clipped map and for what lies beyond
+the clip (`types.ClipOverflow`), so that a clip need not compute probabilities again.
 """
 
 import dataclasses
