@@ -59,9 +59,8 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
     view = jnp.where(mirror_y, view[:, ::-1], view)
     view = jnp.where(exchange, view.swapaxes(0, 1), view)
     if view.shape[2] > _OTHER_ACTIONS:
-        action_plane = jnp.round(view[:, :, _OTHER_ACTIONS].astype(jnp.float32) * num_actions).astype(
-            jnp.int32
-        )  # action + 1
+        action_plane = jnp.round(view[:, :, _OTHER_ACTIONS].astype(jnp.float32) * num_actions)
+        action_plane = action_plane.astype(jnp.int32)  # action + 1
         turned = jnp.zeros_like(action_plane)
         for a in range(num_actions):
             turned = jnp.where(action_plane == a + 1, action_indices[a] + 1, turned)

@@ -133,12 +133,8 @@ def observe(
         total: budget B.
         config: resolution, and importance of cells.
     """
-    positions, received, agents, weights = (
-        measurements.positions,
-        measurements.received,
-        config.num_agents,
-        config.weights,
-    )
+    positions, received = measurements.positions, measurements.received
+    agents, weights = config.num_agents, config.weights
     budget_left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")

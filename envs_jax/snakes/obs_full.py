@@ -52,10 +52,8 @@ def leaving(board: Board, game: Game) -> list[Array]:
 
     beans = bean_plane(board, game)
     next_to_bean = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
-    alive, hungry = (
-        game.length > 0,
-        union(board.mark(game.head) & next_to_bean[:, None]) != 0,
-    )  # a bean lies next to the head
+    alive = game.length > 0
+    hungry = union(board.mark(game.head) & next_to_bean[:, None]) != 0  # a bean lies next to the head
     head, tail = (board.mark(jnp.where(alive, place, NOWHERE)) for place in (game.head, game.tail))
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)

@@ -57,7 +57,7 @@ def _search(board: Board, free: Array) -> tuple[Array, Array]:
     """Return the place of a respawn in the free cells uint32[H, ...].
 
     Returns:
-        found: int32[...], see `_unpack`; NOWHERE if there is no room.
+        packed: int32[...], see `_unpack`; NOWHERE if there is no room.
         cells: int32[3, ...], its three cells in any order.
     """
     starts = _starts(board, free)

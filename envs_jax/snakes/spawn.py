@@ -104,9 +104,8 @@ def refill(board: Board, game: Game, words: Array) -> Game:
         bean = jnp.where((bean == NOWHERE) & (count > 0), drawn, bean)
         return free & ~board.mark(bean), jax.lax.dynamic_update_index_in_dim(beans, bean, k, 0)
 
-    first_missing = (
-        jnp.min(total((game.beans != NOWHERE).astype(jnp.int32))) if on_cpu() else 0
-    )  # missing ones are last
+    # missing ones are last
+    first_missing = jnp.min(total((game.beans != NOWHERE).astype(jnp.int32))) if on_cpu() else 0
     start = (free_plane(board, game), game.beans)
     _, beans = jax.lax.fori_loop(first_missing, len(game.beans), place_bean, start, unroll=not on_cpu())
     return dataclasses.replace(game, beans=beans)

@@ -1,8 +1,8 @@
 """Features beyond the crop of `obs_full`: room, territory, and moves after which a snake is lost.
 
 All of it floods the board move by move: a cell can be entered as soon as its body has left it. The territory of a snake
-is the cells that it reaches before any other; the strongest public heuristic agents of the competition count it
-(CarlossShi/Competition_3v3snakes).
+consists of the cells that it reaches before any other; the strongest public heuristic agents of the competition count
+it (CarlossShi/Competition_3v3snakes).
 """
 
 from typing import Any, NamedTuple

@@ -73,11 +73,8 @@ def show(
     stuck, late = rules.check_end(env.board, game, env.max_steps)
     start = score_change is None
     if score_change is None or hit is None or opponent_losses is None:
-        score_change, hit, opponent_losses = (
-            jnp.zeros_like(game.head),
-            jnp.zeros_like(game.head, bool),
-            jnp.zeros_like(game.head),
-        )
+        score_change = opponent_losses = jnp.zeros_like(game.head)
+        hit = jnp.zeros_like(game.head, bool)
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)

@@ -30,9 +30,8 @@ def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[M
     sums, before = _team_sums(config, cells[-1], beliefs[-1], measurements)
     beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
-    return Maps(beliefs, resized, sums, maps.excess), UpdateStats(
-        measured=resize_readings(config, measurements), before=before
-    )
+    stats = UpdateStats(measured=resize_readings(config, measurements), before=before)
+    return Maps(beliefs, resized, sums, maps.excess), stats
 
 
 def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:

@@ -389,9 +389,8 @@ def _add_cells(config: MapConfig, added: Any, old: Array, new: Array, interest: 
     seen = ((new != storage.unseen) & counted).astype(jnp.int32)
     increment = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
     counts = predicted * increment + ((seen * increment) << 16)
-    return *(cells + _to_fixed_point(values) for cells, values in zip(added[:3], fractions, strict=True)), added[
-        3
-    ] + counts
+    sums = (cells + _to_fixed_point(values) for cells, values in zip(added[:3], fractions, strict=True))
+    return *sums, added[3] + counts
 
 
 def _resize(config: MapConfig, blocks: Array) -> Array:
