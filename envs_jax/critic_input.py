@@ -45,9 +45,8 @@ class CriticInput:
         if agents == 1:
             return rows
         identity = jnp.eye(agents, dtype=jnp.float32)
-        others = (
-            jax.nn.one_hot(action, self.num_actions, dtype=jnp.float32)[None] * (1 - identity)[:, :, None]
-        )  # [A, A, n]
+        one_hot = jax.nn.one_hot(action, self.num_actions, dtype=jnp.float32)
+        others = one_hot[None] * (1 - identity)[:, :, None]  # [A, A, n]
         extra = jnp.concatenate([others.reshape(agents, -1), identity], axis=1)
         planes = extra.reshape(agents, *(1,) * (state.ndim - 1), -1)
         planes = jnp.broadcast_to(planes, (*rows.shape[:-1], planes.shape[-1]))
