@@ -23,9 +23,9 @@ from envs_jax.settings import Bounds as Bounds
 from envs_jax.settings import check_bounds as check_bounds
 from envs_jax.settings import check_settings as check_settings
 from envs_jax.settings import closest as closest
-from envs_jax.settings import decorated as decorated
 from envs_jax.settings import exact_settings as exact_settings
 from envs_jax.settings import format_bound as format_bound
+from envs_jax.settings import is_decorated as is_decorated
 from envs_jax.settings import load as load
 from envs_jax.settings import register as register
 from envs_jax.settings import registered as registered
@@ -119,12 +119,12 @@ def _bound(name: str, value: Any, shape: tuple[int, ...]) -> Any:
     if numbers.dtype.kind == "V":  # bfloat16 and the like
         bounds = bounds.astype(np.float64)
     if bounds.size == 0 or (bounds != bounds.flat[0]).any():
-        return _nested(bounds.tolist())
+        return _nest(bounds.tolist())
     return bounds.flat[0].item()
 
 
-def _nested(values: Any) -> Any:
-    return tuple(_nested(one) for one in values) if isinstance(values, list) else values
+def _nest(values: Any) -> Any:
+    return tuple(_nest(one) for one in values) if isinstance(values, list) else values
 
 
 @pytree
@@ -221,7 +221,7 @@ class EnvSpec:
         action: Discrete or Box of ONE agent's action.
         horizon: largest number of steps of an episode.
         fixed_horizon: every episode has exactly `horizon` steps, so that all copies reset together.
-        full_length: all but a few episodes have `horizon` steps: `total_episodes` counts them so.
+        full_length: all but a few episodes have `horizon` steps; `total_episodes` counts all of them like that.
         metrics: {name: how its per-step values become the episode's value}.
         labels: {metric: its label, "words" or "words, unit"}; see `label`.
         global_state: Box or pytree of boxes of `TimeStep.global_state`, or None.
@@ -234,11 +234,11 @@ class EnvSpec:
         score_mode: "min" if a smaller `score` is better, "max" if a larger one is.
         tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one
             score; for scores such as successes, which reach their limit long before policies stop getting better.
-        num_tasks: number of tasks of the episodes; algorithms may keep something for each, by `TimeStep.task`.
+        num_tasks: number of tasks that episodes may set; algorithms may keep values per task, see `TimeStep.task`.
         task_names: names of these tasks, () where they have none.
         compatible_settings: {setting: value}: policies are interchangeable between environments where these are equal.
         action_order: the first n values of an agent's observation are the n actions in the order in which the other
-            values describe them; networks that know it see the other values alone and have their outputs in that order.
+            values describe them; networks that know it see only the other values and have their outputs in that order.
         egocentric: view of ONE agent, its observation or its row of `critic_input` -> (the view as the agent sees it,
             in a frame that symmetric situations share, int32[n]: which action of the frame each action is); or None.
     """
@@ -280,8 +280,8 @@ class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
     `__post_init__` should raise ValueError, in one sentence that says how to fix it, on impossible settings.
-    Everything random comes from the key given to `reset`; a step draws from that key, kept in the
-    state, and the time.
+    Everything random comes from the key passed to `reset`; a step draws from that key, which the state holds, and the
+    time.
     """
 
     version = 1  # goes up when the rules change
@@ -293,7 +293,7 @@ class Environment:
         raise NotImplementedError("an environment needs a `spec` property that returns an EnvSpec")
 
     def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
-        """Start an episode. `context` is what `self.context` returned; None: that of the start of training."""
+        """Start an episode. `context` is what `self.context` returned; None: the context at the start of training."""
         raise NotImplementedError("an environment needs reset(key, context=None)")
 
     def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
@@ -335,14 +335,14 @@ def find(name: str) -> type[Environment]:
     library, colon, its_name = name.partition(":")
     if colon and library in ADAPTERS:
         adapter: Any = load(ADAPTERS[library], "adapter")
-        return adapter.of(its_name)
-    near = difflib.get_close_matches(library[:MOST_COMPARED], ADAPTERS, n=1)
-    if colon and near and not its_name.isidentifier():
-        raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{near[0]}:{its_name}'?")
+        return adapter.class_of(its_name)
+    suggestions = difflib.get_close_matches(library[:MOST_COMPARED], ADAPTERS, n=1)
+    if colon and suggestions and not its_name.isidentifier():
+        raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{suggestions[0]}:{its_name}'?")
     if ":" not in name and name not in registry:
         raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, registry)}")
     cls = load(name if ":" in name else registry[name], "environment")
-    if not (isinstance(cls, type) and issubclass(cls, Environment) and decorated(cls)):
+    if not (isinstance(cls, type) and issubclass(cls, Environment) and is_decorated(cls)):
         raise ValueError(
             f"environment {short_repr(name)} must be a frozen dataclass that subclasses envs_jax.Environment"
         )

@@ -66,7 +66,7 @@ class BatchedEnvironment:
     def reset(self, keys: Array, context: Any = None, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
         """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode.
 
-        `context` is what `self.context` returned; None: that of the start of training. So in `step`.
+        `context` is what `self.context` returned; None: the context at the start of training. `step` takes the same.
         """
         episode = jnp.broadcast_to(jnp.asarray(episode, jnp.uint32), keys.shape)
         return self._start(keys, episode, context)
@@ -90,18 +90,18 @@ class BatchedEnvironment:
         def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
             return self._start(state.key, state.episode + jnp.uint32(1), context)
 
-        played = jax.jit(self.step_without_reset, inline=True)  # traced once for both branches
+        step = jax.jit(self.step_without_reset, inline=True)  # traced once for both branches
 
         def play(state: BatchState) -> tuple[BatchState, TimeStep]:
-            return played(state, action, context)
+            return step(state, action, context)
 
         if self.spec.fixed_horizon:
             return jax.lax.cond(done[0], restart, play, state)
 
-        def mixed(state: BatchState) -> tuple[BatchState, TimeStep]:
+        def restart_or_play(state: BatchState) -> tuple[BatchState, TimeStep]:
             return where(done, restart(state), play(state))
 
-        return jax.lax.cond(jnp.any(done), mixed, play, state)
+        return jax.lax.cond(jnp.any(done), restart_or_play, play, state)
 
 
 def constant(values: Any, batch: tuple[int, ...], dtype: Any = None) -> Array:
@@ -141,9 +141,9 @@ class BatchLast(BatchedEnvironment):
 
 
 def batched(env: Environment) -> BatchedEnvironment:
-    """Return the batched form of `env`: its own `env.batched()` where it has one, else vmap."""
-    own: Callable[[], BatchedEnvironment] | None = getattr(env, "batched", None)
-    return own() if own is not None else BatchedEnvironment(env)
+    """Return the batched form of `env`: `env.batched()` where it has that method, else vmap."""
+    make_batched: Callable[[], BatchedEnvironment] | None = getattr(env, "batched", None)
+    return make_batched() if make_batched is not None else BatchedEnvironment(env)
 
 
 @pytree

@@ -11,7 +11,7 @@ from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep
 
 
 def with_critic_input(spec: EnvSpec) -> EnvSpec:
-    """Return the spec with a `critic_input`; unchanged if it has one of its own, or continuous actions."""
+    """Return the spec with a `critic_input`; unchanged if it has one already, or continuous actions."""
     if not isinstance(spec.action, Discrete) or spec.critic_input is not None or spec.critic_input_spec is not None:
         return spec
     default = CriticInput(spec.action.n, _image(spec) is not None)
@@ -22,8 +22,8 @@ def with_critic_input(spec: EnvSpec) -> EnvSpec:
 class CriticInput:
     """Row of agent i: the global state, the actions of the others one-hot (its own zeroed), and i one-hot.
 
-    Without a global state: the observations of all agents, joined in their order. Foerster et al. 2018 (arXiv
-    1705.08926) give COMA's critic these inputs. A single agent gets the state alone.
+    Without a global state, the observations of all agents take its place, joined in their order. Foerster et al. 2018
+    (arXiv 1705.08926) give COMA's critic these inputs. A single agent gets only the state.
 
     Attributes:
         num_actions: n, of an agent.
@@ -44,9 +44,10 @@ class CriticInput:
         rows = jnp.broadcast_to(state, (agents, *state.shape))
         if agents == 1:
             return rows
-        own = jnp.eye(agents, dtype=jnp.float32)
-        others = jax.nn.one_hot(action, self.num_actions, dtype=jnp.float32)[None] * (1 - own)[:, :, None]  # [A, A, n]
-        extra = jnp.concatenate([others.reshape(agents, -1), own], axis=1)
+        identity = jnp.eye(agents, dtype=jnp.float32)
+        one_hot = jax.nn.one_hot(action, self.num_actions, dtype=jnp.float32)
+        others = one_hot[None] * (1 - identity)[:, :, None]  # [A, A, n]
+        extra = jnp.concatenate([others.reshape(agents, -1), identity], axis=1)
         planes = extra.reshape(agents, *(1,) * (state.ndim - 1), -1)
         planes = jnp.broadcast_to(planes, (*rows.shape[:-1], planes.shape[-1]))
         return jnp.concatenate([rows, planes], axis=-1)

@@ -2,7 +2,7 @@
 
 import os
 
-_users: set[int] = set()  # that called `check_process`: this process, and those that it was forked from
+_users: set[int] = set()  # that called `check_process`: this process and its parents
 
 
 def check_process(what: str, instead: str) -> None:

@@ -48,11 +48,11 @@ class Progress:
 
 
 def start() -> Progress:
-    """Return the progress at the start of training: nothing done yet."""
+    """Return the progress at the start of training."""
     return Progress(count(), count(), count(), count(), count(), jnp.float32(0))
 
 
-def ended() -> Progress:
+def final_progress() -> Progress:
     """Return a progress at which every schedule, whatever counter it reads, has ended."""
     far = count(1 << 62)
     return Progress(far, far, far, far, far, jnp.float32(1))

@@ -18,9 +18,10 @@ LARGEST = 1e18  # bound of numbers that have none of their own
 def setting(
     default: Any, text: str, flag: bool = True, between: Bounds | None = None, choices: Collection[str] = ()
 ) -> Any:
-    """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one).
+    """Return a dataclass field with a one-line explanation, which is the help of its command-line flag.
 
-    `between` are the smallest and the largest number that it may be, `choices` all words, see `check_settings`.
+    `flag`: whether it has a flag. `between`: the smallest and the largest number allowed; `choices`: all words allowed;
+    see `check_settings`.
     """
     metadata = {"help": text, "flag": flag, "between": between, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
@@ -169,7 +170,7 @@ def short_repr(value: Any, most: int = 80) -> str:
 
 
 registry: dict[str, str] = {}
-ADAPTERS: dict[str, str] = {}  # {library: path of the class whose `of(name)` is the class of "library:Name"}
+ADAPTERS: dict[str, str] = {}  # {library: path of the class whose `class_of(name)` is the class of "library:Name"}
 
 
 def register(name: str, path: str) -> None:
@@ -192,9 +193,9 @@ def closest(name: str, names: Any) -> str:
     """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
     word, known = name[:MOST_COMPARED], sorted(names)
     same = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if word.lower() in same or near:
-        return f"did you mean '{same.get(word.lower()) or near[0]}'?"
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if word.lower() in same or matches:
+        return f"did you mean '{same.get(word.lower()) or matches[0]}'?"
     if len(listed := ", ".join(known)) <= _MOST_LISTED:
         return f"choose from: {listed}"
     return f"the closest of {len(known)} are {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0.0))}"
@@ -227,6 +228,6 @@ def load(path: str, what: str) -> type:
         ) from None
 
 
-def decorated(cls: type) -> bool:
+def is_decorated(cls: type) -> bool:
     """Return whether a class is a dataclass whose own settings are fields: without the decorator they stay `Field`s."""
     return dataclasses.is_dataclass(cls) and not any(isinstance(x, dataclasses.Field) for x in vars(cls).values())

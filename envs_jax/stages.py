@@ -14,7 +14,7 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def stage(function: _F) -> _F:
+def materialize(function: _F) -> _F:
     """On CPUs, compile a pure function of arrays as a subroutine: what it returns is stored before it is read.
 
     XLA's CPU compiler would otherwise fuse a cheap-looking function into each of its readers and recompute it for
@@ -24,10 +24,10 @@ def stage(function: _F) -> _F:
 
     compiled = jax.jit(function)  # traced once, however often it is called
 
-    def apart(*args: Any) -> Any:
+    def call_unfused(*args: Any) -> Any:
         if not on_cpu():
             return function(*args)
         # the mark is put on the call that returns the values
         return set_xla_metadata(compiled(*args), inlineable="false")
 
-    return cast(_F, apart)
+    return cast(_F, call_unfused)

@@ -265,7 +265,7 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
     name = _name(algo) if isinstance(algo, type) else algo
     env_settings = {}
     if isinstance(env, Environment):
-        if not environments.decorated(type(env)):
+        if not environments.is_decorated(type(env)):
             raise UsageError(
                 f"{type(env).__name__} must be decorated with @dataclasses.dataclass(frozen=True), so that its fields "
                 "are its settings"

@@ -563,11 +563,11 @@ def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch,
 def test_joined_images():
     """One image stays one, with single numbers as planes; two images, or small ones, become a vector."""
     image, small, scalar = (jnp.zeros(shape, jnp.uint8) for shape in ((9, 9, 2), (8, 9, 2), ()))
-    assert Joined.of("e", image).box.shape == (9, 9, 2)
-    assert Joined.of("e", {"a": image, "b": scalar}).box.shape == (9, 9, 3)
-    assert Joined.of("e", {"a": image, "b": image}).box.shape == (324,)
-    assert Joined.of("e", small).box.shape == (144,)
-    assert Joined.of("e", {"a": image, "b": jnp.zeros(4)}).box.shape == (166,)
+    assert Joined.from_observation("e", image).box.shape == (9, 9, 2)
+    assert Joined.from_observation("e", {"a": image, "b": scalar}).box.shape == (9, 9, 3)
+    assert Joined.from_observation("e", {"a": image, "b": image}).box.shape == (324,)
+    assert Joined.from_observation("e", small).box.shape == (144,)
+    assert Joined.from_observation("e", {"a": image, "b": jnp.zeros(4)}).box.shape == (166,)
 
 
 # Training

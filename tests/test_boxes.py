@@ -151,7 +151,7 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
         "action_shape": shape,
         "action_dtype": "float32",
     }
-    np.testing.assert_allclose(exported._scaled(np.asarray(unit)), played, atol=1e-6)
+    np.testing.assert_allclose(exported._rescale(np.asarray(unit)), played, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, n
     np.testing.assert_allclose(timestep.metrics["f1"], expected["f1"], atol=1.0 / max(1, mission.truth.sum()))
 
 
-received = jax.jit(communication.received)
+received = jax.jit(communication.find_received)
 
 few = functools.partial(  # a failing case compiles anew at every attempt to shrink it
     settings, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow]

@@ -128,7 +128,7 @@ def surveys(env, seed, steps, transpose=False):
     return np.ascontiguousarray(poses), np.ascontiguousarray(readings)
 
 
-heard = jax.jit(communication.received)
+heard = jax.jit(communication.find_received)
 split = jax.jit(terrain.split, static_argnums=2)
 
 
@@ -182,7 +182,9 @@ def test_range_zero_leaves_own_measurements():
 
 def test_messages_fail_independently():
     message_keys = np.arange(300, dtype=np.int32)
-    draws = np.asarray(jax.jit(jax.vmap(lambda i: communication.delivered(jax.random.key(0), i, 4, 0.3)))(message_keys))
+    draws = np.asarray(
+        jax.jit(jax.vmap(lambda i: communication.draw_delivered(jax.random.key(0), i, 4, 0.3)))(message_keys)
+    )
     off = ~np.eye(4, dtype=bool)
     assert draws[:, off].mean() == pytest.approx(0.7, abs=0.03)
     assert not np.array_equal(draws, draws.swapaxes(1, 2))  # one-way failures

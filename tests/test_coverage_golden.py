@@ -62,7 +62,7 @@ def test_recorded_masks(name):
         np.testing.assert_array_equal(moved, lattice(record["positions"][t + 1]))
 
 
-received = jax.jit(communication.received)
+received = jax.jit(communication.find_received)
 
 
 @pytest.mark.parametrize("name", MISSIONS)

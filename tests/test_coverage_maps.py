@@ -70,7 +70,7 @@ def test_backends_agree(settings):
         positions = move(a.positions, action)
         runs = [measure(state, positions) for measure, (state, _) in zip(measurements, runs, strict=True)]
     assert some_excess
-    anew = jax.vmap(lambda m: world.resize(windows_backend._beyond(windows.mapper, m.beliefs)))
+    anew = jax.vmap(lambda m: world.resize(windows_backend._overflow(windows.map_config, m.beliefs)))
     maps = runs[1][0].maps
     np.testing.assert_allclose(jax.jit(anew)(maps), maps.excess.probability, atol=1e-6)
 
@@ -216,7 +216,7 @@ def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
     def measure_both(key):
         state = env._draw_mission(key)
         received, source = env._draw(state, state.positions)
-        return dense.measured(env.mapper, Measurements(state.terrain, state.positions, received, source))
+        return dense.resize_readings(env.map_config, Measurements(state.terrain, state.positions, received, source))
 
     keys = jax.random.split(jax.random.key(0), 8)
     on_cpus = jax.jit(jax.vmap(measure_both))(keys)
@@ -420,7 +420,7 @@ def test_readings_follow_the_truth():
         rows = jnp.arange(env.n, dtype=jnp.int32)[:, None]
         columns = jnp.arange(env.n, dtype=jnp.int32)[None, :]
         sources = sensor.noise(state.key, jnp.int32(1), 2), recorded
-        look = [sensor.occupied(s, state.terrain, 1, jnp.int32(0), rows, columns, env.n) for s in sources]
+        look = [sensor.reads_occupied(s, state.terrain, 1, jnp.int32(0), rows, columns, env.n) for s in sources]
         return terrain.whole(state.terrain, env.n), *look
 
     truth, read_now, again = map(np.asarray, read(jax.random.key(2)))

@@ -9,15 +9,15 @@ from envs_jax.batch import batched
 from envs_jax.coverage import maps, sensor, terrain, world
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps import dense, fixed_point, pallas
-from envs_jax.coverage.maps.types import Mapper, Measurements, empty
+from envs_jax.coverage.maps.types import MapConfig, Measurements, empty
 
 UPDATES = 3
 
 
-def surveys(mapper, copies, families, recorded):
+def surveys(config, copies, families, recorded):
     """One survey [B] for each update, of agents that jump about at random."""
-    agents, n, rng = mapper.num_agents, mapper.n, np.random.default_rng(mapper.q)
-    keys = jax.random.split(jax.random.key(mapper.q), copies)
+    agents, n, rng = config.num_agents, config.n, np.random.default_rng(config.q)
+    keys = jax.random.split(jax.random.key(config.q), copies)
     ground = jax.jit(jax.vmap(lambda key: terrain.draw(key, families, n)))(keys)
 
     def survey():
@@ -50,19 +50,19 @@ def surveys(mapper, copies, families, recorded):
 )
 def test_equals_the_dense_backend(q, agents, copies, dtype, prior, families, recorded):
     weights = Weights((0.1, 1.0), 0.5)
-    mapper = Mapper(q, agents, Storage(dtype, prior), weights)
-    padded = Mapper(q, agents, Storage(dtype, prior), weights, pallas.tile(mapper.n))
-    n = mapper.n
+    config = MapConfig(q, agents, Storage(dtype, prior), weights)
+    padded = MapConfig(q, agents, Storage(dtype, prior), weights, pallas.tile(config.n))
+    n = config.n
     assert padded.shape[0] >= n and padded.shape[1] >= n and padded.shape != (n, n)
-    rounds = surveys(mapper, copies, families, recorded)
+    rounds = surveys(config, copies, families, recorded)
 
     @jax.jit
     def start(ground):
-        return [jax.vmap(lambda one, m=m: empty(m, one))(ground) for m in (mapper, padded)]
+        return [jax.vmap(lambda one, m=m: empty(m, one))(ground) for m in (config, padded)]
 
     expected, actual = start(rounds[0].terrain)
     real = jax.jit(jax.vmap(fixed_point.real))
-    reference = jax.jit(lambda state, survey: dense.update_batch(mapper, state, survey))
+    reference = jax.jit(lambda state, survey: dense.update_batch(config, state, survey))
     kernels = jax.jit(lambda state, survey: pallas.update_batch(padded, state, survey))
     for survey in rounds:
         expected, dense_report = reference(expected, survey)
@@ -88,8 +88,8 @@ def test_equals_the_dense_backend(q, agents, copies, dtype, prior, families, rec
 def test_the_environment_has_the_backend_and_its_tiles():
     env = envs_jax.make("coverage", q=4, num_agents=2, map_backend="pallas")
     assert all(maps.choose(env.map_backend, env.q, batched) is pallas for batched in (True, False))
-    assert env.mapper == Mapper(4, 2, env.storage, env.weights, pallas.tile(env.n))
-    assert env.mapper.shape == (48, 64)
+    assert env.map_config == MapConfig(4, 2, env.storage, env.weights, pallas.tile(env.n))
+    assert env.map_config.shape == (48, 64)
 
 
 @pytest.mark.long
@@ -106,7 +106,9 @@ def test_the_environment_takes_the_backend():
 def test_rounds_like_the_other_backends():
     ties = np.arange(0, 64) / np.float32(2 ** (fixed_point.FRACTION_BITS + 1))
     values = np.concatenate([ties, np.random.default_rng(0).random(1000), [1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(*jax.jit(lambda x: (pallas._fixed(x), fixed_point.fixed(x)))(values))
+    np.testing.assert_array_equal(
+        *jax.jit(lambda x: (pallas._to_fixed_point(x), fixed_point.to_fixed_point(x)))(values)
+    )
 
 
 @pytest.mark.parametrize("q", [2, 7, 12, 57])

@@ -19,7 +19,7 @@ from bench.reference.snakes.torch_learner import TorchDdpg
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.batch import batched
-from envs_jax.progress import ended, start
+from envs_jax.progress import final_progress, start
 from jaxrl import algos
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.nn import networks
@@ -214,7 +214,7 @@ def test_exploration_falls_with_every_step() -> None:
     fast = Ddpg(SNAKES, DataParallel(1), eps_decay=0.9995, eps_min=0.01)
     assert float(fast.epsilon(at_step(1386))) == pytest.approx(0.25, rel=1e-3)
     assert float(fast.epsilon(at_step(50_000))) == pytest.approx(0.01)
-    assert float(algo.epsilon(ended())) == 0.0
+    assert float(algo.epsilon(final_progress())) == 0.0
 
 
 def test_evaluation_takes_the_most_probable_action() -> None:

@@ -420,7 +420,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ),
     ("state structure", StateChangesStructure, {}, "state that step returns has another structure than after reset"),
     ("weak type", WeakState, {}, r"but after reset int32\[\], weakly typed: make them equal"),
-    ("context", TwoContexts, {}, "context of a second call has another structure than that of the first"),
+    ("context", TwoContexts, {}, "context of a second call has another structure than the first call's"),
     # values
     ("numpy", NumpyNoise, {}, "the same key and action give different results in .*observation"),
     ("numpy scalar", NumpyStart, {}, "the same key and action give different results in .*never from NumPy"),
@@ -525,7 +525,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         r"egocentric returns as actions int32\[3\], expected int32\[2\]",
     ),
     # batch and baselines
-    ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy alone differ at step \d.*reward"),
+    ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy by itself differ at step \d.*reward"),
     (
         "baseline type",
         type("Float", (Broken,), {"baselines": {"zero": lambda env, state, timestep, key: jnp.zeros(1)}}),

@@ -18,7 +18,7 @@ from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import choose, scripted
 from bench.reference.snakes.segments import from_segments
 from envs_jax.base import make
-from envs_jax.snakes import full, teams, timesteps
+from envs_jax.snakes import obs_full, teams, timesteps
 from envs_jax.snakes.types import State
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
@@ -103,8 +103,8 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
         game = teams.learner_view(env, state)
         missing = game.length[: env.num_agents, None] == 0  # a snake that may as well choose anything
         return (
-            timesteps.of_agents(env, timesteps.observe, game),
-            timesteps.of_agents(env, timesteps.open_directions, game) | missing,
+            timesteps.for_all_agents(env, timesteps.observe, game),
+            timesteps.for_all_agents(env, timesteps.open_directions, game) | missing,
         )
 
     views = look(State(zeros.astype(np.float32), games, zeros, second))
@@ -195,7 +195,7 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
     """Weights that avoid blocked cells and go to the nearest bean: a policy anyone can read off `obs_full`."""
     params = jax.tree.map(np.zeros_like, init_params(algo))
     kernel, out = params["params"]["fc1_kernel"], params["params"]["out_kernel"]
-    blocked = full.PLANES * full.SIDE**2 + 4
+    blocked = obs_full.PLANES * obs_full.SIDE**2 + 4
     bean = blocked + 4 + 1
     for d in range(4):
         kernel[blocked + d, d] = -10

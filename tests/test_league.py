@@ -131,7 +131,7 @@ def test_runs_meet_each_with_its_own_eyes(two):
 
 def test_each_scripted_player_is_the_level_of_its_name():
     evaluated = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
-    opponents = league.set_for_matches(evaluated).env.env.match_rules.opponents
+    opponents = league.apply_match_settings(evaluated).env.env.match_rules.opponents
     levels = {"random": "0", **{f"level{k}": str(k) for k in range(1, 5)}}
     levels |= {"evasion": "evasion", "territory": "territory"}
     assert list(opponents) == list(levels)
@@ -201,7 +201,7 @@ def test_players_of_a_league(two):
     with pytest.raises(league.UsageError, match="unknown player 'level22': did you mean 'level2'"):
         league.league(two, ["level22"])
     with pytest.raises(league.UsageError, match="cannot play each other with --opponent 2"):
-        league.league([dataclasses.replace(two[0], given=frozenset(["opponent"])), two[1]])
+        league.league([dataclasses.replace(two[0], named_settings=frozenset(["opponent"])), two[1]])
     assert league.league(two, ["random"]).anchor == "ddpg/1" and league.league(two).anchor == "level2"
     elsewhere = dataclasses.replace(two[0], run=Path("other/ddpg/2"))
     assert league.league([two[1], elsewhere], []).players == ("runs/ddpg/2", "other/ddpg/2")

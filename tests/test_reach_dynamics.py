@@ -35,7 +35,7 @@ def states(seed: int = 0) -> dict[str, np.ndarray]:
 def period(torque_scale: float, **changes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values = {**states(), **changes}
     arrays = (np.asarray(values[name].T, np.float32) for name in ("q", "v", "target", "grip"))
-    q, v = dynamics.period(*arrays, np.float32(torque_scale))
+    q, v = dynamics.control_step(*arrays, np.float32(torque_scale))
     return np.asarray(q).T, np.asarray(v).T
 
 

@@ -130,7 +130,7 @@ def test_places_can_be_reached_and_are_not_where_episodes_begin(task):
     rng = np.random.default_rng(0)
     corners = np.array(np.meshgrid(*goals.PUCK, *goals.GOAL)).reshape(6, -1).T
     rows = np.concatenate([corners, rng.uniform(*np.concatenate([goals.PUCK, goals.GOAL]).T, (1000, 6))])
-    rows = rows[np.hypot(*(rows[:, :2] - rows[:, 3:5]).T) >= goals.APART]
+    rows = rows[np.hypot(*(rows[:, :2] - rows[:, 3:5]).T) >= goals.MIN_DISTANCE]
     place = place_of(task, rows[:, :3], rows[:, 3:])
     assert (place >= (-0.45, 0.45, 0.05)).all() and (place <= (0.45, 0.95, 0.45 + 1e-9)).all()
     assert (np.linalg.norm(place - (0, 0.6, 0.15), axis=1) > reward.RADIUS).all()

@@ -19,7 +19,7 @@ from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import LEVELS, choose
 from bench.reference.snakes.oracle import Settings, State
 from bench.reference.snakes.segments import from_segments
-from envs_jax.snakes import draws, observation, opponents, respawn, reward, rules, segments, stale_observation, teams
+from envs_jax.snakes import observation, opponents, respawn, reward, rules, segments, spawn, stale_observation, teams
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.types import PUBLISHED
 
@@ -130,11 +130,11 @@ def program(case: tuple[int, ...]) -> Any:
     def run(game: Any, action: Any, turns: Any, words: Any, level: Any, code: Any, fixed: Any) -> dict[str, Any]:
         turn = functools.partial(teams.half_turn, half=agents)
         sides = [game] if count == 1 else [game, turn(game)]
-        direction = rules.resolved(game.direction, action, turns)
+        direction = rules.resolve_directions(game.direction, action, turns)
         moved, points, hit, _ = rules.move(board, game, direction)
         candidates = (respawn.respawn(board, moved, way) for way in (True, False))
         respawned = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *candidates)
-        after = draws.refill(board, respawned, words)
+        after = spawn.refill(board, respawned, words)
         afters = [after] if count == 1 else [after, turn(after)]
         return {
             "seen": {name: [columns(build(board, g, agents)) for g in sides] for name, build in builders.items()},
@@ -150,10 +150,10 @@ def program(case: tuple[int, ...]) -> Any:
             "kept": (respawned.beans >= 0).sum(0),
             "reward": points,
             "hit": hit,
-            "ended": rules.ended(board, after, 7),
+            "ended": rules.check_end(board, after, 7),
             "paid": {
                 name: [
-                    reward.shaped(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (points, hit)), code)
+                    reward.shape_rewards(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (points, hit)), code)
                     for s, g in enumerate(afters)
                 ]
                 for name in SHAPED
@@ -329,7 +329,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
     env = envs_jax.make("snakes", max_steps=8, **(PUBLISHED | setting))
     batch, now = env.batched(), context(env)
     reset, play = jit(batch.reset), jit(batch.step_without_reset)
-    words_of = jit(jax.vmap(lambda state: draws.step_words(env.snakes, env.beans, state.key, state.game.steps)))
+    words_of = jit(jax.vmap(lambda state: spawn.step_words(env.snakes, env.beans, state.key, state.game.steps)))
     rule = Settings(env.height, env.width, env.snakes, env.beans, env.max_steps, env.teams, env.fixed_respawn)
 
     @few(max_examples=3)
@@ -354,7 +354,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
                 game.settings.team(sides[i]) if env.scripted else range(env.snakes) for i, game in enumerate(games)
             ]
             action = np.array([[w[k] for k in a] for w, a in zip(intended, agents, strict=True)], np.int32)
-            digits = np.asarray(draws.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
+            digits = np.asarray(spawn.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
             state, timestep = play(state, jnp.asarray(action), now)
             after, ghosts_after = jax.tree.map(np.asarray, (state.env.game, state.env.stale))
             for i, game in enumerate(games):

@@ -12,7 +12,7 @@ import pytest
 import envs_jax
 from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import BatchState
-from envs_jax.snakes import draws, opponents, respawn, rules, segments
+from envs_jax.snakes import opponents, respawn, rules, segments, spawn
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
 from envs_jax.snakes.room import always_room
 from envs_jax.snakes.types import State
@@ -44,7 +44,7 @@ def keys():
 def test_a_number_below_a_count_is_exact():
     some = np.r_[0, 1, 2**31, 2**32 - 1, np.random.default_rng(0).integers(0, 2**32, 1000)].astype(np.uint32)
     for count in (1, 3, 200, 800, 2048):
-        drawn = jax.jit(draws.one_of)(some, np.full(len(some), count, np.int32))
+        drawn = jax.jit(spawn.one_of)(some, np.full(len(some), count, np.int32))
         np.testing.assert_array_equal(drawn, (some.astype(np.uint64) * count) >> np.uint64(32))
 
 
@@ -54,18 +54,18 @@ def test_cells_are_found_by_rank():
     counts = cells.sum(0)
     for share in (0.0, 0.5, 0.999):
         rank = (share * counts).astype(np.int32)
-        row, column = map(np.asarray, jax.jit(draws.nth_cell)(planes, rank))
+        row, column = map(np.asarray, jax.jit(spawn.nth_cell)(planes, rank))
         expected = [np.flatnonzero(cells[:, i])[k] for i, k in enumerate(rank)]
         np.testing.assert_array_equal(32 * row + column, expected)
 
 
 def test_reversals_turn_into_the_other_three_directions():
-    drawn = np.asarray(jax.jit(lambda words: draws.turns(words, 8))(words(2, DRAWS)))
+    drawn = np.asarray(jax.jit(lambda words: spawn.turns(words, 8))(words(2, DRAWS)))
     together = sum(3**i * drawn[i] for i in range(6))
     assert_uniform(np.bincount(together, minlength=729), 729)
     for direction in range(4):
         straight = np.full(DRAWS, direction, np.int32)
-        headings = jax.jit(rules.resolved)(straight, straight ^ 1, drawn[direction * 2])
+        headings = jax.jit(rules.resolve_directions)(straight, straight ^ 1, drawn[direction * 2])
         counts = np.bincount(headings, minlength=4)
         assert counts[direction ^ 1] == 0
         assert_uniform(np.delete(counts, direction ^ 1), 3)
@@ -76,7 +76,7 @@ def test_new_beans_are_uniform_without_replacement():
     bodies = [[(0, 0), (0, 1), (0, 2)], [(2, 3), (2, 2), (2, 1)]]
     game = from_segments(board, bodies, [2, 3], [(1, 1)], 3)
     lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[..., None], DRAWS, -1), game)
-    beans = np.asarray(jax.jit(lambda game, w: draws.refill(board, game, w))(lanes, words(3, DRAWS)).beans)
+    beans = np.asarray(jax.jit(lambda game, w: spawn.refill(board, game, w))(lanes, words(3, DRAWS)).beans)
     assert (beans[0] == 32 + 1).all()
     pairs, counts = np.unique(beans[1] * 1024 + beans[2], return_counts=True)
     free = {32 * r + c for r in range(3) for c in range(4)} - {32 + 1, 0, 1, 2, 67, 66, 65}
@@ -86,7 +86,7 @@ def test_new_beans_are_uniform_without_replacement():
 
 def test_snakes_start_uniformly_over_what_earlier_ones_leave():
     board = Board(4, 5)
-    game = jax.tree.map(np.asarray, jax.jit(lambda w: draws.begin(board, w, 2, 1))(words(3, DRAWS)))
+    game = jax.tree.map(np.asarray, jax.jit(lambda w: spawn.begin(board, w, 2, 1))(words(3, DRAWS)))
     cell = game.tail // 32 * board.width + game.tail % 32
     first, second = np.asarray(cell * 4 + game.direction)
     assert_uniform(np.bincount(first, minlength=80), 80)
@@ -140,7 +140,7 @@ def test_random_opponents_are_uniform_and_independent():
 
 def test_beans_fill_what_is_left_and_no_more():
     board = Board(3, 3)
-    game = jax.tree.map(np.asarray, jax.jit(lambda w: draws.begin(board, w, 2, 5))(words(2 + 5, 50)))
+    game = jax.tree.map(np.asarray, jax.jit(lambda w: spawn.begin(board, w, 2, 5))(words(2 + 5, 50)))
     assert ((game.beans >= 0).sum(0) == 3).all()
     assert (game.beans[3:] == -1).all()
 

@@ -13,7 +13,7 @@ import envs_jax
 from bench.reference.snakes import opponents
 from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import batched
-from envs_jax.snakes import full, reward, schedule, teams
+from envs_jax.snakes import obs_full, reward, schedule, teams
 from envs_jax.snakes.board import Board
 
 
@@ -143,19 +143,19 @@ BOARD = Board(6, 8)
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def see(game, agents, teams):
-    return full.columns(BOARD, game, agents, teams)
+    return obs_full.columns(BOARD, game, agents, teams)
 
 
-open_directions = jax.jit(lambda game: full.open_directions(BOARD, game, 1)[0])
-room = jax.jit(lambda game: full.room(BOARD, game, 2, full.leaving(BOARD, game)))
+open_directions = jax.jit(lambda game: obs_full.open_directions(BOARD, game, 1)[0])
+room = jax.jit(lambda game: obs_full.reachable_cells(BOARD, game, 2, obs_full.leaving(BOARD, game)))
 
 
 def _see(bodies, directions, beans, agents=1, teams=2):
     game = jax.tree.map(jnp.asarray, from_segments(BOARD, bodies, directions, beans, 3))
     columns = np.asarray(see(game, agents, teams))
-    size = full.size(len(bodies), 3)
+    size = obs_full.size(len(bodies), 3)
     assert len(columns) == size
-    shape = full.PLANES, full.SIDE, full.SIDE
+    shape = obs_full.PLANES, obs_full.SIDE, obs_full.SIDE
     return columns[: np.prod(shape)].reshape(*shape, agents), columns[np.prod(shape) :]
 
 
@@ -200,9 +200,9 @@ def test_the_full_observation_does_not_depend_on_where_the_board_begins():
 def _cells_behind(bodies, start, hungry):
     """How many cells of BOARD the moves from `start` on come to, found cell by cell."""
     leaves = {cell: len(body) - j + (i in hungry) for i, body in enumerate(bodies) for j, cell in enumerate(body)}
-    leaves = {cell: k if k <= full.REACH else 99 for cell, k in leaves.items()}
+    leaves = {cell: k if k <= obs_full.REACH else 99 for cell, k in leaves.items()}
     come = {start} if leaves.get(start, 0) <= 1 else set()
-    for k in range(2, full.MOVES + 1):
+    for k in range(2, obs_full.MOVES + 1):
         beside = {((r + dr) % 6, (c + dc) % 8) for r, c in come for dr, dc in ((0, 1), (1, 0), (0, -1), (-1, 0))}
         come |= {cell for cell in beside if leaves.get(cell, 0) <= k}
     return len(come)
@@ -267,7 +267,7 @@ def test_lives_are_paid_by_points_and_deaths():
 def test_fixed_reward_counts_deaths():
     game = jax.tree.map(jnp.asarray, from_segments(BOARD, [[(0, 0), (0, 1), (0, 2)]], [2], [(3, 4)], 1))
     paid = [
-        float(reward.shaped("v1.1_fixed", game, jnp.int32([points]), jnp.array([hit]), jnp.int32(0))[0])
+        float(reward.shape_rewards("v1.1_fixed", game, jnp.int32([points]), jnp.array([hit]), jnp.int32(0))[0])
         for points, hit in ((0, False), (1, False), (0, True), (-2, True))
     ]
     np.testing.assert_allclose(paid, [0.1, 30.1, -50, -50], rtol=1e-6)

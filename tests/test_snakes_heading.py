@@ -10,7 +10,7 @@ import pytest
 
 import envs_jax
 from bench.reference.snakes.segments import from_segments
-from envs_jax.snakes import full, heading, opponents, reward, rules, territory
+from envs_jax.snakes import obs_full, obs_heading, opponents, reward, rules, territory
 from envs_jax.snakes.board import Board
 
 BOARD = Board(6, 8)
@@ -32,12 +32,12 @@ def game_of(bodies=BODIES, directions=DIRECTIONS, beans=BEANS):
 
 @functools.partial(jax.jit, static_argnums=1)
 def columns(game, agents):
-    return heading.columns(BOARD, game, agents, 2, MOST), territory.columns(BOARD, game, agents, 2, MOST)
+    return obs_heading.columns(BOARD, game, agents, 2, MOST), territory.columns(BOARD, game, agents, 2, MOST)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def careful(game, agents, length):
-    return territory.careful(BOARD, game, agents, full.open_directions(BOARD, game, agents), length)
+    return territory.careful(BOARD, game, agents, obs_full.open_directions(BOARD, game, agents), length)
 
 
 def around(cell):
@@ -145,7 +145,7 @@ def test_turned_games_look_the_same_but_for_the_sides():
     def swap(cells: Any) -> Any:
         return [(c, r) for r, c in cells]
 
-    see = jax.jit(lambda game: heading.columns(board, game, 2, 2, MOST))
+    see = jax.jit(lambda game: obs_heading.columns(board, game, 2, 2, MOST))
 
     def game_of(*game: Any) -> Any:
         return jax.tree.map(jnp.asarray, from_segments(board, *game, 3))
@@ -164,11 +164,11 @@ def test_the_order_of_actions_leads_ahead_back_left_right():
         game = game_of([body, [(0, 0), (0, 1), (0, 2)]], [direction, 2], [((3 + r) % 6, (3 + c) % 8)])
         order = np.asarray(columns(game, 1)[0])[:4, 0].tolist()
         assert order in (ahead, [*ahead[:2], ahead[3], ahead[2]])  # its nearest bean ahead: either side may be right
-        assert np.asarray(columns(game, 1)[0])[5 + full.SIDE * 2 + 3, 0] == 0  # nothing in the cell ahead
+        assert np.asarray(columns(game, 1)[0])[5 + obs_full.SIDE * 2 + 3, 0] == 0  # nothing in the cell ahead
 
 
 def test_a_snake_sees_its_nearest_bean_to_the_right():
-    first = 5 + full.PLANES * full.SIDE**2 + 5
+    first = 5 + obs_full.PLANES * obs_full.SIDE**2 + 5
     for bean in [(1, 0), (3, 5), (0, 1), (4, 3)]:
         for direction in range(4):
             r, c = STEPS[direction]
@@ -182,7 +182,7 @@ def test_careful_masks_by_hand():
     pocket = [(1, 1), (0, 1), (0, 2), (0, 3), (1, 3), (1, 4), (1, 5)]  # around (1, 2), which its owner's head may enter
     trap = [[(2, 2), (3, 2), (4, 2), (5, 2)], [(4, 7), (4, 6), (4, 5)], [(5, 6), (5, 5), (5, 4)], pocket]
     game = game_of(trap, [0, 3, 3, 1], [(3, 7)])
-    assert np.asarray(full.open_directions(BOARD, game, 1))[0].tolist() == [True, False, True, True]
+    assert np.asarray(obs_full.open_directions(BOARD, game, 1))[0].tolist() == [True, False, True, True]
     assert np.asarray(territory.survival(BOARD, game, 1))[:, 0].tolist() == [2, 1, territory.FAR, territory.FAR]
     assert np.asarray(careful(game, 1, 99))[0].tolist() == [False, False, True, True]
     assert np.asarray(careful(game, 1, 4))[0].tolist() == [False, False, False, True]
@@ -198,7 +198,7 @@ def test_masks_close_nothing_where_all_is_dangerous():
     env = envs_jax.make("snakes", height=6, width=8, snakes=4, masks=True, careful_masks=3, observation="obs_heading")
     step = jax.jit(env.step)
     state, timestep = jax.jit(env.reset)(jax.random.key(0))
-    plain = jax.jit(lambda game: full.open_directions(env.board, game, 2))
+    plain = jax.jit(lambda game: obs_full.open_directions(env.board, game, 2))
     closed = 0
     for _ in range(60):
         mask, open_ = np.asarray(timestep.action_mask), np.asarray(plain(state.game))
@@ -216,7 +216,7 @@ def test_a_duel_pays_what_opponents_lose():
     collisions[0, 2] = collisions[2, 0] = True  # head to head: 5 points and 2
     collisions[1, 3] = True  # the last one ran into the second one: 1 point
     collisions[3, 2] = True  # a mate is worth nothing
-    assert reward.caused(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
+    assert reward.opponent_losses(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
 
 
 def test_lost_points_count_by_the_weight():

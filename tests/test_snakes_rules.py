@@ -7,7 +7,7 @@ from helpers import golden
 from helpers.snakes import jit
 
 from bench.parity.snakes import CONFIGURATIONS, OWN, flat, lane, read_records
-from envs_jax.snakes import draws, respawn, rules, segments
+from envs_jax.snakes import respawn, rules, segments, spawn
 
 
 # All configurations are played through the environment in test_snakes_golden.py.
@@ -23,8 +23,8 @@ def test_recorded_steps_are_reproduced(configuration):
     def core(game, direction, words):
         moved, reward, hit, _ = rules.move(board, game, direction)
         respawned = respawn.respawn(board, moved)
-        filled = draws.refill(board, respawned, words)
-        return respawned, filled, reward, hit, rules.ended(board, filled, limit)
+        filled = spawn.refill(board, respawned, words)
+        return respawned, filled, reward, hit, rules.check_end(board, filled, limit)
 
     direction = record["resolved"][:, :snakes].T.astype(np.int32)
     words = np.random.default_rng(0).integers(0, 2**32, (beans, len(rows)), dtype=np.uint32)
@@ -58,7 +58,7 @@ def test_recorded_directions_are_resolved(configuration):
     snakes = configuration[2]
     action, direction = record["action"][:, :snakes].T.astype(np.int32), np.asarray(games.direction)
     expected = record["resolved"][:, :snakes].T
-    resolve = jax.jit(rules.resolved)
+    resolve = jax.jit(rules.resolve_directions)
     resolved = np.stack([resolve(direction, action, np.full_like(action, k)) for k in range(3)])
     reversal = action == direction ^ 1
     assert (resolved == expected).any(0).all()

@@ -143,5 +143,5 @@ def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
     env = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
     evaluated = load(None, "snakes_1v1", dict(env.__dict__))
     assert records.with_opponents(evaluated).settings["opponent"] == "4"
-    with_opponent = dataclasses.replace(evaluated, given=frozenset({"opponent"}))
+    with_opponent = dataclasses.replace(evaluated, named_settings=frozenset({"opponent"}))
     assert records.with_opponents(with_opponent) is with_opponent  # which is refused in words

@@ -140,7 +140,7 @@ class Programs:
             return after.game, timestep
 
         def pay(after: Any, scores: Any, hit: Any, code: Any) -> Any:
-            return {name: reward.shaped(name, after, scores, hit, code) for name in PAID}
+            return {name: reward.shape_rewards(name, after, scores, hit, code) for name in PAID}
 
         self.choose, self.advance, self.pay = compiled(choose), compiled(advance), compiled(pay)
         self.observe = compiled(lambda games: {name: build(board, games, 3) for name, build in BUILDERS.items()})

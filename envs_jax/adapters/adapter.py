@@ -1,7 +1,7 @@
 """Base class of adapters: environments of other JAX libraries as environments of this one.
 
-`--env library:Name` names one of them. An adapter takes off the library's own auto-reset, so that the true last
-observation of an episode survives, and tells termination and truncation apart.
+`--env library:Name` names one of them. An adapter bypasses the library's own auto-reset, so that the true last
+observation of an episode survives, and distinguishes termination from truncation.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs_jax.adapters.common import ONE_NETWORK, Joined, Outward, made, quiet, strong
+from envs_jax.adapters.common import ONE_NETWORK, ActionMap, Joined, call_package, quiet, strong
 from envs_jax.base import (
     Array,
     Box,
@@ -34,7 +34,7 @@ from envs_jax.critic_input import with_critic_input
 DEFAULT_HORIZON = 1000  # of environments without a limit
 
 
-class Shown(NamedTuple):
+class PackageStep(NamedTuple):
     """Data of a package after a reset or a step.
 
     Attributes:
@@ -74,13 +74,13 @@ class State:
 class Adapter(Environment):
     """Base class of environments of other libraries. A subclass defines what raises NotImplementedError here.
 
-    Each name has a class of its own, see `of`: `env` in a configuration is then all that names the environment, and
+    Each name has its own class, see `class_of`, so that `env` in a configuration names the environment completely and
     the defaults of its settings are the package's.
     """
 
-    horizon: int = setting(DEFAULT_HORIZON, "steps after which an episode is cut (truncated)", between=(1, 10**9))
+    horizon: int = setting(DEFAULT_HORIZON, "cut an episode (truncate it) after this many steps", between=(1, 10**9))
     observe: str = setting(
-        "", "parts of the observation that agents see, names separated by commas; empty = all, joined to one array"
+        "", "show agents only these parts of the observation, names separated by commas; empty = all, as one array"
     )
 
     library: ClassVar[str] = ""
@@ -101,20 +101,20 @@ class Adapter(Environment):
         """Return the package's environment, without auto-reset. Called once for equal settings."""
         raise NotImplementedError
 
-    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         """Return the actions of one agent, and how they become the package's; see `discrete` and `bounded`."""
         raise NotImplementedError
 
-    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Start an episode; key uint32[2]."""
         raise NotImplementedError
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
         """Step; actions [A, ...] of the package, key uint32[2]."""
         raise NotImplementedError
 
     @classmethod
-    def of(cls, name: str) -> type[Environment]:
+    def class_of(cls, name: str) -> type[Environment]:
         """Return the class of one environment. Raises ValueError: no such name, or the package is missing."""
         adapter: Any = cls
         return _class_of(adapter, name)
@@ -124,7 +124,7 @@ class Adapter(Environment):
         check_settings(self)
         self.spec  # noqa: B018  refuses what cannot be adapted
 
-    def __reduce__(self) -> Any:  # a class that is made cannot be found by its module
+    def __reduce__(self) -> Any:  # pickle cannot import a class that was built at run time
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return functools.partial(make, self.full_name, **settings), ()
 
@@ -145,47 +145,49 @@ class Adapter(Environment):
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         key_reset, key_steps = jax.random.split(key)
         with quiet():
-            inner, shown = self.package_reset(jax.random.key_data(key_reset))
+            inner, output = self.package_reset(jax.random.key_data(key_reset))
             state = State(strong(inner), key_steps, jnp.int32(0))
-            return state, dataclasses.replace(self._timestep(shown, state.t), first=jnp.bool_(True))
+            return state, dataclasses.replace(self._timestep(output, state.t), first=jnp.bool_(True))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         with quiet():
             key = jax.random.key_data(jax.random.fold_in(state.key, state.t))
-            inner, shown = self.package_step(state.inner, _actions(self)[1](action), key)
+            inner, output = self.package_step(state.inner, _actions(self)[1](action), key)
             state = State(strong(inner), state.key, state.t + 1)
-            return state, self._timestep(shown, state.t)
+            return state, self._timestep(output, state.t)
 
-    def joined(self, shown: Shown) -> Joined:
-        """Return how an agent's observation becomes one array. Raises ValueError unless it is the same for all."""
-        joined, *others = (Joined.of(self.full_name, one, self.observe, self.unseen) for one in shown.observations)
+    def make_joined(self, output: PackageStep) -> Joined:
+        """Return how an agent's observation becomes one array. Raises ValueError if agents differ in it."""
+        joined, *others = (
+            Joined.from_observation(self.full_name, one, self.observe, self.unseen) for one in output.observations
+        )
         if any(one != joined for one in others):
             raise ValueError(
                 f"'{self.full_name}' has agents of several kinds, whose observations differ: {ONE_NETWORK}"
             )
         return joined
 
-    def _timestep(self, shown: Shown, t: Array) -> TimeStep:
-        mask, joined = shown.action_mask, self.joined(shown)
+    def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
+        mask, joined = output.action_mask, self.make_joined(output)
         if mask is not None:
             mask = jnp.asarray(mask) > 0
             mask |= ~jnp.any(mask, axis=-1, keepdims=True)  # after its end an episode may have no open action
-        terminated = jnp.asarray(shown.terminated).astype(bool)
-        truncated = jnp.asarray(shown.truncated).astype(bool) | (t >= self.horizon)
-        state = () if shown.global_state is None else jnp.asarray(shown.global_state).astype(jnp.float32)
+        terminated = jnp.asarray(output.terminated).astype(bool)
+        truncated = jnp.asarray(output.truncated).astype(bool) | (t >= self.horizon)
+        state = () if output.global_state is None else jnp.asarray(output.global_state).astype(jnp.float32)
         return transition(
-            shown.reward,
-            jnp.stack([joined(observation) for observation in shown.observations]),
+            output.reward,
+            jnp.stack([joined(observation) for observation in output.observations]),
             terminated,
             truncated & ~terminated,
             action_mask=mask,
-            metrics={_metric(name): value for name, value in (shown.metrics or {}).items()},
+            metrics={_metric(name): value for name, value in (output.metrics or {}).items()},
             global_state=state,
         )
 
 
 def _metric(name: str) -> str:
-    return name.replace("/", "_")  # a slash stands before a task's name
+    return name.replace("/", "_")  # a slash separates a metric from a task's name
 
 
 @functools.cache
@@ -194,7 +196,7 @@ def _class_of(cls: Any, name: str) -> type[Environment]:
     if name not in known:
         raise ValueError(f"unknown environment {short_repr(f'{cls.library}:{name}')}: {closest(name, known)}")
     named = type(name, (cls,), {"name": name})
-    limit = made(f"{cls.library}:{name}", named.limit)  # type: ignore[attr-defined]
+    limit = call_package(f"{cls.library}:{name}", named.limit)  # type: ignore[attr-defined]
     horizon = setting(limit, cls.__dataclass_fields__["horizon"].metadata["help"], between=(1, 10**9))
     result: Any = dataclasses.make_dataclass(name, [("horizon", int, horizon)], bases=(named,), frozen=True)
     result.__module__, result.__qualname__, result.__doc__ = cls.library, name, cls.__doc__  # what `find` takes
@@ -204,29 +206,29 @@ def _class_of(cls: Any, name: str) -> type[Environment]:
 @functools.cache
 def _package_env(env: Adapter) -> Any:
     with jax.ensure_compile_time_eval():  # also where a program is being traced, whose values must not be kept
-        return made(env.full_name, env.package_env)
+        return call_package(env.full_name, env.package_env)
 
 
 @functools.cache
-def _actions(env: Adapter) -> tuple[Discrete | Box, Outward]:
+def _actions(env: Adapter) -> tuple[Discrete | Box, ActionMap]:
     with jax.ensure_compile_time_eval():
-        return made(env.full_name, env.agent_action)
+        return call_package(env.full_name, env.agent_action)
 
 
 @functools.cache
 def _spec(env: Adapter) -> EnvSpec:
     action, _ = _actions(env)
-    shown = made(
+    output = call_package(
         env.full_name, lambda: jax.eval_shape(lambda: env.package_reset(jax.random.key_data(jax.random.key(0)))[1])
     )
-    state = shown.global_state
+    state = output.global_state
     spec = EnvSpec(
         name=env.full_name,
-        num_agents=len(shown.observations),
-        observation=env.joined(shown).box,
+        num_agents=len(output.observations),
+        observation=env.make_joined(output).box,
         action=action,
         horizon=env.horizon,
-        metrics={_metric(name): "sum" for name in shown.metrics or {}},
+        metrics={_metric(name): "sum" for name in output.metrics or {}},
         global_state=None if state is None else Box(state.shape),
     )
     return with_critic_input(spec)

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from envs_jax.adapters.adapter import Adapter, Shown
-from envs_jax.adapters.common import Outward, bounded, package
+from envs_jax.adapters.adapter import Adapter, PackageStep
+from envs_jax.adapters.common import ActionMap, bounded, package
 from envs_jax.base import Array, Box, Discrete, setting
 
 BACKENDS = ("", "generalized", "spring", "positional", "mjx")
@@ -20,7 +20,7 @@ class Brax(Adapter):
     """An environment of brax."""
 
     backend: str = setting(
-        "", "physics: generalized, spring, positional or mjx; empty = the environment's own", choices=BACKENDS
+        "", "simulate with generalized, spring, positional or mjx; empty = the environment's own", choices=BACKENDS
     )
 
     library = "brax"
@@ -33,25 +33,25 @@ class Brax(Adapter):
         options = {"backend": self.backend} if self.backend else {}
         return package("brax.envs", self.library).get_environment(self.name, **options)
 
-    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         return bounded((int(self.env.action_size),), "float32", -1.0, 1.0)  # by brax's convention
 
-    def package_reset(self, key: Array) -> tuple[Any, Shown]:
-        return _shown(self.env.reset(key))
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
+        return _to_package_step(self.env.reset(key))
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
-        return _shown(self.env.step(inner, action[0]))
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
+        return _to_package_step(self.env.step(inner, action[0]))
 
 
-def _shown(state: Any) -> tuple[Any, Shown]:
-    return state, Shown([state.obs], state.reward, state.done > 0, metrics=state.metrics)
+def _to_package_step(state: Any) -> tuple[Any, PackageStep]:
+    return state, PackageStep([state.obs], state.reward, state.done > 0, metrics=state.metrics)
 
 
 @dataclasses.dataclass(frozen=True)
 class Playground(Adapter):
     """An environment of MuJoCo Playground."""
 
-    impl: str = setting("jax", "physics: jax, or warp for NVIDIA devices", choices=("jax", "warp"))
+    impl: str = setting("jax", "simulate with jax, or with warp on NVIDIA devices", choices=("jax", "warp"))
 
     library = "playground"
 

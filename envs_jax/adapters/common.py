@@ -15,7 +15,7 @@ import numpy as np
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, closest, short_repr
 
 ONE_NETWORK = "all agents share one network here, choose an environment with equal agents"
-Outward = Callable[[Array], Array]  # actions [A, ...] of the spec -> those of the package
+ActionMap = Callable[[Array], Array]  # actions [A, ...] of the spec -> actions of the package
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def package(module: str, library: str) -> Any:
         ) from error
 
 
-def made(name: str, make: Callable[[], Any]) -> Any:
+def call_package(name: str, make: Callable[[], Any]) -> Any:
     """Return what `make` returns. Raises AdapterError if the package cannot make its environment."""
     try:
         with quiet():
@@ -77,13 +77,13 @@ def strong(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def discrete(n: Any) -> tuple[Discrete, Outward]:
+def discrete(n: Any) -> tuple[Discrete, ActionMap]:
     """Return the description of n actions, and how they become the package's."""
     return Discrete(int(n)), lambda action: action
 
 
-def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, Outward]:
-    """Return the description of a box of floats; [-1, 1] stands for bounds that differ between its numbers.
+def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, ActionMap]:
+    """Return the description of a box of floats; bounds that differ between its numbers are scaled to [-1, 1].
 
     Raises:
         UnfitError: no bounds, or integers.
@@ -100,7 +100,7 @@ def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Bo
 
 
 def refuse_actions(space: Any) -> UnfitError:
-    """Return the refusal of any other space of actions."""
+    """Return the error for any other space of actions."""
     return UnfitError(
         f"has actions of the kind {type(space).__name__}: only one integer, or a box of floats, can be chosen here"
     )
@@ -110,7 +110,7 @@ def refuse_actions(space: Any) -> UnfitError:
 class Joined:
     """How the parts of an observation become one array.
 
-    A single image stays one, and single numbers beside it become constant planes; all else is joined to one vector.
+    A single image stays an image, to which single numbers are added as constant planes; all else becomes one vector.
 
     Attributes:
         parts: (name, shape) of each part that is used.
@@ -121,40 +121,40 @@ class Joined:
     boolean: bool
 
     @classmethod
-    def of(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
-        """Return it for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
+    def from_observation(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
+        """Build one for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
 
         Raises:
             ValueError: an unknown part, or one that is no array of numbers.
         """
-        found = _named(observation)
-        found = {name: leaf for name, leaf in found.items() if name not in without}
+        leaves = _leaves_by_name(observation)
+        leaves = {name: leaf for name, leaf in leaves.items() if name not in without}
         words = [word.strip() for word in observe.split(",") if word.strip()]
 
-        def belongs(name: str, word: str) -> bool:
+        def is_part_of(name: str, word: str) -> bool:
             return name == word or name.startswith(f"{word}.")
 
         for word in words:
-            if not any(belongs(name, word) for name in found):
-                known = {part for name in found for part in (name, name.split(".")[0]) if part}
+            if not any(is_part_of(name, word) for name in leaves):
+                known = {part for name in leaves for part in (name, name.split(".")[0]) if part}
                 raise ValueError(
                     f"the observation of '{env}' has no part {short_repr(word)}: "
                     + (closest(word, known) if known else "it is one array, leave observe empty")
                 )
         if words:
-            found = {name: leaf for name, leaf in found.items() if any(belongs(name, word) for word in words)}
-        for name, leaf in found.items():
+            leaves = {name: leaf for name, leaf in leaves.items() if any(is_part_of(name, word) for word in words)}
+        for name, leaf in leaves.items():
             dtype = getattr(leaf, "dtype", None)
             if dtype is None or not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)):
                 raise ValueError(
                     f"the observation of '{env}' cannot be joined to one array: its part '{name}' is "
                     f"{dtype or type(leaf).__name__}, not numbers; leave it out with observe"
                 )
-        if not found:
+        if not leaves:
             raise ValueError(f"the observation of '{env}' is empty: use another environment")
         return cls(
-            tuple((name, tuple(leaf.shape)) for name, leaf in found.items()),
-            all(leaf.dtype == jnp.bool_ for leaf in found.values()),
+            tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items()),
+            all(leaf.dtype == jnp.bool_ for leaf in leaves.values()),
         )
 
     @property
@@ -162,8 +162,8 @@ class Joined:
         """Return height and width if the array is an image."""
         images = [shape for _, shape in self.parts if len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE]
         numbers = [shape for _, shape in self.parts if not shape]
-        alone = len(images) == 1 and len(numbers) == len(self.parts) - 1
-        return (images[0][0], images[0][1]) if alone else None
+        one_image = len(images) == 1 and len(numbers) == len(self.parts) - 1
+        return (images[0][0], images[0][1]) if one_image else None
 
     @property
     def box(self) -> Box:
@@ -175,14 +175,14 @@ class Joined:
 
     def __call__(self, observation: Any) -> Array:
         """Return the array float32[...] of an observation."""
-        found = _named(observation)
-        leaves = [jnp.asarray(found[name]).astype(jnp.float32) for name, _ in self.parts]
+        named = _leaves_by_name(observation)
+        leaves = [jnp.asarray(named[name]).astype(jnp.float32) for name, _ in self.parts]
         if self.image:
             planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
             return jnp.concatenate(planes, axis=-1)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
 
 
-def _named(observation: Any) -> dict[str, Any]:
+def _leaves_by_name(observation: Any) -> dict[str, Any]:
     paths = jax.tree_util.tree_leaves_with_path(observation)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}

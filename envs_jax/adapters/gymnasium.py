@@ -22,7 +22,7 @@ class GymnasiumEnv(_Env):
 
     Args:
         env: the environment.
-        seed: of the episodes until `reset` is given another one.
+        seed: of the episodes until `reset` gets another one.
 
     Raises:
         ValueError: Gymnasium is not installed, the environment has several agents or observations of several arrays.
@@ -77,12 +77,12 @@ class GymnasiumVectorEnv(_VectorEnv):
     """Copies of an environment, stepped by one compiled program; NumPy arrays in and out, each of them new.
 
     A step that ends an episode returns its last observation. The next step ignores the action of that row, resets it
-    and returns reward 0 (`AutoresetMode.NEXT_STEP`). Row i depends on the seed and i alone.
+    and returns reward 0 (`AutoresetMode.NEXT_STEP`). Row i depends only on the seed and i.
 
     Args:
         env: the environment.
         num_envs: rows of the arrays, B.
-        seed: of the episodes until `reset` is given another one.
+        seed: of the episodes until `reset` gets another one.
         flatten_agents: make a row of every agent of a team, so that there are num_envs / agents copies; agents of one
             copy are side by side and share its end and its metrics.
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.adapters.adapter import Adapter, Shown
-from envs_jax.adapters.common import Outward, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.adapters.adapter import Adapter, PackageStep
+from envs_jax.adapters.common import ActionMap, UnfitError, bounded, discrete, package, refuse_actions
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -33,10 +33,12 @@ class Gymnax(Adapter):
         """Return gymnax's environment and its parameters."""
         env, params = package("gymnax", self.library).make(self.name)
         if not hasattr(env, "is_truncated"):
-            raise UnfitError("needs gymnax 1.0 or newer, which tells ends by time apart: pip install -e '.[gymnax]'")
+            raise UnfitError(
+                "needs gymnax 1.0 or newer, which marks ends by the time limit: pip install -e '.[gymnax]'"
+            )
         return env, params.replace(max_steps_in_episode=type(params.max_steps_in_episode)(self.horizon))
 
-    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         env, params = self.env
         space = env.action_space(params)
         if hasattr(space, "n"):
@@ -45,17 +47,17 @@ class Gymnax(Adapter):
             raise refuse_actions(space)
         return bounded(tuple(space.shape), space.dtype, space.low, space.high)
 
-    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, params = self.env
         observation, inner = env.reset_env(key, params)
-        return inner, Shown([self._seen(observation)])
+        return inner, PackageStep([self._encode(observation)])
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
         env, params = self.env
         observation, inner, reward, terminated, _ = env.step_env(key, inner, action[0], params)
-        return inner, Shown([self._seen(observation)], reward, terminated, env.is_truncated(inner, params))
+        return inner, PackageStep([self._encode(observation)], reward, terminated, env.is_truncated(inner, params))
 
-    def _seen(self, observation: Any) -> Any:
+    def _encode(self, observation: Any) -> Any:
         """Return the observation, the number of a state one-hot."""
         env, params = self.env
         states = getattr(env.observation_space(params), "n", None)

@@ -37,12 +37,12 @@ class Box(base.Box):
         """Draw an array, uniform between the bounds; standard normal, cut at the bounds, where one is infinite."""
         low, high = (bound.astype(np.float32) for bound in self.bounds)
         whole = jnp.issubdtype(self.dtype, jnp.integer)  # the highest integer as likely as the others
-        bounded = np.isfinite(high - low)
+        finite = np.isfinite(high - low)
         drawn = jax.random.normal(key, self.shape, jnp.float32)
         drawn = jnp.clip(drawn, low, high)
-        if bounded.any():
-            ends = np.where(bounded, low, 0), np.where(bounded, high + np.float32(whole), 1)
-            drawn = jnp.where(bounded, jax.random.uniform(key, self.shape, jnp.float32, *ends), drawn)
+        if finite.any():
+            ends = np.where(finite, low, 0), np.where(finite, high + np.float32(whole), 1)
+            drawn = jnp.where(finite, jax.random.uniform(key, self.shape, jnp.float32, *ends), drawn)
         return (jnp.floor(drawn) if whole else drawn).astype(self.dtype)
 
     def contains(self, x: Any) -> Array:
@@ -76,8 +76,8 @@ class State:
 class GymnaxStyleEnv:
     """An environment with one agent, whose episodes follow each other without a step in between.
 
-    The `params` of its methods are the schedules' values, as `Environment.context` returns them; None stands for
-    those of the start of training, `default_params`.
+    The `params` of its methods are the schedules' values, as `Environment.context` returns them; None means
+    `default_params`, the values at the start of training.
 
     Args:
         env: the environment.
@@ -137,14 +137,14 @@ class GymnaxStyleEnv:
         """
         action = jnp.asarray(action, self.env.spec.action.dtype)
         env_state, timestep = self.env.step(state.env, action[None], params)
-        played = timestep.observation[0], State(env_state, _mask(timestep), state.time + 1)
-        begun = self.reset(key, params)
-        observation, after = jax.tree.map(lambda new, old: jnp.where(timestep.done, new, old), begun, played)
+        stepped = timestep.observation[0], State(env_state, _mask(timestep), state.time + 1)
+        restarted = self.reset(key, params)
+        observation, after = jax.tree.map(lambda new, old: jnp.where(timestep.done, new, old), restarted, stepped)
         info = timestep.metrics | {
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
             "discount": 1.0 - timestep.terminated.astype(jnp.float32),
-            "final_observation": played[0],
+            "final_observation": stepped[0],
         }
         done = (timestep.terminated, timestep.truncated) if self.split_done else (timestep.done,)
         return observation, after, timestep.reward[0], *done, info

@@ -1,7 +1,7 @@
 """Environments of JaxMARL (github.com/FLAIROx/JaxMARL): `--env jaxmarl:MPE_simple_spread_v3`. Extra: jaxmarl.
 
 Its agents, which must be equal, are the agent axis in the order of `env.agents`. `step_env` is played, without the
-reset of `step`. Its `done` holds ends for good and the time limit: the former are those of a twin without a limit,
+reset of `step`. Its `done` is true at real ends and at the time limit: a twin without a limit says which ends are real,
 and `horizon` steps truncate.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, Shown
-from envs_jax.adapters.common import ONE_NETWORK, Outward, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
+from envs_jax.adapters.common import ONE_NETWORK, ActionMap, UnfitError, bounded, discrete, package, refuse_actions
 from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
@@ -26,7 +26,9 @@ _MASKS = ("get_avail_actions", "get_legal_moves")
 class JaxMarl(Adapter):
     """An environment of JaxMARL whose agents are equal."""
 
-    map: str = setting("", "scenario of SMAX, such as 3m, or layout of Overcooked; empty = the package's own")
+    map: str = setting(
+        "", "play this scenario of SMAX, such as 3m, or layout of Overcooked; empty = the package's default"
+    )
 
     library = "jaxmarl"
 
@@ -68,7 +70,7 @@ class JaxMarl(Adapter):
             raise UnfitError(f"has no map {short_repr(self.map)}: {closest(self.map, tuple(maps))}")
         return {option: maps[self.map]}
 
-    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         env, _ = self.env
         spaces = [env.action_space(agent) for agent in env.agents]
         kinds = {(type(space).__name__, *_size(space)) for space in spaces}
@@ -81,26 +83,26 @@ class JaxMarl(Adapter):
             raise refuse_actions(space)
         return bounded(tuple(space.shape), space.dtype, space.low, space.high)
 
-    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, _ = self.env
         observations, inner = env.reset(key)
-        return inner, self._shown(inner, observations)
+        return inner, self._to_package_step(inner, observations)
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
         env, endless = self.env
         actions = dict(zip(env.agents, action, strict=True))
         observations, after, rewards, _, _ = env.step_env(key, inner, actions)
         *_, done, _ = endless.step_env(key, inner, actions)  # equal parts of both are compiled once
         reward = jnp.stack([jnp.asarray(rewards[agent]).astype(jnp.float32) for agent in env.agents])
-        return after, self._shown(after, observations)._replace(reward=reward, terminated=done["__all__"])
+        return after, self._to_package_step(after, observations)._replace(reward=reward, terminated=done["__all__"])
 
-    def _shown(self, inner: Any, observations: Any) -> Shown:
+    def _to_package_step(self, inner: Any, observations: Any) -> PackageStep:
         env, _ = self.env
         if not isinstance(observations, Mapping) or any(agent not in observations for agent in env.agents):
             raise UnfitError("gives no observation for each agent by name: choose another environment")
         state = env.get_world_state(inner) if hasattr(env, "get_world_state") else None
-        shown = Shown([observations[agent] for agent in env.agents])
-        return shown._replace(action_mask=self._mask(inner), global_state=None if state is None else _flat(state))
+        output = PackageStep([observations[agent] for agent in env.agents])
+        return output._replace(action_mask=self._mask(inner), global_state=None if state is None else _flat(state))
 
     def _mask(self, inner: Any) -> Array | None:
         """Return which actions are open [A, n]; None where the environment does not say."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, Shown
-from envs_jax.adapters.common import Outward, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
+from envs_jax.adapters.common import ActionMap, UnfitError, bounded, discrete, package, refuse_actions
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -33,7 +33,7 @@ class Jumanji(Adapter):
     def package_env(self) -> Any:
         return package("jumanji", self.library).make(self.name)
 
-    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         spec = self.env.action_spec
         if self.env.reward_spec.shape or self.env.discount_spec.shape:
             raise UnfitError("gives several rewards in a step: choose an environment of jumanji with one agent")
@@ -44,15 +44,15 @@ class Jumanji(Adapter):
             raise refuse_actions(spec)
         return bounded(tuple(spec.shape), spec.dtype, spec.minimum, spec.maximum)
 
-    def package_reset(self, key: Array) -> tuple[Any, Shown]:
-        return self._shown(*self.env.reset(key))
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
+        return self._to_package_step(*self.env.reset(key))
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
-        return self._shown(*self.env.step(inner, action[0]))
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
+        return self._to_package_step(*self.env.step(inner, action[0]))
 
-    def _shown(self, inner: Any, timestep: Any) -> tuple[Any, Shown]:
+    def _to_package_step(self, inner: Any, timestep: Any) -> tuple[Any, PackageStep]:
         mask = getattr(timestep.observation, "action_mask", None)
         ended, final = timestep.last(), timestep.discount == 0
         reward = jnp.asarray(timestep.reward)
-        shown = Shown([timestep.observation], reward, ended & final, ended & ~final)
-        return inner, shown if mask is None else shown._replace(action_mask=mask[None])
+        output = PackageStep([timestep.observation], reward, ended & final, ended & ~final)
+        return inner, output if mask is None else output._replace(action_mask=mask[None])

@@ -1,8 +1,8 @@
 """Meta-World, the simulator that `envs_jax.reach` reimplements, with its contacts, on the host (extra `real`).
 
-`Arm` is one arm in any of its tasks. `RealReach` uses several in place of `Reach`'s own arm: draws of puck and
-goal, tasks, reward and success stay those of `Reach`. Or it runs one of Meta-World's own tasks, with its reward,
-success and scripted policy. Observations are Meta-World's.
+`Arm` is one arm in any of its tasks. `RealReach` uses several in place of `Reach`'s own arm; `Reach` still draws puck
+and goal and defines tasks, reward and success. Or it runs one of Meta-World's own tasks, with its reward, success and
+scripted policy. Observations are Meta-World's.
 
 Source: the public repository Farama-Foundation/Metaworld, version 3.1.1, MIT licence.
 """
@@ -27,7 +27,7 @@ from envs_jax.reach.env import Reach, ReachBatch
 from envs_jax.reach.observation import FRAME
 
 REACH = "reach-v3"
-_GOAL = 36  # where the goal stands in an observation
+_GOAL = 36  # index of the goal in an observation
 
 
 def packages() -> Any:
@@ -90,7 +90,7 @@ class Arm:
         for body in range(1, model.nbody):  # parents come before their children
             if int(above[body]) in arm:
                 arm.add(body)
-        own = np.isin(model.geom_bodyid, list(arm))
+        is_arm = np.isin(model.geom_bodyid, list(arm))
 
         def simulate(control: Any, frames: int) -> None:
             """Simulate as Gymnasium does, but check the contacts of every physics step."""
@@ -99,7 +99,7 @@ class Arm:
             for _ in range(frames):
                 self._mujoco.mj_step(model, data)
                 pairs = data.contact.geom[: data.ncon]
-                self.touched |= bool(own[pairs].any())
+                self.touched |= bool(is_arm[pairs].any())
             self._mujoco.mj_rnePostConstraint(model, data)
 
         self._env._step_mujoco_simulation = simulate
@@ -157,14 +157,14 @@ class RealReach(ReachBatch):
         if env.weld != "v3":
             raise ValueError(f"Meta-World turns the hand as weld v3 does, not {env.weld}: choose weld v3")
         vectors = None if task is None else goals.pool(env.pool_seed) if task == REACH else pool(task, env.pool_seed)
-        made = cls(env, [Arm(task or REACH) for _ in range(arms)], vectors)
-        (wanted,), (found,) = env.spec.observation.shape, made.arms[0].reset(made._vector(0)).shape
-        if wanted != found:
+        real = cls(env, [Arm(task or REACH) for _ in range(arms)], vectors)
+        (expected_size,), (size,) = env.spec.observation.shape, real.arms[0].reset(real._vector(0)).shape
+        if expected_size != size:
             raise ValueError(
-                f"observations of Meta-World's {task or REACH} have {found} numbers, the policy's {wanted}: choose "
-                "another task"
+                f"observations of Meta-World's {task or REACH} have {size} numbers, the policy's {expected_size}: "
+                "choose another task"
             )
-        return made
+        return real
 
     @property
     def spec(self) -> EnvSpec:
@@ -178,29 +178,31 @@ class RealReach(ReachBatch):
         """float32[B, 1, 4], the actions of Meta-World's own policy for its task."""
         return np.stack([arm.scripted for arm in self.arms])[:, None]
 
-    def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
+    def in_order(self, keys: Array, indices: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes in order, see `ReachBatch.in_order`; a task of Meta-World takes its draws in turn."""
-        state, _ = _in_order(ReachBatch(self.env), keys, numbers)
-        arms = zip(self.arms, np.asarray(numbers), strict=True)
-        return self._seen(state, 0, [(arm.reset(self._vector(k)), 0.0, False) for arm, k in arms])
+        state, _ = _in_order(ReachBatch(self.env), keys, indices)
+        arms = zip(self.arms, np.asarray(indices), strict=True)
+        return self._show_all(state, 0, [(arm.reset(self._vector(k)), 0.0, False) for arm, k in arms])
 
-    def _vector(self, number: int) -> np.ndarray:
+    def _vector(self, index: int) -> np.ndarray:
         """float64[n], the draw of an episode of the list."""
         if self.vectors is None:
             env = self.env
             if env.goals == "uniform":
-                return np.asarray(_listed(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
-            return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
-        return self.vectors[number % len(self.vectors)]
+                return np.asarray(_list_entry(env.goals, env.pool_seed, index // len(env.tasks)), np.float64)
+            return goals.pool(env.pool_seed)[index // len(env.tasks) % goals.POOL]
+        return self.vectors[index % len(self.vectors)]
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
         """Step every arm one control period with actions float32[B, 1, 4]."""
         arms = zip(self.arms, np.asarray(action, np.float32), strict=True)
-        return self._seen(state, 1, [arm.step(one[0]) for arm, one in arms])
+        return self._show_all(state, 1, [arm.step(one[0]) for arm, one in arms])
 
-    def _seen(self, state: BatchState, steps: int, seen: Sequence[tuple[Any, ...]]) -> tuple[BatchState, TimeStep]:
+    def _show_all(
+        self, state: BatchState, steps: int, arm_steps: Sequence[tuple[Any, ...]]
+    ) -> tuple[BatchState, TimeStep]:
         """Return the state after `steps` more steps, with what `Arm.step` of all arms returned, and its time step."""
-        observations, rewards, successes = (np.stack(values) for values in zip(*seen, strict=True))
+        observations, rewards, successes = (np.stack(values) for values in zip(*arm_steps, strict=True))
         observation = observations.astype(np.float32)
         tools = np.stack([arm.tool for arm in self.arms]).astype(np.float32)
         env, timestep = _show(self.env, state.env, steps, observation, tools)
@@ -210,15 +212,15 @@ class RealReach(ReachBatch):
         if self.env.partially_observable:
             observation[:, _GOAL:] = 0
         success = successes.astype(np.float32)
-        own = {
+        task_fields = {
             "observation": observation[:, None],
             "reward": rewards.astype(np.float32)[:, None],
             "metrics": {"success": success, "success_at_end": success},
         }
-        return state, dataclasses.replace(timestep, **jax.tree.map(jnp.asarray, own))
+        return state, dataclasses.replace(timestep, **jax.tree.map(jnp.asarray, task_fields))
 
 
-_listed = jax.jit(goals.listed, static_argnums=(0, 1))
+_list_entry = jax.jit(goals.list_entry, static_argnums=(0, 1))
 _in_order = jax.jit(ReachBatch.in_order, static_argnums=0)
 
 

@@ -107,7 +107,7 @@ class Copies:
     compiled once. Time steps have leaves [B, ...].
     """
 
-    def __init__(self, env: Environment, number: int, seed: int) -> None:
+    def __init__(self, env: Environment, count: int, seed: int) -> None:
         check_process(
             "environments",
             "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), or gymnasium.make_vec(..., "
@@ -115,7 +115,7 @@ class Copies:
             "envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
         )
         self._reset, self._step = _programs(env)
-        self._number = number
+        self._number = count
         self._seed(seed)
 
     def _seed(self, seed: int) -> None:
@@ -143,20 +143,20 @@ class Copies:
 def _programs(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         hash(env)
-    except TypeError:  # a setting such as a list: compiled for this environment alone
-        return _compiled.__wrapped__(env)
-    return _compiled(env)
+    except TypeError:  # a setting such as a list: compiled for this object only
+        return _compile.__wrapped__(env)
+    return _compile(env)
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _compile(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
     batch, dtype = batched(env), numpy_dtype(env.spec.observation)
 
-    def shown(result: tuple[Any, TimeStep]) -> tuple[Any, TimeStep]:
+    def cast_observation(result: tuple[Any, TimeStep]) -> tuple[Any, TimeStep]:
         state, timestep = result
         return state, dataclasses.replace(timestep, observation=timestep.observation.astype(dtype))
 
     return (
-        jax.jit(lambda keys, episode: shown(batch.reset(keys, episode=episode))),
-        jax.jit(lambda state, previous, action: shown(batch.step(state, previous, action))),
+        jax.jit(lambda keys, episode: cast_observation(batch.reset(keys, episode=episode))),
+        jax.jit(lambda state, previous, action: cast_observation(batch.step(state, previous, action))),
     )

@@ -25,7 +25,7 @@ class PettingZooParallelEnv(_ParallelEnv):
 
     Args:
         env: the environment.
-        seed: of the episodes until `reset` is given another one.
+        seed: of the episodes until `reset` gets another one.
         mask_in_observation: make observations {"observation": ..., "action_mask": int8[n]} where there are masks.
 
     Raises:
@@ -69,7 +69,7 @@ class PettingZooParallelEnv(_ParallelEnv):
         """Start the first episode of a seed, or the next; `options` are ignored. Returns observations, infos."""
         timestep = self._copies.reset(seed)
         self.agents = self.possible_agents[:]
-        return self._shown(timestep)
+        return self._by_agent(timestep)
 
     def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, dict[str, Any]]]:
         """Step with an action for every agent; returns observations, rewards, terminations, truncations, infos.
@@ -80,14 +80,14 @@ class PettingZooParallelEnv(_ParallelEnv):
         if not self.agents:
             raise ValueError("there is no episode to step in: call reset() first")
         if set(actions) != set(self.agents):
-            given = ", ".join(map(str, actions)) or "nobody"
-            raise ValueError(f"actions must be given for {', '.join(self.agents)}, not for {given}")
+            names = ", ".join(map(str, actions)) or "nobody"
+            raise ValueError(f"actions must be given for {', '.join(self.agents)}, not for {names}")
         chosen = [outward.checked_actions(self._spec.action, actions[agent], ()) for agent in self.agents]
         timestep = self._copies.step(np.stack(chosen)[None])
         rewards = dict(zip(self.agents, np.asarray(timestep.reward[0]).tolist(), strict=True))
         terminated, truncated = bool(timestep.terminated[0]), bool(timestep.truncated[0])
         ends = dict.fromkeys(self.agents, terminated), dict.fromkeys(self.agents, truncated)
-        observations, infos = self._shown(timestep)
+        observations, infos = self._by_agent(timestep)
         if terminated or truncated:
             self.agents = []
         return observations, rewards, *ends, infos
@@ -109,7 +109,7 @@ class PettingZooParallelEnv(_ParallelEnv):
             return leaves[0]
         return np.concatenate([leaf.ravel().astype(np.float32) for leaf in leaves])
 
-    def _shown(self, timestep: TimeStep) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
+    def _by_agent(self, timestep: TimeStep) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
         metrics = {name: float(value[0]) for name, value in timestep.metrics.items()}
         observations: ByAgent = dict(zip(self.possible_agents, outward.rows(timestep.observation), strict=True))
         infos: dict[str, dict[str, Any]] = {agent: dict(metrics) for agent in self.possible_agents}

@@ -42,11 +42,11 @@ def _close(mask: Array, offset: Array, num_actions: int) -> Array:
     """Close the moves bool[n] towards an earlier agent at `offset` int32[3] = its new position minus the own one."""
     moves = MOVES[num_actions]
     if num_actions == 27:
-        layers = np.any(moves[:, :2] != 0, axis=-1)
-        beside = layers & jnp.all(moves[:, :2] == offset[None, :2], axis=-1) & (jnp.abs(offset[2]) <= 1)
+        lateral = np.any(moves[:, :2] != 0, axis=-1)
+        adjacent = lateral & jnp.all(moves[:, :2] == offset[None, :2], axis=-1) & (jnp.abs(offset[2]) <= 1)
         column = jnp.all(offset[:2] == 0) & (jnp.abs(offset[2]) == 1)
-        vertical = ~layers & (moves[:, 2] != 0)
-        return mask & ~(beside | (vertical & column))
+        vertical = ~lateral & (moves[:, 2] != 0)
+        return mask & ~(adjacent | (vertical & column))
     # a column is closed whatever its altitude; above or under an earlier agent both vertical moves are
     closed = jnp.all(moves[:, :2] == offset[None, :2], axis=-1)
     if num_actions == 6:  # the last open action is left open
@@ -87,5 +87,5 @@ def next_mask(positions: Array, boundary: Array, chosen: Array, agent: Array, nu
     """
     moved = jnp.arange(positions.shape[0]) < agent
     earlier = move(positions, chosen, num_actions)
-    own = jnp.take(positions, agent, axis=0)
-    return collision_mask(own, earlier, moved, jnp.take(boundary, agent, axis=0), num_actions)
+    position = jnp.take(positions, agent, axis=0)
+    return collision_mask(position, earlier, moved, jnp.take(boundary, agent, axis=0), num_actions)

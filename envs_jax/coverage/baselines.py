@@ -20,12 +20,12 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import actions, belief, world
 from envs_jax.coverage.sensor import EVIDENCE
-from envs_jax.coverage.types import Settings, State
+from envs_jax.coverage.types import CoverageConfig, State
 
 _GAIN_UNIT = 1000.0
 
 
-def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
+def random(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Draw uniformly from the boundary mask, regardless of the other agents."""
     logits = jnp.where(timestep.action_mask, jnp.float32(0), jnp.float32(-jnp.inf))
     return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
@@ -34,7 +34,7 @@ def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array
 # Information gain
 
 
-def expected_gain(env: Settings, log_odds: Array, level: Array) -> Array:
+def expected_gain(env: CoverageConfig, log_odds: Array, level: Array) -> Array:
     """Weighted entropy that one more reading of a cell is expected to take away, per cell.
 
     p (H(p) - H(p1)) w'(p1) + (1 - p) (H(p) - H(p0)) w'(p0), where p1 and p0 are p after a reading "class 1" and "class
@@ -61,14 +61,14 @@ def expected_gain(env: Settings, log_odds: Array, level: Array) -> Array:
     return p * outcome(value + evidence - start) + (1.0 - p) * outcome(value - evidence - start)
 
 
-def _gains(env: Settings, stored: Array, targets: Array, taken: world.Box | None = None) -> Array:
+def _gains(env: CoverageConfig, stored: Array, targets: Array, claimed: world.Box | None = None) -> Array:
     """float32[M]: expected gain of a measurement from each of the lattice positions int32[M, 3].
 
     Args:
         env: the environment.
         stored: dtype[n, n], belief.
         targets: int32[M, 3].
-        taken: boxes [K] whose cells do not count.
+        claimed: boxes [K] whose cells do not count.
     """
     n, side = env.n, 2 * world.radius(env.q, world.LEVELS - 1)
 
@@ -79,8 +79,8 @@ def _gains(env: Settings, stored: Array, targets: Array, taken: world.Box | None
         rows = (top + jnp.arange(side, dtype=jnp.int32))[:, None]
         columns = (left + jnp.arange(side, dtype=jnp.int32))[None, :]
         counts = box.holds(rows, columns)
-        if taken is not None:
-            cuts = jax.tree.map(lambda bound: bound[:, None, None], taken)
+        if claimed is not None:
+            cuts = jax.tree.map(lambda bound: bound[:, None, None], claimed)
             counts &= ~jnp.any(cuts.holds(rows[None], columns[None]), axis=0)
         cells = jnp.where(counts, expected_gain(env, env.storage.log_odds(window), target[2]), 0.0)
         return jnp.sum(jnp.sum(cells, axis=0)) / _GAIN_UNIT
@@ -88,12 +88,12 @@ def _gains(env: Settings, stored: Array, targets: Array, taken: world.Box | None
     return jax.vmap(gain)(targets)
 
 
-def _targets(env: Settings, positions: Array) -> Array:
+def _targets(env: CoverageConfig, positions: Array) -> Array:
     """int32[A, n, 3]: where each action leads (masked ones may lead outside)."""
     return positions[:, None, :] + actions.MOVES[env.num_actions][None]
 
 
-def ig_scores(env: Settings, state: State, timestep: TimeStep, communication: bool) -> tuple[Array, Array]:
+def ig_scores(env: CoverageConfig, state: State, timestep: TimeStep, communication: bool) -> tuple[Array, Array]:
     """Gains and scores float32[A, n] of all actions; the scores are normalised, and discounted if `communication`.
 
     For agents i and actions a in order, score(i, a) is multiplied by 1 - score(j, b) for the last open action b of
@@ -102,7 +102,7 @@ def ig_scores(env: Settings, state: State, timestep: TimeStep, communication: bo
     positions, n = state.positions, env.num_actions
     agents = env.num_agents
     moved = jnp.tri(agents, k=-1, dtype=jnp.bool_)
-    mask = jax.vmap(lambda own, earlier, open_: actions.collision_mask(own, positions, earlier, open_, n))(
+    mask = jax.vmap(lambda position, earlier, open_: actions.collision_mask(position, positions, earlier, open_, n))(
         positions, moved, timestep.action_mask
     )
     targets = _targets(env, positions)
@@ -124,7 +124,7 @@ def ig_scores(env: Settings, state: State, timestep: TimeStep, communication: bo
     return gains, jax.lax.fori_loop(0, agents * n, discount, scores.reshape(-1)).reshape(agents, n)
 
 
-def ig(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
+def ig(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain. Scores are shared unless the communication range is 0."""
     silent = env.fix_range and env.communication_range == 0.0
     scores = ig_scores(env, state, timestep, not silent)[1]
@@ -132,7 +132,7 @@ def ig(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     return jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
-def ig_sequential(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
+def ig_sequential(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain, one agent after the other."""
     positions, agents = state.positions, env.num_agents
     targets = _targets(env, positions)
@@ -141,8 +141,8 @@ def ig_sequential(env: Settings, state: State, timestep: TimeStep, key: Array) -
         mask = actions.next_mask(positions, timestep.action_mask, chosen, i, env.num_actions)
         box = world.clip_footprint(world.footprint(actions.move(positions, chosen, env.num_actions), env.q), env.n)
         earlier = jnp.arange(agents) < i
-        taken = world.Box(box.top, jnp.where(earlier, box.bottom, box.top), box.left, box.right)
-        gains = _gains(env, state.maps.beliefs[i], targets[i], taken)
+        claimed = world.Box(box.top, jnp.where(earlier, box.bottom, box.top), box.left, box.right)
+        gains = _gains(env, state.maps.beliefs[i], targets[i], claimed)
         return chosen.at[i].set(jnp.argmax(jnp.where(mask, gains, -jnp.inf)).astype(jnp.int32))
 
     return jax.lax.fori_loop(0, agents, choose, jnp.zeros((agents,), jnp.int32))
@@ -164,7 +164,7 @@ def lawnmower_start(num_agents: int, level: int) -> Array:
     return jnp.asarray(np.concatenate([first, np.full((num_agents, 1), level, np.int32)], axis=-1))
 
 
-def lawnmower(env: Settings, state: State, timestep: TimeStep, key: Array, level: int = 1) -> Array:
+def lawnmower(env: CoverageConfig, state: State, timestep: TimeStep, key: Array, level: int = 1) -> Array:
     """Sweep along the fixed paths at altitude index `level` (with 4 actions: at the altitude of the start)."""
     agents, moves = env.num_agents, actions.MOVES[env.num_actions]
     path = jnp.asarray(PATHS[np.arange(agents) % len(PATHS)])
@@ -173,11 +173,11 @@ def lawnmower(env: Settings, state: State, timestep: TimeStep, key: Array, level
     following = (jnp.argmax(at, axis=-1) + 1) % path.shape[1]  # the first pose follows the last
     target = jnp.where(jnp.any(at, axis=-1), following, 0)
     goal = jnp.take_along_axis(path, target[:, None, None], axis=1)[:, 0]
-    way = jnp.sign(jnp.concatenate([goal, height[:, None]], axis=-1) - state.positions)
+    direction = jnp.sign(jnp.concatenate([goal, height[:, None]], axis=-1) - state.positions)
     # one axis at a time: first the altitude, then x, then y
-    climb = way[:, 2] != 0
-    along = ~climb & (way[:, 0] != 0)
-    step = way * jnp.stack([along, ~climb & ~along, climb], axis=-1).astype(jnp.int32)
+    climb = direction[:, 2] != 0
+    along = ~climb & (direction[:, 0] != 0)
+    step = direction * jnp.stack([along, ~climb & ~along, climb], axis=-1).astype(jnp.int32)
     return jnp.argmax(jnp.all(step[:, None] == moves[None], axis=-1), axis=-1).astype(jnp.int32)
 
 

@@ -90,7 +90,7 @@ def _entropy_table(limit: int) -> np.ndarray:
     return (-p * np.log2(p) - (1.0 - p) * np.log2(1.0 - p)).astype(np.float32)
 
 
-_ENTROPY_BITS = 27  # the other 5 bits of a float32 in [2^-15, 2) are those of 2^-15; entropies are at least 1.4e-3
+_ENTROPY_BITS = 27  # the other 5 bits of a float32 in [2^-15, 2) are as in 2^-15; entropies are at least 1.4e-3
 _WORD_FLAGS = ("above", "below", "predicted", "seen")  # in the bits above them, see `Storage.word`
 
 
@@ -157,13 +157,13 @@ class Storage:
     def gains(self) -> np.ndarray:
         """dtype[2, 3]: the summands of a reading "class 0" and "class 1" at each altitude.
 
-        Never 0, so that it can mark the cells of a footprint: a reading without information at the given prior adds the
+        Never 0, so that it can mark the cells of a footprint: a reading that has no information at this prior adds the
         smallest value that differs from 0.
         """
         offset = logit(self.prior)
         exact = [[self.encode(sign * value - offset) for value in EVIDENCE] for sign in (-1, 1)]
-        least = self.dtype.type(1 if self.name == "int16" else 1e-30)
-        return np.where(np.array(exact) == 0, least, np.array(exact))
+        smallest = self.dtype.type(1 if self.name == "int16" else 1e-30)
+        return np.where(np.array(exact) == 0, smallest, np.array(exact))
 
     def value(self, stored: Array) -> Array:
         """Replace `unseen` by the prior's value."""
@@ -177,7 +177,7 @@ class Storage:
     def fuse(self, value: Array, gain: Array, bound: Any = None) -> Array:
         """Return the values of cells after a reading that adds `gain`, one of `gains`: the update at the top.
 
-        A gain of 0 clips alone, a `bound` of `unbounded` does not clip. All map backends fuse by this method.
+        A gain of 0 only clips, a `bound` of `unbounded` does not clip. All map backends fuse by this method.
         """
         return self.clip(value, bound) + gain
 

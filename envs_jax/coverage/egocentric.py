@@ -1,9 +1,9 @@
 """Views as the agent sees them from where it is, in a frame that symmetric situations share. Not in the original.
 
-Turned or mirrored, a mission is another one, nearly as likely (fixed starts, the agents' numbers and the last row and
-column apart) and worth as much. Views are turned and mirrored such that their agent lies in one eighth of the area, so
-networks learn once what they would learn eight times. Maps are shown centred on the agent, too, as channel 2 is: what
-lies next to an agent is then in nearly the same place wherever it is (cells are not lattice points).
+A turned or mirrored mission is another mission that is nearly as likely (except for fixed starts, the agents' numbers
+and the last row and column) and worth as much. Views are turned and mirrored such that their agent lies in one eighth
+of the area, so networks learn once what they would learn eight times. Maps are also shown centred on the agent, as
+channel 2 is: what lies next to an agent is then in nearly the same place wherever it is (cells are not lattice points).
 """
 
 import itertools
@@ -53,20 +53,21 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
     x, y = jnp.minimum(low_x, high_x), jnp.minimum(low_y, high_y)
     exchange = x > y
     frame = 4 * mirror_x.astype(jnp.int32) + 2 * mirror_y.astype(jnp.int32) + exchange.astype(jnp.int32)
-    there = jnp.asarray(actions_in_frames(num_actions))[frame]
+    action_indices = jnp.asarray(actions_in_frames(num_actions))[frame]
 
     view = jnp.where(mirror_x, view[::-1], view)
     view = jnp.where(mirror_y, view[:, ::-1], view)
     view = jnp.where(exchange, view.swapaxes(0, 1), view)
     if view.shape[2] > _OTHER_ACTIONS:
-        shown = jnp.round(view[:, :, _OTHER_ACTIONS].astype(jnp.float32) * num_actions).astype(jnp.int32)  # action + 1
-        turned = jnp.zeros_like(shown)
+        action_plane = jnp.round(view[:, :, _OTHER_ACTIONS].astype(jnp.float32) * num_actions)
+        action_plane = action_plane.astype(jnp.int32)  # action + 1
+        turned = jnp.zeros_like(action_plane)
         for a in range(num_actions):
-            turned = jnp.where(shown == a + 1, there[a] + 1, turned)
+            turned = jnp.where(action_plane == a + 1, action_indices[a] + 1, turned)
         channel = (turned.astype(jnp.float32) / num_actions).astype(view.dtype)
         view = jnp.concatenate([view[:, :, :_OTHER_ACTIONS], channel[:, :, None]], axis=2)
 
     maps = view[:, :, np.array([channel for channel in _ABSOLUTE if channel < view.shape[2]])]
     wide = jnp.pad(maps, ((centre, 0), (centre, 0), (0, 0)))  # the agent has x, y <= 5, so no map ends before its view
     around = jax.lax.dynamic_slice(wide, (jnp.minimum(x, y), jnp.maximum(x, y), jnp.int32(0)), maps.shape)
-    return jnp.concatenate([view, around], axis=2), there
+    return jnp.concatenate([view, around], axis=2), action_indices

@@ -29,16 +29,19 @@ from envs_jax.coverage import (
     terrain,
     world,
 )
-from envs_jax.coverage.maps.types import Maps, Measurements, Report, empty
+from envs_jax.coverage.maps.types import Maps, Measurements, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
-from envs_jax.coverage.types import PATHS, Settings, State
+from envs_jax.coverage.types import PATHS, CoverageConfig, State
 from envs_jax.stages import on_cpu
 
 
 @dataclasses.dataclass(frozen=True)
-class Coverage(Settings):
-    """Multi-UAV terrain mapping; see the package for the source of the rules and `types.Settings` for the settings."""
+class Coverage(CoverageConfig):
+    """Multi-UAV terrain mapping; see the package for the source of the rules.
+
+    `types.CoverageConfig` holds its settings.
+    """
 
     version = 1
     baselines = baselines.BASELINES
@@ -75,22 +78,22 @@ class Coverage(Settings):
 
     # The deterministic core: readings, messages and moves come from outside
 
-    def begin(self, key: Array, ground: Terrain, positions: Array, reach: Array) -> State:
+    def begin(self, key: Array, ground: Terrain, positions: Array, comm_range: Array) -> State:
         """The state before the first measurement; follow with `observe_and_fuse`.
 
         Args:
             key: key[], of the mission.
             ground: ground truth.
             positions: int32[A, 3], start on the lattice.
-            reach: float32[], communication range in metres.
+            comm_range: float32[], communication range in metres.
         """
         return State(
             key=key,
             t=jnp.int32(-1),
-            reach=reach,
+            reach=comm_range,
             terrain=ground,
             positions=positions,
-            maps=empty(self.mapper, ground),
+            maps=empty(self.map_config, ground),
             earned=jnp.zeros((2,), jnp.float32),
         )
 
@@ -104,9 +107,11 @@ class Coverage(Settings):
             received: bool[A, A], [i, j] = agent i receives the message of agent j.
             source: `sensor.Noise`, or readings bool[A, n, n] (true = read as class 1; read inside footprints only).
         """
-        survey = Measurements(state.terrain, positions, received, source)
-        updated, report = maps.choose(self.map_backend, self.q, batched=False).update(self.mapper, state.maps, survey)
-        return self._conclude(state, survey, updated, report)
+        measurements = Measurements(state.terrain, positions, received, source)
+        updated, stats = maps.choose(self.map_backend, self.q, batched=False).update(
+            self.map_config, state.maps, measurements
+        )
+        return self._conclude(state, measurements, updated, stats)
 
     # Environment
 
@@ -156,20 +161,22 @@ class Coverage(Settings):
             positions = baselines.lawnmower_start(self.num_agents, PATHS[self.start])
         else:
             positions = starts.original(starts.mission_number(key), self.num_agents)
-        reach = jnp.float32(self.communication_range)
+        comm_range = jnp.float32(self.communication_range)
         if not self.fix_range:
             ranges = jnp.asarray(communication.RANGES, jnp.float32)
-            reach = ranges[jax.random.randint(key_range, (), 0, len(communication.RANGES), jnp.int32)]
-        return self.begin(key, ground, positions, reach)
+            comm_range = ranges[jax.random.randint(key_range, (), 0, len(communication.RANGES), jnp.int32)]
+        return self.begin(key, ground, positions, comm_range)
 
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:
         """Draw messages received and noise of the readings of the measurement that follows `state`."""
         index = state.t + 1
-        links = communication.delivered(state.key, index, self.num_agents, self.failure_rate)
-        received = communication.received(positions, state.reach, links)
+        links = communication.draw_delivered(state.key, index, self.num_agents, self.failure_rate)
+        received = communication.find_received(positions, state.reach, links)
         return received, sensor.noise(state.key, index, self.num_agents)
 
-    def _conclude(self, state: State, survey: Measurements, updated: Maps, report: Report) -> tuple[State, TimeStep]:
+    def _conclude(
+        self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats
+    ) -> tuple[State, TimeStep]:
         """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
         scale, offset = self.reward_scale, self.reward_offset
@@ -177,28 +184,30 @@ class Coverage(Settings):
             before, count = state.maps.sums.interest, state.terrain.count
             training = reward.region(before, updated.sums.interest, count, scale, offset)
         else:
-            training = reward.relative(report.before, updated.sums.weighted, scale, offset)
+            training = reward.relative(stats.before, updated.sums.weighted, scale, offset)
         earned = jnp.stack(
             [
                 training,
-                reward.absolute(report.before, updated.sums.weighted, self.n, self.weights),
+                reward.absolute(stats.before, updated.sums.weighted, self.n, self.weights),
             ]
         )
-        paid = earned if self.reward_timing == "aligned" else state.earned
-        paid = jnp.where(t > 0, paid, jnp.zeros_like(paid))
-        seen, team = observation.observe(t, survey, updated.probability, report.measured, self.budget, self.mapper)
+        reward_now = earned if self.reward_timing == "aligned" else state.earned
+        reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
+        actor_observation, team = observation.observe(
+            t, measurements, updated.probability, stats.measured, self.budget, self.map_config
+        )
         timestep = TimeStep(
-            observation=seen,
-            action_mask=actions.boundary_mask(survey.positions, self.num_actions),
-            mask_state=survey.positions,
-            global_state={"maps": team, "positions": survey.positions},
-            reward=jnp.broadcast_to(paid[:1], (self.num_agents,)),
+            observation=actor_observation,
+            action_mask=actions.boundary_mask(measurements.positions, self.num_actions),
+            mask_state=measurements.positions,
+            global_state={"maps": team, "positions": measurements.positions},
+            reward=jnp.broadcast_to(reward_now[:1], (self.num_agents,)),
             terminated=t == self.steps,
             truncated=jnp.bool_(False),
             first=t == 0,
-            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": paid[1]},
+            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": reward_now[1]},
         )
-        state = dataclasses.replace(state, t=t, positions=survey.positions, maps=updated, earned=earned)
+        state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, earned=earned)
         return state, timestep
 
 
@@ -224,7 +233,7 @@ class CoverageBatch(BatchedEnvironment):
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
         env = self.env
         received, source = jax.vmap(env._draw)(states, positions)
-        survey = Measurements(states.terrain, positions, received, source)
+        measurements = Measurements(states.terrain, positions, received, source)
         backend = maps.choose(env.map_backend, env.q, batched=True)
-        updated, report = backend.update_batch(env.mapper, states.maps, survey)
-        return jax.vmap(env._conclude)(states, survey, updated, report)
+        updated, stats = backend.update_batch(env.map_config, states.maps, measurements)
+        return jax.vmap(env._conclude)(states, measurements, updated, stats)

@@ -16,10 +16,10 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import KNOWN, Weights, clip_probability, entropy
-from envs_jax.coverage.maps.types import Mapper, Measurements
+from envs_jax.coverage.maps.types import MapConfig, Measurements
 from envs_jax.coverage.sensor import ERROR
 from envs_jax.coverage.world import LATTICE, LEVELS
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 ACTOR_CHANNELS = 7
 TEAM_CHANNELS = 4
@@ -32,7 +32,7 @@ _COLUMNS = np.arange(LATTICE, dtype=np.int32)[None, :]
 def _weighted_entropy(p: Array, weights: Weights) -> Array:
     """float32[..., 11, 11]: w(p) H(p)."""
 
-    @stage
+    @materialize
     def weighted(p: Array) -> Array:
         return weights.pick(p > jnp.float32(KNOWN), p < jnp.float32(1.0 - KNOWN)) * entropy(p)
 
@@ -42,21 +42,21 @@ def _weighted_entropy(p: Array, weights: Weights) -> Array:
 def neighbours(positions: Array, received: Array) -> Array:
     """Channel 2, float32[A, 11, 11]: the area (1 inside, 0 outside) around each agent and who was heard there.
 
-    Cell (a, b) stands for the lattice point (a - 5, b - 5) steps away from the agent. An agent shows as (g_z + 1) / 4;
-    one in the same column as the observer hides the observer's own mark.
+    Cell (a, b) is the lattice point (a - 5, b - 5) steps away from the agent. An agent shows as (g_z + 1) / 4; one in
+    the same column as the observer hides the observer's own mark.
     """
     agents, centre = positions.shape[0], LATTICE // 2
     height = (positions[:, 2] + 1).astype(jnp.float32) / (LEVELS + 1)
-    # the lattice point [A, 11, 1] and [A, 1, 11] that each cell stands for
+    # row [A, 11, 1] and column [A, 1, 11] of the lattice point of each cell
     row = positions[:, 0, None, None] + (_ROWS - centre)[None]
     column = positions[:, 1, None, None] + (_COLUMNS - centre)[None]
     inside = (row >= 0) & (row < LATTICE) & (column >= 0) & (column < LATTICE)
-    own = (np.arange(LATTICE**2) == LATTICE**2 // 2).reshape(1, LATTICE, LATTICE)
-    plane = jnp.where(own, height[:, None, None], inside.astype(jnp.float32))
+    is_centre = (np.arange(LATTICE**2) == LATTICE**2 // 2).reshape(1, LATTICE, LATTICE)
+    plane = jnp.where(is_centre, height[:, None, None], inside.astype(jnp.float32))
     for j in range(agents):
         heard = received[:, j] & (np.arange(agents) != j)
-        there = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
-        plane = jnp.where(there, height[j], plane)
+        is_heard = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
+        plane = jnp.where(is_heard, height[j], plane)
     return plane
 
 
@@ -73,7 +73,7 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
     column_share, column_holds = _strips(box.left, box.right, n)
     heard = received & ~np.eye(agents, dtype=bool)
 
-    @stage
+    @materialize
     def paint(row_holds: Array, column_holds: Array, heard: Array) -> Array:  # [A + 1, S, S]
         inside = row_holds[:, :, None] & column_holds[:, None, :]
         others = jnp.zeros_like(inside)
@@ -82,10 +82,10 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
             others |= heard[:, j, None, None] & inside[j][None]
             anyone |= inside[j][None]
         one, half, zero = jnp.float32(1), jnp.float32(0.5), jnp.float32(0)
-        own = jnp.where(inside, one, jnp.where(others, zero, half))
-        return jnp.concatenate([own, jnp.where(anyone, one, half)])
+        views = jnp.where(inside, one, jnp.where(others, zero, half))
+        return jnp.concatenate([views, jnp.where(anyone, one, half)])
 
-    @stage
+    @materialize
     def shrink(values: Array, share: Array) -> Array:  # [M, S, K] with [S, 11] to [M, K, 11]
         return functools.reduce(jnp.add, (values[:, s, :, None] * share[None, s, None] for s in range(share.shape[0])))
 
@@ -102,11 +102,11 @@ def _strips(low: Array, high: Array, n: int) -> tuple[Array, Array]:
         hold it.
     """
     start = jnp.concatenate([jnp.zeros_like(low[:1]), low, high])
-    number = np.arange(start.shape[0])
+    index = np.arange(start.shape[0])
     stop = jnp.full_like(start, n)
-    for k in number:  # a strip ends at the next border; of equal borders all but the last start an empty one
-        behind = (start[k] > start) | ((start[k] == start) & (number < k))
-        stop = jnp.where(behind, jnp.minimum(stop, start[k]), stop)
+    for k in index:  # a strip ends at the next border; of equal borders all but the last start an empty one
+        next_border = (start[k] > start) | ((start[k] == start) & (index < k))
+        stop = jnp.where(next_border, jnp.minimum(stop, start[k]), stop)
     holds = (start[None] >= low[:, None]) & (start[None] < high[:, None])
     return world.interval_share(start, stop, n), holds
 
@@ -121,38 +121,39 @@ def team_positions(positions: Array) -> Array:
 
 
 def observe(
-    t: Array, survey: Measurements, probability: Array, measured: Array, total: int, mapper: Mapper
+    t: Array, measurements: Measurements, probability: Array, measured: Array, total: int, config: MapConfig
 ) -> tuple[Array, Array]:
     """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
 
     Args:
         t: int32[], time.
-        survey: positions of agents, and who heard whom.
+        measurements: positions of agents, and who heard whom.
         probability: float32[A + 1, 11, 11], resized local beliefs and the team's.
-        measured: float32[A, 11, 11], see `Report.measured`.
+        measured: float32[A, 11, 11], see `UpdateStats.measured`.
         total: budget B.
-        mapper: resolution, and importance of cells.
+        config: resolution, and importance of cells.
     """
-    positions, received, agents, weights = survey.positions, survey.received, mapper.num_agents, mapper.weights
-    left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
-    number = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
+    positions, received = measurements.positions, measurements.received
+    agents, weights = config.num_agents, config.weights
+    budget_left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
+    agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    own, everyone = stage(functools.partial(footprints, q=mapper.q))(positions, received)
+    agent_footprints, any_footprint = materialize(functools.partial(footprints, q=config.q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
         [
-            jnp.full((agents, LATTICE, LATTICE), left),
-            jnp.broadcast_to(number[:, None, None], (agents, LATTICE, LATTICE)),
-            stage(neighbours)(positions, received),
+            jnp.full((agents, LATTICE, LATTICE), budget_left),
+            jnp.broadcast_to(agent_id[:, None, None], (agents, LATTICE, LATTICE)),
+            materialize(neighbours)(positions, received),
             uncertainty[:agents],
             _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights),
             p[:agents],
-            own,
+            agent_footprints,
         ],
         axis=-1,
     )
-    team = jnp.stack([stage(team_positions)(positions), uncertainty[agents], p[agents], everyone], axis=-1)
+    team = jnp.stack([materialize(team_positions)(positions), uncertainty[agents], p[agents], any_footprint], axis=-1)
     return observation, team
 
 
@@ -167,7 +168,7 @@ def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
     values = (action + 1).astype(jnp.float32) / num_actions
     others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
     for j in range(agents):
-        there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
-        others = jnp.where(there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
+        is_there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
+        others = jnp.where(is_there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
     team = jnp.broadcast_to(team.astype(observation.dtype)[None], (agents, *team.shape))
     return jnp.concatenate([observation, team, others[..., None].astype(observation.dtype)], axis=-1)

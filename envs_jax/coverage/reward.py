@@ -4,7 +4,7 @@
     absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)
     region:    u = loss of the metric "entropy",                r = scale u + offset       (ours: knows the true region)
 
-p before and p' after the update; the weight w is that of the map after the update in numerator and denominator.
+p before and p' after the update; numerator and denominator both use the weight w of the map after the update.
 """
 
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ def relative(before: Array, after: Array, scale: float, offset: float) -> Array:
     It is `offset` where no entropy is left.
     """
     uncertain = real(before)
-    left = uncertain > 0.0
-    share = jnp.where(left, real(before - after) / jnp.where(left, uncertain, 1.0), 0.0)
+    has_entropy = uncertain > 0.0
+    share = jnp.where(has_entropy, real(before - after) / jnp.where(has_entropy, uncertain, 1.0), 0.0)
     return scale * share + offset
 
 

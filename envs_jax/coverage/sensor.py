@@ -76,7 +76,7 @@ def wrong(noise: Noise, agent: int | Array, level: Array, cells: Array) -> Array
     return half(draw(seeds[0], seeds[1], cells), agent) < limit(level)
 
 
-def occupied(
+def reads_occupied(
     source: Noise | Array,
     terrain: Terrain,
     agent: int | Array,

@@ -54,9 +54,9 @@ def _original_splits() -> np.ndarray:
 
 
 def mission_number(key: Array) -> Array:
-    """int32[]: the tabulated mission, 1 to 1000, that a key stands for, by its last word.
+    """int32[]: number of the tabulated mission of a key, 1 to 1000, taken from the key's last word.
 
-    `jax.random.key(m)` stands for mission m. The repository never runs mission 0 (all its agents start in one place).
+    `jax.random.key(m)` selects mission m. The repository never runs mission 0 (all its agents start in one place).
     """
     word = jax.random.key_data(key).reshape(-1)[-1]
     return ((word - jnp.uint32(1)) % jnp.uint32(MISSIONS - 1)).astype(jnp.int32) + 1

@@ -1,8 +1,8 @@
 """Ground truth: a binary map, described by a few integers and evaluated cell by cell.
 
 Class 1 is the region of interest. Every family but "field" is made of at most two products of a set of rows and a set
-of columns, each set an interval or the complement of one. A percentage c of the side n stands for floor(n c / 100)
-cells; "the last c percent" are floor(n (c - 1) / 100) cells, as in the public repository.
+of columns, each set an interval or the complement of one. A percentage c of the side n is floor(n c / 100) cells; "the
+last c percent" are floor(n (c - 1) / 100) cells, as in the public repository.
 """
 
 import jax
@@ -47,7 +47,7 @@ def truth(terrain: Terrain, rows: Array, columns: Array) -> Array:
 
 
 def axis_marks(terrain: Terrain, n: int) -> tuple[Array, Array]:
-    """int32[n] of rows and of columns: bit i is set inside the set i of `Terrain`; for `marked`."""
+    """int32[n] of rows and of columns: bit i is set inside the set i of `Terrain`; for `truth_from_marks`."""
     cells = jnp.arange(n, dtype=jnp.int32)
 
     def marks(sets: Array) -> Array:
@@ -56,7 +56,7 @@ def axis_marks(terrain: Terrain, n: int) -> tuple[Array, Array]:
     return marks(terrain.rows), marks(terrain.columns)
 
 
-def marked(terrain: Terrain, marks: Array, rows: Array, columns: Array) -> Array:
+def truth_from_marks(terrain: Terrain, marks: Array, rows: Array, columns: Array) -> Array:
     """`truth` of cells from the `axis_marks` that their row and column share: cheaper where cells are read twice."""
     return _with_bits(terrain, (marks != 0) ^ terrain.invert, rows, columns)
 
@@ -99,7 +99,7 @@ def unpack(bits: Array, n: int) -> Array:
 
 def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> tuple[Array, Array, Array]:
     """(rows, columns, invert) of a family of rectangles; percentages `first` and `second`."""
-    every = jnp.array([0, n], jnp.int32)
+    all_cells = jnp.array([0, n], jnp.int32)
     none = jnp.array([0, 0], jnp.int32)
 
     def head(percent: Array) -> Array:
@@ -109,7 +109,7 @@ def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> 
         return jnp.stack([n - n * (percent - 1) // 100, jnp.int32(n)])
 
     def across(strip: Array) -> tuple[Array, Array]:
-        return jnp.where(side < 2, strip, every), jnp.where(side < 2, every, strip)
+        return jnp.where(side < 2, strip, all_cells), jnp.where(side < 2, all_cells, strip)
 
     sets, invert = (none, none), jnp.bool_(False)
     if family == "diagonal":  # squares in two opposite corners
@@ -182,8 +182,8 @@ def draw(key: Array, families: tuple[str, ...], n: int) -> Terrain:
     key_family, key_side, key_percent, key_field = jax.random.split(key, 4)
     side = jax.random.randint(key_side, (), 0, 4, jnp.int32)
     family = jax.random.randint(key_family, (), 0, len(families), jnp.int32)
-    described = [_describe(name, side, *_percentages(name, side, key_percent), n) for name in families]
-    rows, columns, invert = (jnp.take(jnp.stack(part), family, axis=0) for part in zip(*described, strict=True))
+    descriptions = [_describe(name, side, *_percentages(name, side, key_percent), n) for name in families]
+    rows, columns, invert = (jnp.take(jnp.stack(part), family, axis=0) for part in zip(*descriptions, strict=True))
     bits: Array | tuple[()] = ()
     if "field" in families:
         bits = pack(_random_field(key_field, n) & (family == families.index("field")))

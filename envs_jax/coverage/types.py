@@ -5,7 +5,7 @@ import dataclasses
 from envs_jax.base import Array, Environment, check_settings, pytree, setting, take_exactly
 from envs_jax.coverage import actions, maps, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
-from envs_jax.coverage.maps.types import Mapper, Maps
+from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
@@ -39,55 +39,62 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Environment):
+class CoverageConfig(Environment):
     """Settings of a mission, and values derived from them.
 
     Raises:
         ValueError: impossible settings.
     """
 
-    num_agents: int = setting(4, "number of UAVs, 1 to 8", between=(1, MAX_AGENTS))
+    num_agents: int = setting(4, "fly this many UAVs, 1 to 8", between=(1, MAX_AGENTS))
     budget: int = setting(
-        14, "moves of each UAV after its first step; a mission has budget + 1 steps", between=(1, 10_000)
+        14, "let each UAV make this many moves after its first; a mission has budget + 1 steps", between=(1, 10_000)
     )
     q: int = setting(
         57,
-        "map resolution: cells along the camera footprint at 5 m altitude (57: 493 x 493 maps, 7: 60 x 60)",
+        "divide the camera's footprint at 5 m altitude into q x q cells; more cells make larger maps (57: 493 x 493, "
+        "7: 60 x 60)",
         between=(2, MAX_Q),
     )
-    num_actions: int = setting(6, "size of the action set: 4 (level), 6 (with up and down) or 27 (with diagonals)")
-    communication_range: float = setting(25.0, "communication range in metres", between=(0, 1e6))
-    failure_rate: float = setting(0.0, "probability that a message within range is lost", between=(0, 1))
-    fix_range: bool = setting(True, "use the same range in all missions (else draw 0, 15, 25 or 100 m)")
-    prior: float = setting(0.5, "prior probability of class 1 in every cell", between=(P_MIN, 1 - P_MIN))
-    class_weights: tuple[float, float] = setting(
-        (0.0, 1.0), "weights of cells believed to be of class 0 and 1", between=(0, 1e6)
+    num_actions: int = setting(6, "give each UAV 4 moves (level), 6 (also up and down) or 27 (also diagonals)")
+    communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))
+    failure_rate: float = setting(0.0, "lose a message within range with this probability", between=(0, 1))
+    fix_range: bool = setting(True, "use communication_range in all missions; false: draw 0, 15, 25 or 100 m for each")
+    prior: float = setting(
+        0.5, "believe at first that each cell is of class 1 with this probability", between=(P_MIN, 1 - P_MIN)
     )
-    unknown_weight: float = setting(0.5, "weight of unknown cells", between=(0, 1e6))
+    class_weights: tuple[float, float] = setting(
+        (0.0, 1.0), "weigh cells believed to be of class 0 and of class 1 by these in the reward", between=(0, 1e6)
+    )
+    unknown_weight: float = setting(0.5, "weigh cells of unknown class by this in the reward", between=(0, 1e6))
     reward: str = setting(
         "relative",
-        "what is rewarded: relative: the relative loss of the weighted entropy of the team's map; region: the loss of "
-        "the mean entropy over the true region, which is the score",
+        "reward the relative loss of the weighted entropy of the team's map (relative), or the loss of the mean "
+        "entropy over the true region, which is the score (region)",
         choices=("relative", "region"),
     )
-    reward_scale: float = setting(22.0, "reward = scale x loss of entropy + offset", between=(-1e6, 1e6))
-    reward_offset: float = setting(-0.5, "reward = scale x loss of entropy + offset", between=(-1e6, 1e6))
-    terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}", choices=TERRAINS)
-    start: str = setting("uniform", f"start positions: {', '.join(STARTS)}", choices=STARTS)
+    reward_scale: float = setting(
+        22.0, "multiply the loss of entropy by this; the offset is added to it", between=(-1e6, 1e6)
+    )
+    reward_offset: float = setting(
+        -0.5, "add this to the scaled loss of entropy; below 0, steps that learn little cost", between=(-1e6, 1e6)
+    )
+    terrain: str = setting("split", f"draw the ground truth from this family: {', '.join(TERRAINS)}", choices=TERRAINS)
+    start: str = setting("uniform", f"start the UAVs at these positions: {', '.join(STARTS)}", choices=STARTS)
     reward_timing: str = setting(
         "aligned",
-        "aligned: a step is rewarded for the measurement it causes; original: for the previous one",
+        "reward a step for the measurement that it causes (aligned), or for the previous one (original)",
         choices=("aligned", "original"),
     )
     belief_dtype: str = setting(
         "int16",
-        "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)",
+        "store the belief maps as int16 (half the memory; for a prior of 0.5) or as float32 (exact)",
         choices=("int16", "float32"),
     )
     map_backend: str = setting(
         "auto",
-        f"map backend: {', '.join(maps.BACKENDS)} (pallas: a kernel for GPUs); auto: by q on CPUs, "
-        "pallas on NVIDIA GPUs from compute capability 8.0, else dense",
+        f"update the maps by {', '.join(maps.BACKENDS)} (pallas: a kernel for GPUs); auto: by q on CPUs, pallas on "
+        "NVIDIA GPUs from compute capability 8.0, else dense",
         choices=maps.BACKENDS,
     )
 
@@ -125,7 +132,7 @@ class Settings(Environment):
         return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
 
     @property
-    def mapper(self) -> Mapper:
+    def map_config(self) -> MapConfig:
         """Static settings of the map backends."""
         tile = maps.tile(self.map_backend, self.n)
-        return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)
+        return MapConfig(self.q, self.num_agents, self.storage, self.weights, tile)

@@ -14,8 +14,8 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.coverage import belief, communication, terrain, world
-from envs_jax.coverage.types import Settings
-from envs_jax.viewing import INK, SOFT, Drawing, Panel, Record, Shape, Sign, Style
+from envs_jax.coverage.types import CoverageConfig
+from envs_jax.viewing import INK, SOFT, Drawing, LegendEntry, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, text, trail
 
 SIDE = 200  # most pixels along a map
@@ -44,14 +44,14 @@ for _a, _colour in enumerate(AGENTS):
     STYLES |= {f"box{_a}-{_l}": Style(stroke=_colour, width=0.36, dash=dash) for _l, dash in enumerate(DASHES)}
 
 LEGEND = (
-    Sign("believed to be free", "free", "area"),
-    Sign("unknown", "unknown", "area"),
-    Sign("believed of interest", "interest", "area"),
-    Sign("never seen", "unseen", "area"),
-    *(Sign(f"footprint seen from {metre} m", f"box0-{level}") for level, metre in enumerate(ALTITUDES)),
-    Sign("border of the true region", "truth"),
-    Sign("path", "path1"),
-    Sign("message", "link"),
+    LegendEntry("believed to be free", "free", "area"),
+    LegendEntry("unknown", "unknown", "area"),
+    LegendEntry("believed of interest", "interest", "area"),
+    LegendEntry("never seen", "unseen", "area"),
+    *(LegendEntry(f"footprint seen from {metre} m", f"box0-{level}") for level, metre in enumerate(ALTITUDES)),
+    LegendEntry("border of the true region", "truth"),
+    LegendEntry("path", "path1"),
+    LegendEntry("message", "link"),
 )
 
 
@@ -97,7 +97,7 @@ def borders(truth: np.ndarray) -> np.ndarray:
 
 def scene(record: Record) -> Scene:
     """Return the scene of a record, maps reduced to at most SIDE cells along an edge."""
-    env: Settings = record.env  # type: ignore[assignment]
+    env: CoverageConfig = record.env  # type: ignore[assignment]
     states, n, metres = record.states, env.n, world.cell_size(env.q)
     maps = []
     for k in range(record.steps + 1):
@@ -120,17 +120,17 @@ def scene(record: Record) -> Scene:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _heard(env: Settings, keys: Any, positions: Any, reach: Any) -> Any:
+def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any) -> Any:
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
 
-    def at(k: Any, key: Any, positions: Any, reach: Any) -> Any:
-        links = communication.delivered(key, k, env.num_agents, env.failure_rate)
-        return communication.received(positions, reach, links)
+    def heard_at(k: Any, key: Any, positions: Any, comm_range: Any) -> Any:
+        links = communication.draw_delivered(key, k, env.num_agents, env.failure_rate)
+        return communication.find_received(positions, comm_range, links)
 
-    return jax.vmap(at)(jnp.arange(len(positions)), keys, positions, reach)
+    return jax.vmap(heard_at)(jnp.arange(len(positions)), keys, positions, comm_range)
 
 
-def _beside(positions: np.ndarray) -> np.ndarray:
+def _spread_markers(positions: np.ndarray) -> np.ndarray:
     """float[A, 2]: places of markers at one time: agents above each other side by side."""
     places = positions[:, :2].copy()
     for place in np.unique(places, axis=0):
@@ -144,32 +144,32 @@ class CoverageViewer(viewing.Viewer):
 
     def drawing(self, record: Record) -> Drawing:
         """Return the map and the curve of the score."""
-        shown = scene(record)
-        side, agents = shown.side, shown.positions.shape[1]
+        mission = scene(record)
+        side, agents = mission.side, mission.positions.shape[1]
         flip = np.array([1, -1])
 
         def up(points: np.ndarray) -> np.ndarray:
             return points * flip + (0, side)
 
         gap = min(0.5, 1.5 / max(agents - 1, 1))  # between paths, so that shared stretches show
-        paths = [up(shown.positions[:, a, :2] + gap * (a - (agents - 1) / 2)) for a in range(agents)]
+        paths = [up(mission.positions[:, a, :2] + gap * (a - (agents - 1) / 2)) for a in range(agents)]
         still = [
             *(text("across", (metre, side + 1.9), str(metre)) for metre in range(0, 50, 10)),
             *(text("up", (-0.6, side - metre + 0.6), str(metre)) for metre in range(0, 50, 10)),
-            *(path(style, *map(up, shown.borders)) for style in ("border", "truth")),
+            *(path(style, *map(up, mission.borders)) for style in ("border", "truth")),
             *(trail(style, points) for a, points in enumerate(paths) for style in ("halo", f"path{a}")),
         ]
 
         def at(step: int) -> list[Shape]:
-            places, heard = up(_beside(shown.positions[step])), shown.heard[step]
+            places, heard = up(_spread_markers(mission.positions[step])), mission.heard[step]
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
-            for agent, box in enumerate(shown.boxes[step]):
-                level = round(shown.positions[step, agent, 2] / world.SPACING) - 1
+            for agent, box in enumerate(mission.boxes[step]):
+                level = round(mission.positions[step, agent, 2] / world.SPACING) - 1
                 (left, bottom), (right, top) = up(box[:2]), up(box[2:])
                 shapes += [rectangle(style, left, top, right, bottom) for style in ("halo", f"box{agent}-{level}")]
             for agent, place in enumerate(places):
-                number = text("number", place + (0, 0.62), str(agent + 1))
-                shapes += [disc(f"agent{agent}", 1.35, place), number]
+                label = text("number", place + (0, 0.62), str(agent + 1))
+                shapes += [disc(f"agent{agent}", 1.35, place), label]
             return shapes
 
         panel = Panel(
@@ -177,7 +177,7 @@ class CoverageViewer(viewing.Viewer):
             box=(-3.0, -1.4, side + 1.4, side + 3.0),
             still=still,
             steps=[at(step) for step in range(record.steps + 1)],
-            images=palette()[shown.belief.swapaxes(1, 2)[:, ::-1]],
+            images=palette()[mission.belief.swapaxes(1, 2)[:, ::-1]],
             image_box=(0.0, 0.0, side, side),
         )
         return Drawing([panel], STYLES, LEGEND)

@@ -1,6 +1,6 @@
 """The fixed geometry: planning lattice, map, camera footprints, and area resizing to 11 x 11.
 
-The area is 50 m x 50 m. Axis 0 of every map is x (rows), axis 1 is y (columns). Agents stand on lattice points
+The area is 50 m x 50 m. Axis 0 of every map is x (rows), axis 1 is y (columns). Agents are at lattice points
 (g_x, g_y, g_z) with g_x, g_y in 0..10 (5 m apart) and g_z in 0..2 (5, 10, 15 m up). A camera of 60 degrees sees
 q cells along each axis from 5 m, so that a cell measures 10 tan(30 deg) / q metres.
 """
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 LATTICE = 11  # lattice points per horizontal axis, and side of every resized map
 LEVELS = 3  # altitudes
@@ -112,10 +112,10 @@ def interval_share(low: Array, high: Array, n: int) -> Array:
     """
     blocks = jnp.arange(LATTICE, dtype=jnp.int32).reshape((1,) * low.ndim + (LATTICE,))
 
-    def filled(bound: Array) -> Array:  # in units of 1/n of a block
+    def fill_share(bound: Array) -> Array:  # in units of 1/n of a block
         return jnp.clip(LATTICE * bound[..., None] - n * blocks, 0, n)
 
-    return (filled(high) - filled(low)).astype(jnp.float32) * jnp.float32(1.0 / n)
+    return (fill_share(high) - fill_share(low)).astype(jnp.float32) * jnp.float32(1.0 / n)
 
 
 def resize(values: Array, transform: Callable[[Array], Array] | None = None) -> Array:
@@ -128,7 +128,7 @@ def resize(values: Array, transform: Callable[[Array], Array] | None = None) -> 
     *lead, n, _ = values.shape
     matrix = area_matrix(n).astype(np.float32)
     if n <= _SMALL_MAP:  # few rows per block: flat elementwise work, sums written out
-        rows = stage(transform)(values.reshape(*lead, n * n)).reshape(values.shape)
+        rows = materialize(transform)(values.reshape(*lead, n * n)).reshape(values.shape)
         sums = [sum(w * rows[..., r, :] for r, w in enumerate(weights) if w) for weights in matrix]
     else:
         sums = []
@@ -147,11 +147,11 @@ def resize_rows(values: Callable[[Array], Array], n: int) -> Array:
     """
     matrix = area_matrix(n).astype(np.float32)
     low = np.argmax(matrix > 0, axis=1)
-    most = int(np.count_nonzero(matrix, axis=1).max())
-    rows = np.minimum(low[:, None] + np.arange(most), n - 1)
-    shares = np.where(low[:, None] + np.arange(most) < n, np.take_along_axis(matrix, rows, axis=1), 0)
+    max_rows = int(np.count_nonzero(matrix, axis=1).max())
+    rows = np.minimum(low[:, None] + np.arange(max_rows), n - 1)
+    shares = np.where(low[:, None] + np.arange(max_rows) < n, np.take_along_axis(matrix, rows, axis=1), 0)
     blocks = values(jnp.asarray(rows.ravel(), jnp.int32))
-    blocks = blocks.reshape(*blocks.shape[:-2], LATTICE, most, n)
-    weights = shares.reshape(*(1,) * (blocks.ndim - 3), LATTICE, most, 1)
+    blocks = blocks.reshape(*blocks.shape[:-2], LATTICE, max_rows, n)
+    weights = shares.reshape(*(1,) * (blocks.ndim - 3), LATTICE, max_rows, 1)
     sums = jnp.sum(blocks * weights, axis=-2)
     return jnp.einsum("...dc,ec->...de", sums, matrix, precision=jax.lax.Precision.HIGHEST)

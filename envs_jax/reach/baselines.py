@@ -1,7 +1,7 @@
 """Scripted policies: policy(env, state, timestep, key) -> float32[1, 4].
 
 random      uniform
-scripted    the hand towards the point with a gain of 5, as Meta-World's own; the tool centre is 4.5 cm lower
+scripted    moves the hand towards the point with a gain of 5, as Meta-World's own; the tool centre is 4.5 cm lower
 """
 
 from collections.abc import Callable
@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
-from envs_jax.reach.types import Settings, State
+from envs_jax.reach.types import ReachConfig, State
 
 GAIN = 5.0
 
 
-def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
+def random(env: ReachConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Draw uniformly from [-1, 1]."""
     del env, state, timestep
     return jax.random.uniform(key, (1, 4), jnp.float32, -1.0, 1.0)
 
 
-def scripted(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
+def scripted(env: ReachConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Move straight to the point; move the fingers only where their opening counts."""
     del env, timestep, key
     low, high = state.width

@@ -23,8 +23,8 @@ def data() -> dict[str, Any]:
 class Link:
     """One link: `rotation` [3, 3] and `shift` [3] lead from its frame at joint value 0 to its parent's.
 
-    `inertia` [3, 3] is about the centre of mass `com` [3]; SI units. Limits, damping, armature and inverse weight are
-    those of its joint.
+    `inertia` [3, 3] is about the centre of mass `com` [3]; SI units. Limits, damping, armature and inverse weight
+    belong to its joint.
     """
 
     rotation: np.ndarray
@@ -108,8 +108,8 @@ def _softness(entry: dict[str, Any]) -> Softness:
 
 @functools.cache
 def arm() -> Arm:
-    """Return the arm."""
-    known = data()
+    """Build the arm from the data file."""
+    numbers = data()
     links = tuple(
         Link(
             rotation=_rotation(link["parent_to_link_rotation"]),
@@ -123,22 +123,22 @@ def arm() -> Arm:
             armature=link["armature"],
             inverse_weight=link["dof_invweight0"],
         )
-        for link in known["links"]
+        for link in numbers["links"]
     )
-    assert [link["parent"] for link in known["links"]] == [-1, 0, 1, 2, 3, 4, 5, 6, 6]
-    hand = known["hand"]
+    assert [link["parent"] for link in numbers["links"]] == [-1, 0, 1, 2, 3, 4, 5, 6, 6]
+    hand = numbers["hand"]
     return Arm(
         links=links,
         hand_rotation=_rotation(hand["rotation_in_link"]),
         hand_shift=np.array(hand["translation_in_link"]),
         hand_weights=tuple(hand["body_invweight0"]),
-        weld=_softness(known["weld"]),
-        limit=_softness(known["joint_limit"]),
-        gain=known["actuator"]["kp"],
-        site=known["finger_site_offset_in_claw"][0],
-        timestep=known["timestep"],
-        substeps=known["frame_skip"],
-        gravity=-known["gravity"][2],
+        weld=_softness(numbers["weld"]),
+        limit=_softness(numbers["joint_limit"]),
+        gain=numbers["actuator"]["kp"],
+        site=numbers["finger_site_offset_in_claw"][0],
+        timestep=numbers["timestep"],
+        substeps=numbers["frame_skip"],
+        gravity=-numbers["gravity"][2],
     )
 
 

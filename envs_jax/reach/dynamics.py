@@ -1,9 +1,9 @@
 """The arm without contacts: nine joints under a soft weld that pulls the hand to a target, and soft joint limits.
 
-Within rounding, this is what MuJoCo does as long as the gripper touches nothing. Every number is an array of its own
-over the arms, which do not touch each other: the trailing axes of q and v are the batch, none for one arm. Frames are
-those of the links; rotations by right angles cost nothing (see `folding`). Order of joints: seven hinges, right finger,
-left finger.
+Within rounding, this is what MuJoCo does as long as the gripper touches nothing. Every number is a separate array over
+the arms, which do not touch each other: the trailing axes of q and v are the batch, none for one arm. Directions are in
+the frames of the links; rotations by right angles cost nothing (see `folding`). Order of joints: seven hinges, right
+finger, left finger.
 
 Sources: R. Featherstone, "Rigid Body Dynamics Algorithms", 2008, for the recursions (Newton-Euler, composite bodies);
 E. Todorov, "Convex and analytically-invertible dynamics with contacts and constraints", ICRA 2014, and the chapter
@@ -26,15 +26,15 @@ from envs_jax.reach.folding import (
     Number,
     Vector,
     add,
-    apart,
     apply,
     cross,
     dot,
+    materialize,
     mul,
     plus,
     scale,
     sub,
-    transposed,
+    transpose,
 )
 
 SOLVES = 3  # for the set of active limits; two suffice except once in 350,000 physics steps, and no step needed four
@@ -79,19 +79,19 @@ class Hand(NamedTuple):
     levers: list[list[Number]]  # [7][3], velocity of the hand's origin for unit speed of every hinge, in its frame
 
 
-@apart
+@materialize
 def hand(arm: Arm, turns: Sequence[Turn]) -> Hand:
     """Return the hand, computed from the last link to the world."""
-    seen = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
+    to_hand = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
     place: list[Number] = _numbers(arm.hand_shift)
     axes: list[list[Number]] = []
     levers: list[list[Number]] = []
     for link, turn in zip(reversed(arm.links[:HINGES]), reversed(turns), strict=True):
-        axes.insert(0, [row[2] for row in seen])
-        levers.insert(0, apply(seen, cross((0.0, 0.0, 1.0), place)))
+        axes.insert(0, [row[2] for row in to_hand])
+        levers.insert(0, apply(to_hand, cross((0.0, 0.0, 1.0), place)))
         place = plus(_numbers(link.shift), _to_parent(link, turn, place))
-        seen = [_to_parent(link, turn, row) for row in seen]
-    return Hand(place, transposed(seen), axes, levers)
+        to_hand = [_to_parent(link, turn, row) for row in to_hand]
+    return Hand(place, transpose(to_hand), axes, levers)
 
 
 def _tool(arm: Arm, frame: Hand, right: Number, left: Number) -> list[Number]:
@@ -176,7 +176,7 @@ def _body(link: Link) -> Body:
     return Body(link.mass, _numbers(link.mass * link.com), [float(inertia[e]) for e in _ENTRIES])
 
 
-def _carried(link: Link, turn: Turn, body: Body) -> Body:
+def _body_to_parent(link: Link, turn: Turn, body: Body) -> Body:
     """Transform a body from a hinge's frame to its parent's."""
     xx, yy, zz, xy, xz, yz = body.inertia
     half, mean = mul(0.5, sub(xx, yy)), mul(0.5, add(xx, yy))
@@ -187,7 +187,7 @@ def _carried(link: Link, turn: Turn, body: Body) -> Body:
     mixed = add(mul(sin2, half), mul(cos2, xy))
     rows = [[add(mean, change), mixed, x], [mixed, sub(mean, change), y], [x, y, zz]]
     rotation, shift = _numbers(link.rotation), _numbers(link.shift)
-    half_way = transposed([apply(rotation, row) for row in rows])  # rotation . I
+    half_way = transpose([apply(rotation, row) for row in rows])  # rotation . I
     turned = [apply(rotation, row) for row in half_way]
     moment = _to_parent(link, turn, body.moment)
     twice = mul(2.0, dot(shift, moment))
@@ -240,13 +240,13 @@ def _down(
     return torques
 
 
-@apart
+@materialize
 def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> tuple[list[list[Number]], list[Number]]:
     """Lower triangle [7][i + 1] of the hinges, armature included, and their coupling [7] with either finger."""
     rows: list[list[Number]] = []
     bodies = [_join(_body(arm.links[HINGES - 1]), *(finger.body for finger in fingers))]
     for i in range(HINGES - 1, 0, -1):
-        bodies.insert(0, _join(_body(arm.links[i - 1]), _carried(arm.links[i], turns[i], bodies[0])))
+        bodies.insert(0, _join(_body(arm.links[i - 1]), _body_to_parent(arm.links[i], turns[i], bodies[0])))
     for i, body in enumerate(bodies):
         force = cross((0.0, 0.0, 1.0), body.moment)
         row = _down(arm, turns, i, force, [line[2] for line in body.matrix])
@@ -258,7 +258,7 @@ def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> t
     return rows, _down(arm, turns, HINGES - 1, *pushes[0])
 
 
-@apart
+@materialize
 def bias(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger], v: Sequence[Array]) -> list[Number]:
     """[9]: joint forces without acceleration: gravity, Coriolis and centrifugal forces (recursive Newton-Euler)."""
     spin: list[Number] = [0.0, 0.0, 0.0]
@@ -321,12 +321,12 @@ class Weld(NamedTuple):
     reference: list[Number]
 
 
-@apart
+@materialize
 def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale: Array) -> Weld:
     """Return the weld, in the hand's frame: the three rows of a kind have equal weights, so any frame will do."""
-    inverse = transposed(frame.rotation)
+    inverse = transpose(frame.rotation)
     shift = apply(inverse, [sub(t, p) for t, p in zip(target, frame.position, strict=True)])
-    turned = [apply(transposed(_TARGET), row) for row in inverse]  # R_h^T R_t
+    turned = [apply(transpose(_TARGET), row) for row in inverse]  # R_h^T R_t
     trace = add(turned[0][0], turned[1][1], turned[2][2])
     scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # of the unit quaternion
     across = [sub(turned[j][i], turned[i][j]) for i, j in ((1, 2), (2, 0), (0, 1))]
@@ -394,7 +394,7 @@ def _solve(matrix: Sequence[Sequence[Number]], right: Sequence[Number]) -> list[
     return x
 
 
-def _eliminated(
+def _solve_with_fingers(
     matrix: Sequence[Sequence[Number]], coupling: Sequence[Number], fingers: Sequence[Number], right: Sequence[Number]
 ) -> list[Number]:
     """Solve for all nine joints; the fingers, coupled with the hinges only, are eliminated first.
@@ -431,17 +431,18 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     speeds = list(v)
     turns, fingers = _turns(q), [_finger(*pair) for pair in zip(arm.links[HINGES:], q[HINGES:], strict=True)]
     matrix, coupling = mass_matrix(arm, turns, fingers)
-    pulled = weld(arm, hand(arm, turns), target, speeds, torque_scale)
+    weld_rows = weld(arm, hand(arm, turns), target, speeds, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]
     force = [
         add(push, mul(-link.damping, speed), mul(-1.0, drag))
         for push, link, speed, drag in zip(servo, arm.links, speeds, bias(arm, turns, fingers, speeds), strict=True)
     ]
     stiff = [
-        [add(x, dot(pulled.weighted[i], pulled.rows[j])) for j, x in enumerate(row)] for i, row in enumerate(matrix)
+        [add(x, dot(weld_rows.weighted[i], weld_rows.rows[j])) for j, x in enumerate(row)]
+        for i, row in enumerate(matrix)
     ]
     heavy: list[Number] = [link.mass + link.armature for link in arm.links[HINGES:]]
-    right = [add(f, dot(row, pulled.reference)) for f, row in zip(force, pulled.weighted, strict=False)]
+    right = [add(f, dot(row, weld_rows.reference)) for f, row in zip(force, weld_rows.weighted, strict=False)]
     right += force[HINGES:]
     bounds = limits(arm, q, v)
 
@@ -451,8 +452,10 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
         push = weight * bounds.sign * bounds.reference
         held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weight, strict=False)]
         ends = [add(x, w) for x, w in zip(heavy, weight[HINGES:], strict=True)]
-        found = jnp.stack(_eliminated(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)]))
-        return found, bounds.violated & (bounds.sign * found < bounds.reference)
+        acceleration = jnp.stack(
+            _solve_with_fingers(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)])
+        )
+        return acceleration, bounds.violated & (bounds.sign * acceleration < bounds.reference)
 
     start = jnp.zeros_like(q), bounds.violated
     acceleration, _ = jax.lax.fori_loop(0, SOLVES, attempt, start)
@@ -462,13 +465,13 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     implicit = [[*row[:-1], add(row[-1], h * link.damping)] for row, link in zip(matrix, arm.links, strict=False)]
     braked = [add(x, h * link.damping) for x, link in zip(heavy, arm.links[HINGES:], strict=True)]
     drags = [mul(h * link.damping, a) for link, a in zip(arm.links, acceleration, strict=True)]
-    v = v + h * (acceleration - jnp.stack(_eliminated(implicit, coupling, braked, drags)))
+    v = v + h * (acceleration - jnp.stack(_solve_with_fingers(implicit, coupling, braked, drags)))
     return q + h * v, v
 
 
 @jax.jit
-def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
-    """Return joint values and speeds one control period later. Jitted, so that it is traced once per shape.
+def control_step(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
+    """Return joint values and speeds one control step later. Jitted, so that it is traced once per shape.
 
     Args:
         q, v: float[9, ...], the trailing axes are the batch; rad and rad/s, m and m/s.
@@ -478,7 +481,7 @@ def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) 
     """
     arm, grip = constants.arm(), jnp.clip(grip, -1.0, 1.0)
 
-    def one(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def physics_step(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         return step(arm, *state, list(target), grip, torque_scale)
 
-    return jax.lax.fori_loop(0, arm.substeps, one, (q, v))
+    return jax.lax.fori_loop(0, arm.substeps, physics_step, (q, v))

@@ -11,7 +11,7 @@ import numpy as np
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
-from envs_jax.reach.types import PARTS, TARGET_UNIT, Settings, State
+from envs_jax.reach.types import PARTS, TARGET_UNIT, ReachConfig, State
 
 _SCALE = 0.01  # m the target moves per unit of action
 
@@ -38,10 +38,10 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach(Settings):
+class Reach(ReachConfig):
     """A Sawyer arm brings its tool centre to a point; see the package for the source of the rules.
 
-    `types.Settings` holds its settings.
+    `types.ReachConfig` holds its settings.
     """
 
     name = "reach"
@@ -99,38 +99,40 @@ class Reach(Settings):
         """Start an episode with puck and goal float32[3, ...] and a task int32[...]."""
         start, batch = constants.reset(self.weld), puck.shape[1:]
 
-        def spread(values: Any, dtype: Any = jnp.float32) -> Array:
+        def broadcast(values: Any, dtype: Any = jnp.float32) -> Array:
             return jnp.broadcast_to(constant(values, batch, dtype), (len(values), *batch))
 
-        def of_task(values: Any) -> Array:
+        def select_task(values: Any) -> Array:
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
 
-        anchor = of_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
-        point = of_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
+        anchor = select_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
+        point = select_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
         t = jnp.zeros(batch, jnp.int32)
-        q = spread(start.q)
+        q = broadcast(start.q)
         pose = dynamics.pose(q)
         state = State(
             t=t,
             task=task,
             puck=puck,
             goal=goal,
-            point=point + of_task([one.offset for one in self.tasks]),
-            width=of_task([one.width for one in self.tasks]),
-            target=spread(_units(start.target), jnp.int32),
+            point=point + select_task([one.offset for one in self.tasks]),
+            width=select_task([one.width for one in self.tasks]),
+            target=broadcast(_units(start.target), jnp.int32),
             target_part=jnp.zeros_like(puck, jnp.int32),
             q=q,
-            v=spread(start.v),
+            v=broadcast(start.v),
             frame=observation.frame(pose, puck, t, start),
         )
         return state, self.show(state, state.frame, pose)
 
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
         """Step one control period with actions float32[1, 4, ...]."""
-        wanted = jnp.clip(action[0], -1.0, 1.0)
-        target, part = _move_target(state.target, state.target_part, wanted[:3])
+        command = jnp.clip(action[0], -1.0, 1.0)
+        target, part = _move_target(state.target, state.target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
-        q, v = dynamics.period(state.q, state.v, place, wanted[3], jnp.float32(constants.torque_scale(self.weld)))
+        q, v = dynamics.control_step(
+            state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld))
+        )
         pose, t = dynamics.pose(q), state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
         after = dataclasses.replace(state, t=t, target=target, target_part=part, q=q, v=v, frame=frame)
@@ -139,13 +141,13 @@ class Reach(Settings):
     def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
         """Return the time step of a state, given the arm's pose and the previous frame float32[18, ...]."""
         start = state.t == 0
-        far = reward.distance(pose.tool, state.point)
+        distance = reward.distance(pose.tool, state.point)
         grip_error = reward.outside(pose.opening, state.width)
-        success = ((far <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
+        success = ((distance <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
         if self.reward == "sparse":
             paid = success
         else:
-            paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld), self.success_radius)
+            paid = reward.reward_of(self.reward, distance, state.point, constants.reset(self.weld), self.success_radius)
             paid = paid * reward.tail(grip_error / reward.MARGIN)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
@@ -154,7 +156,7 @@ class Reach(Settings):
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,
             first=start,
-            metrics={"success": success, "success_at_end": success, "distance": far},
+            metrics={"success": success, "success_at_end": success, "distance": distance},
             task=state.task if len(self.tasks) > 1 else (),
         )
 
@@ -164,7 +166,7 @@ class ReachFamily(Reach):
     """All tasks of the family, drawn for each episode."""
 
     task: str = setting(
-        "all", f"task: one of {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
+        "all", f"set this task: {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
     )
 
     name = "reach_family"
@@ -184,9 +186,9 @@ class ReachBatch(BatchLast):
         state, timestep = self.in_order(keys, first + (episode % jnp.uint32(length)).astype(jnp.int32))
         return dataclasses.replace(state, episode=episode), timestep
 
-    def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-        """Start episodes int32[B] of an endless list, see `goals.listed`, each pair for all tasks; keys key[B]."""
+    def in_order(self, keys: Array, indices: Array) -> tuple[BatchState, TimeStep]:
+        """Start episodes int32[B] of an endless list, see `goals.list_entry`, each pair for all tasks; keys key[B]."""
         env, count = self.env, len(self.env.tasks)
-        pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
-        state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
-        return BatchState(env=batch_first(state), key=keys, episode=numbers.astype(jnp.uint32)), batch_first(timestep)
+        pairs = jax.vmap(lambda index: goals.list_entry(env.goals, env.pool_seed, index))(indices // count).T
+        state, timestep = env.begin(pairs[:3], pairs[3:], indices % count)
+        return BatchState(env=batch_first(state), key=keys, episode=indices.astype(jnp.uint32)), batch_first(timestep)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 import jax
 
+from envs_jax import stages
 from envs_jax.base import Array
-from envs_jax.stages import stage
 
 Number = float | Array
 Vector = Sequence[Number]  # 3 numbers
@@ -26,7 +26,7 @@ def known(x: Number) -> bool:
 
 
 def mul(a: Number, b: Number) -> Number:
-    """Return the product."""
+    """Multiply, without an operation for known 0, 1 and -1."""
     if known(b):
         a, b = b, a
     if known(a) and not known(b):
@@ -52,7 +52,7 @@ def add(*terms: Number) -> Number:
 
 
 def sub(a: Number, b: Number) -> Number:
-    """Return the difference."""
+    """Subtract, without an operation for known 0."""
     if known(a) and a == 0.0:
         return -b
     if known(b) and b == 0.0:
@@ -85,13 +85,13 @@ def apply(matrix: Matrix, v: Sequence[Number]) -> list[Number]:
     return [dot(row, v) for row in matrix]
 
 
-def transposed(matrix: Matrix) -> list[list[Number]]:
-    """Return the transpose."""
+def transpose(matrix: Matrix) -> list[list[Number]]:
+    """Exchange rows and columns."""
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def apart(function: _F) -> _F:
-    """`envs_jax.stages.stage` for functions of numbers: constants stay constants, in and out.
+def materialize(function: _F) -> _F:
+    """`envs_jax.stages.materialize` for functions of numbers: constants stay constants, in and out.
 
     On CPUs, the arrays that the function returns are stored before they are read. Otherwise the compiler emits eleven
     times as many operations, since it recomputes cheap ones for each reader.
@@ -105,12 +105,12 @@ def apart(function: _F) -> _F:
         def inner(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
             whole = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
-            found, shape = jax.tree.flatten(function(*jax.tree.unflatten(tree, whole)))
-            result[:] = shape, [None if isinstance(x, jax.Array) else x for x in found]
-            return [x for x in found if isinstance(x, jax.Array)]
+            outputs, shape = jax.tree.flatten(function(*jax.tree.unflatten(tree, whole)))
+            result[:] = shape, [None if isinstance(x, jax.Array) else x for x in outputs]
+            return [x for x in outputs if isinstance(x, jax.Array)]
 
-        arrays = iter(stage(inner)(*(x for x in leaves if isinstance(x, jax.Array))))
-        shape, known = result
-        return jax.tree.unflatten(shape, [next(arrays) if x is None else x for x in known])
+        arrays = iter(stages.materialize(inner)(*(x for x in leaves if isinstance(x, jax.Array))))
+        shape, constants = result
+        return jax.tree.unflatten(shape, [next(arrays) if x is None else x for x in constants])
 
     return cast(_F, call)

@@ -1,7 +1,7 @@
 """The 39 values of an observation: this step (18), the one before (18), the goal (3). The batch is trailing axes.
 
 0-2 hand, 3 opening of the gripper, 4-6 puck, 7-10 its quaternion x, y, z, w, 11-17 zeros; 18-35 the same one step
-earlier; 36-38 goal. The puck stands still, except that it sinks half a millimetre into the table at first.
+earlier; 36-38 goal. The puck does not move, except that it sinks half a millimetre into the table at first.
 """
 
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:
         t: int32[...], steps since the reset.
         reset: state at the start of the episode.
     """
-    known = constants.data()
-    sink = np.array(known["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
+    numbers = constants.data()
+    sink = np.array(numbers["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
     sunk = jnp.asarray(sink)[jnp.minimum(t, len(sink) - 1)]
     # the first observation shows the quaternion left over from the settling
     first = reset.puck_turn.astype(np.float32)
@@ -36,9 +36,9 @@ def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:
     return jnp.stack([*pose.hand, pose.opening, puck[0], puck[1], puck[2] + sunk, *turn, *zeros])
 
 
-def observe(now: Array, before: Array, goal: Array) -> Array:
+def observe(frame: Array, previous_frame: Array, goal: Array) -> Array:
     """[39, ...] of frames [18, ...] and the goal [3, ...]; hand positions are clipped to their box."""
-    known = constants.data()
-    low, high = (constant(known[f"hand_obs_{end}"], now.shape[1:], np.float32) for end in ("low", "high"))
-    parts = [part for seen in (now, before) for part in (jnp.clip(seen[:3], low, high), seen[3:])]
+    numbers = constants.data()
+    low, high = (constant(numbers[f"hand_obs_{end}"], frame.shape[1:], np.float32) for end in ("low", "high"))
+    parts = [part for seen in (frame, previous_frame) for part in (jnp.clip(seen[:3], low, high), seen[3:])]
     return jnp.concatenate([*parts, goal])

@@ -16,14 +16,14 @@ MARGIN = 0.5  # distance of the opening from its range at which a tenth of the r
 
 def distance(a: Array, b: Array) -> Array:
     """[...]: m between positions [3, ...]."""
-    way = a - b
-    return jnp.sqrt(jnp.sum(way * way, axis=0))
+    offset = a - b
+    return jnp.sqrt(jnp.sum(offset * offset, axis=0))
 
 
 def tail(excess: Array) -> Array:
     """1 up to an excess of 0, 1/10 at 1, and a long tail: 1 / (1 + 9 excess^2)."""
-    beyond = jnp.maximum(excess, 0.0)
-    return 1.0 / (1.0 + 9.0 * beyond * beyond)
+    positive = jnp.maximum(excess, 0.0)
+    return 1.0 / (1.0 + 9.0 * positive * positive)
 
 
 def reward_of(name: str, far: Array, point: Array, reset: Reset, radius: float = RADIUS) -> Array:
@@ -37,11 +37,11 @@ def reward_of(name: str, far: Array, point: Array, reset: Reset, radius: float =
         radius: distance up to which "v2" pays most, m.
     """
     start = constant(_NOMINAL if name == "v2" else reset.tool_before, point.shape[1:], point.dtype)
-    most = distance(point, start)
+    initial_distance = distance(point, start)
     if name == "v2":
-        return MOST * tail((far - radius) / most)
-    near = jnp.exp(far * far * (-1 / 0.01)) + jnp.exp(far * far * (-1 / 0.001))
-    return jnp.maximum(1000.0 * (most - far) + 1000.0 * near, 0.0)
+        return MOST * tail((far - radius) / initial_distance)
+    closeness = jnp.exp(far * far * (-1 / 0.01)) + jnp.exp(far * far * (-1 / 0.001))
+    return jnp.maximum(1000.0 * (initial_distance - far) + 1000.0 * closeness, 0.0)
 
 
 def outside(opening: Array, width: Array) -> Array:

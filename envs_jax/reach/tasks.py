@@ -1,7 +1,7 @@
 """A family of tasks without contacts, with the same observation.
 
 All tasks share the arm, the observation and the draws of puck and goal; they differ in where the tool centre should
-be and in how wide the gripper should be open, so that an observation alone does not identify the task.
+be and in how wide the gripper should be open, so that one observation does not identify the task.
 
 To add one, add a `Task` to `TASKS`: a name, a sentence, and what differs from `reach`. Nothing else has to change:
 rewards, success, the scripted policy, the settings' help and the tests go through the table. A place must lie inside

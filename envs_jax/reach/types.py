@@ -40,7 +40,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Environment):
+class ReachConfig(Environment):
     """Settings of an arm's task, and values derived from them.
 
     Raises:
@@ -48,27 +48,27 @@ class Settings(Environment):
     """
 
     task: str = setting(
-        "reach", f"task: one of {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
+        "reach", f"set this task: {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
     )
-    horizon: int = setting(400, "steps of an episode, at most 500", between=(1, MOST_STEPS))
+    horizon: int = setting(400, "end an episode after this many steps, at most 500", between=(1, MOST_STEPS))
     goals: str = setting(
         "uniform",
-        "puck and goal positions: uniform (a fresh pair in every episode), pool (drawn from 50 pairs, as published) or "
+        "take puck and goal from: uniform (a fresh pair in every episode), pool (drawn from 50 pairs, as published) or "
         "order (the pool in order, from a drawn pair on, every pair for all tasks; a single environment draws)",
         choices=("pool", "order", "uniform"),
     )
-    pool_seed: int = setting(0, "seed of the pool of 50 pairs", between=(0, 2**32 - 1))
+    pool_seed: int = setting(0, "draw the pool of 50 pairs with this seed", between=(0, 2**32 - 1))
     success_radius: float = setting(
-        reward.RADIUS, "largest distance of success, m; up to it, reward v2 is 10", between=(0.001, 0.5)
+        reward.RADIUS, "count a distance up to this as success, m; up to it, reward v2 is 10", between=(0.001, 0.5)
     )
     reward: str = setting(
         "v2",
-        "reward function: v2 (0 to 10 per step), v1 (thousands) or sparse (1 in each step of success, else 0)",
+        "pay reward v2 (0 to 10 per step), v1 (thousands) or sparse (1 in each step of success, else 0)",
         choices=reward.NAMES,
     )
     weld: str = setting(
         "v3",
-        "strength of the weld that turns the hand to its target: as in Meta-World v3, or the older v2",
+        "turn the hand to its target as strongly as Meta-World v3, or the older v2",
         choices=tuple(constants.WELDS),
     )
     partially_observable: bool = setting(False, "hide the goal from the observation")

@@ -12,8 +12,8 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.reach import dynamics
-from envs_jax.reach.types import TARGET_UNIT, Settings
-from envs_jax.viewing import GREY, SOFT, Drawing, Line, Panel, Record, Shape, Sign, Style
+from envs_jax.reach.types import TARGET_UNIT, ReachConfig
+from envs_jax.viewing import GREY, SOFT, Drawing, LegendEntry, Line, Panel, Record, Shape, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, trail
 
 ARM, PATH, POINT, PUCK = "#1f5fa8", "#e2522b", "#3d8f2c", "#c8961a"
@@ -55,12 +55,12 @@ STYLES = {
 }
 
 LEGEND = (
-    Sign("arm", "arm"),
-    Sign("path of the tool centre", "path"),
-    Sign("success sphere", "sphere", "disc"),
-    Sign("goal as the agent observes it", "goal", "disc"),
-    Sign("puck", "puck", "area"),
-    Sign("target of the hand", "target"),
+    LegendEntry("arm", "arm"),
+    LegendEntry("path of the tool centre", "path"),
+    LegendEntry("success sphere", "sphere", "disc"),
+    LegendEntry("goal as the agent observes it", "goal", "disc"),
+    LegendEntry("puck", "puck", "area"),
+    LegendEntry("target of the hand", "target"),
 )
 
 
@@ -81,7 +81,7 @@ class Scene:
 
 def scene(record: Record) -> Scene:
     """Return the scene of a record."""
-    env: Settings = record.env  # type: ignore[assignment]
+    env: ReachConfig = record.env  # type: ignore[assignment]
     states = record.states
     arm = np.asarray(dynamics.skeleton(jnp.asarray(np.asarray(states.q).T)))
     return Scene(
@@ -97,13 +97,13 @@ def scene(record: Record) -> Scene:
     )
 
 
-def step_labels(shown: Scene) -> list[str]:
+def step_labels(episode: Scene) -> list[str]:
     """Return labels of the time steps [K]."""
-    first = int(np.argmax(shown.success)) if shown.success.any() else None
+    first = int(np.argmax(episode.success)) if episode.success.any() else None
     words = []
-    for k, success in enumerate(shown.success):
-        told = ["first success" if k == first else "in the sphere"] if success else []
-        words.append(" · ".join([*told, f"gripper {100 * shown.opening[k]:.0f} % open"]))
+    for k, success in enumerate(episode.success):
+        labels = ["first success" if k == first else "in the sphere"] if success else []
+        words.append(" · ".join([*labels, f"gripper {100 * episode.opening[k]:.0f} % open"]))
     return words
 
 
@@ -114,21 +114,21 @@ class ReachViewer(viewing.Viewer):
 
     def drawing(self, record: Record) -> Drawing:
         """Return both views and the curve of the distance."""
-        shown = scene(record)
+        episode = scene(record)
         return Drawing(
-            panels=[_panel(view, shown) for view in VIEWS],
+            panels=[_panel(view, episode) for view in VIEWS],
             styles=STYLES,
-            legend=[Sign(f"task {shown.task}", "point", "disc"), *LEGEND],
+            legend=[LegendEntry(f"task {episode.task}", "point", "disc"), *LEGEND],
             metrics=[name for name in METRICS if name in record.curves],
-            step_labels=step_labels(shown),
-            lines={"distance": (Line(f"success below {100 * shown.radius:g} cm", POINT, shown.radius),)},
+            step_labels=step_labels(episode),
+            lines={"distance": (Line(f"success below {100 * episode.radius:g} cm", POINT, episode.radius),)},
         )
 
 
-def _panel(view: View, shown: Scene) -> Panel:
+def _panel(view: View, episode: Scene) -> Panel:
     left, right, low, high = (1000 * bound for bound in view[2:])
-    arms, (x, y), size = view.flat(shown.arm), view.flat(shown.puck), 1000 * PUCK_SIZE
-    point, goal = view.flat(shown.point), view.flat(shown.goal)
+    arms, (x, y), size = view.flat(episode.arm), view.flat(episode.puck), 1000 * PUCK_SIZE
+    point, goal = view.flat(episode.point), view.flat(episode.goal)
     still = [
         rectangle("ground", left - 9, 0, right + 9, 9 - low),
         rectangle("puck", x - size, y - size, x + size, y + size),
@@ -138,9 +138,9 @@ def _panel(view: View, shown: Scene) -> Panel:
     ]
 
     def at(k: int) -> list[Shape]:
-        arm, (x, y) = arms[k], view.flat(shown.target[k])
+        arm, (x, y) = arms[k], view.flat(episode.target[k])
         return [
-            disc("reached" if shown.success[k] else "sphere", 1000 * shown.radius, point),
+            disc("reached" if episode.success[k] else "sphere", 1000 * episode.radius, point),
             path("arm", arm[:HAND]),
             path("hand", arm[HAND - 1 :]),
             disc("joint", 10, *arm[:HAND]),

@@ -16,10 +16,10 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.matches import MatchRules
 from envs_jax.snakes import opponents, schedule, teams
-from envs_jax.snakes.types import Settings, State
+from envs_jax.snakes.types import SnakesConfig, State
 
 
-def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, level: int) -> Array:
+def scripted(env: SnakesConfig, state: State, timestep: TimeStep, key: Array, *, level: int) -> Array:
     """Return the actions of a scripted opponent in the learner's place."""
     del timestep
     word = jax.random.bits(key, dtype=jnp.uint32)
@@ -34,7 +34,7 @@ BASELINES: dict[str, Callable[..., Array]] = {
 }
 
 
-def match_rules(env: Settings) -> MatchRules:
+def match_rules(env: SnakesConfig) -> MatchRules:
     """Return the published rules, but on both sides: sampled actions, games against each opponent of the mixture."""
     only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
     used = env.schedule.used if env.scripted else ()

@@ -48,17 +48,17 @@ def counting(size: int, like: Array) -> Array:
 def choose(index: Array, choices: Sequence[Array]) -> Array:
     """choices[index], element by element."""
     chosen = choices[0]
-    for number, choice in enumerate(choices[1:], 1):
-        chosen = jnp.where(index == number, choice, chosen)
+    for position, choice in enumerate(choices[1:], 1):
+        chosen = jnp.where(index == position, choice, chosen)
     return chosen
 
 
 def first(conditions: Sequence[Array], values: Sequence[int], otherwise: int = 0) -> Array:
     """int32: the value of the first condition that holds."""
-    found = jnp.full_like(conditions[0], otherwise, jnp.int32)
+    chosen = jnp.full_like(conditions[0], otherwise, jnp.int32)
     for condition, value in reversed(list(zip(conditions, values, strict=True))):
-        found = jnp.where(condition, jnp.int32(value), found)
-    return found
+        chosen = jnp.where(condition, jnp.int32(value), chosen)
+    return chosen
 
 
 def row(place: Array) -> Array:
@@ -105,7 +105,7 @@ class Board(NamedTuple):
             c = jnp.where(c < 0, c + self.width, jnp.where(c >= self.width, c - self.width, c))
         return r * 32 + c
 
-    def beside(self, place: Array, direction: Array) -> Array:
+    def neighbour(self, place: Array, direction: Array) -> Array:
         """Return the neighbour of a place in a direction."""
         return choose(direction, [self.shift(place, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)])
 
@@ -115,7 +115,7 @@ class Board(NamedTuple):
         return choose(direction, [r == 0, r == self.height - 1, c == 0, c == self.width - 1])
 
     def mark(self, place: Array) -> Array:
-        """uint32[H, ...]: the plane that holds a place alone, empty for no place."""
+        """uint32[H, ...]: the plane that holds only this place, empty for no place."""
         bit = jnp.uint32(1) << column(place).astype(jnp.uint32)
         return jnp.where(counting(self.height, place) == row(place)[None], bit[None], jnp.uint32(0))
 
@@ -154,6 +154,6 @@ class Board(NamedTuple):
         return turned
 
 
-def bit(word: Array, number: int) -> Array:
+def bit(word: Array, index: int) -> Array:
     """bool: a bit of a word."""
-    return (word >> jnp.uint32(number)) & jnp.uint32(1) != jnp.uint32(0)
+    return (word >> jnp.uint32(index)) & jnp.uint32(1) != jnp.uint32(0)

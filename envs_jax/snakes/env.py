@@ -10,20 +10,20 @@ from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
-from envs_jax.snakes import baselines, draws, respawn, reward, rules, stale_observation, teams, timesteps
+from envs_jax.snakes import baselines, respawn, reward, rules, spawn, stale_observation, teams, timesteps
 from envs_jax.snakes.board import MOST_COLUMNS
-from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, Settings, State
+from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, SnakesConfig, State
 
 
 @dataclasses.dataclass(frozen=True)
-class Snakes(Settings):
+class Snakes(SnakesConfig):
     """Teams of snakes compete for beans on a torus; see the package for the source of the rules.
 
-    `types.Settings` holds its settings.
+    `types.SnakesConfig` holds its settings.
     """
 
     name = "snakes"
-    version = 2  # 2: in obs_full and the masks, a tail beside whose head a bean lies is not free
+    version = 2  # 2: in obs_full and the masks, the tail of a snake is not free if a bean lies next to its head
     baselines = baselines.BASELINES
 
     @functools.cached_property
@@ -60,18 +60,18 @@ class Snakes(Settings):
 
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         context = self.context(start()) if context is None else context
-        key, words = for_keys(functools.partial(draws.start_words, self.snakes, self.beans), key)
+        key, words = for_keys(functools.partial(spawn.start_words, self.snakes, self.beans), key)
         state = self._begin(key, words, context)
         return state, timesteps.show(self, teams.learner_view(self, state))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
-        draw = functools.partial(draws.step_words, self.snakes, self.beans)
+        draw = functools.partial(spawn.step_words, self.snakes, self.beans)
         return self._advance(state, for_keys(draw, state.key, state.game.steps), action)
 
     def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
         """Return the other team's time step, as if it were the learner's, and a key for its draws in this step."""
-        theirs = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
-        return timesteps.show(self, theirs), for_keys(draws.opponent_key, state.key, state.game.steps)
+        opponent_game = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
+        return timesteps.show(self, opponent_game), for_keys(spawn.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
         """Return the batched form, see `envs_jax.batch.batched`."""
@@ -79,24 +79,24 @@ class Snakes(Settings):
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
         """Return the state at the start, for random words uint32[n + K + 2, ...]."""
-        game = draws.begin(self.board, words[:-2], self.snakes, self.beans)
+        game = spawn.begin(self.board, words[:-2], self.snakes, self.beans)
         chance = words[-2].astype(jnp.float32) * jnp.float32(2**-32)
         level = jnp.zeros(chance.shape, jnp.int32)
         below = jnp.float32(0)
         for k in self.schedule.used:  # the last whose interval begins at or below the draw
             level = jnp.where((chance >= below) & (context[k] > 0), k, level)
             below = below + context[k]
-        second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
+        plays_second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
         stale = stale_observation.begin(game) if self.stale_observation_bug and self.scripted else ()
-        return State(key, game, level, second[self.side] != 0, stale)
+        return State(key, game, level, plays_second[self.side] != 0, stale)
 
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """Step with random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
-        wanted = snakes if self.accepts_opponent_actions else self.num_agents
-        if len(action) != wanted:
+        expected = snakes if self.accepts_opponent_actions else self.num_agents
+        if len(action) != expected:
             raise ValueError(
-                f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {wanted}"
+                f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {expected}"
                 + (
                     "; 'self' is played by training: pass the other team's actions, too"
                     if self.accepts_opponent_actions
@@ -105,21 +105,25 @@ class Snakes(Settings):
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)
-        action = teams.swapped(self, action, state.second)
-        direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
-        game, engine, hit, ate = rules.move(board, state.game, direction)
+        action = teams.swap_teams(self, action, state.second)
+        direction = rules.resolve_directions(state.game.direction, action, spawn.turns(words[beans:], snakes))
+        game, score_change, hit, ate = rules.move(board, state.game, direction)
         if self.stale_observation_bug and self.scripted:
             stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
             state = dataclasses.replace(state, stale=stale)
         if self.reward == "duel":
-            caused = reward.caused(rules.collisions(board, state.game, direction, ate), hit, state.game.length)
+            opponent_losses = reward.opponent_losses(
+                rules.collisions(board, state.game, direction, ate), hit, state.game.length
+            )
         else:
-            caused = jnp.zeros_like(engine)
+            opponent_losses = jnp.zeros_like(score_change)
         game = respawn.respawn(board, game, self.fixed_respawn)
-        game = draws.refill(board, game, words[:beans])
+        game = spawn.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
-        engine, hit, caused = (teams.swapped(self, x, state.second) for x in (engine, hit, caused))
-        return state, timesteps.show(self, teams.learner_view(self, state), engine, hit, caused)
+        score_change, hit, opponent_losses = (
+            teams.swap_teams(self, x, state.second) for x in (score_change, hit, opponent_losses)
+        )
+        return state, timesteps.show(self, teams.learner_view(self, state), score_change, hit, opponent_losses)
 
     def step_label(self, step: int) -> str:
         return f"{step} step{'' if step == 1 else 's'}"
@@ -134,10 +138,10 @@ class Snakes(Settings):
 class Snakes1v1(Snakes):
     """One snake against one on the small board."""
 
-    height: int = setting(6, "rows of the board", between=(3, MOST_ROWS))
-    width: int = setting(8, "columns of the board, at most 32", between=(3, MOST_COLUMNS))
-    snakes: int = setting(2, "number of snakes", between=(1, MOST_SNAKES))
-    max_steps: int = setting(50, "steps of a game", between=(1, MOST_STEPS))
+    height: int = setting(6, "give the board this many rows", between=(3, MOST_ROWS))
+    width: int = setting(8, "give the board this many columns, at most 32", between=(3, MOST_COLUMNS))
+    snakes: int = setting(2, "play with this many snakes", between=(1, MOST_SNAKES))
+    max_steps: int = setting(50, "end a game after this many steps", between=(1, MOST_STEPS))
 
     name = "snakes_1v1"
 
@@ -155,7 +159,7 @@ class Snakes2p(Snakes1v1):
 class Snakes5p(Snakes):
     """Five snakes, each for itself."""
 
-    snakes: int = setting(5, "number of snakes", between=(1, MOST_SNAKES))
+    snakes: int = setting(5, "play with this many snakes", between=(1, MOST_SNAKES))
     teams: int = setting(1, TEAMS, between=(1, 2))
 
     name = "snakes_5p"

@@ -1,4 +1,4 @@
-"""Observations of the first A snakes: the published layouts, their bugs included, and a better one (`full`).
+"""Observations of the first A snakes: the published layouts, their bugs included, and a better one (`obs_full`).
 
 Published layouts after jidiai/Competition_3v3snakes (26 values) and zhizhengzhao/snake (30 and 35 values). All numbers
 are not normalised. "Code": 0 empty, 1 bean, k + 2 for a cell of snake k. A snake that could not respawn observes
@@ -14,14 +14,14 @@ from envs_jax.snakes.rules import Game, bean_plane
 _FAR = 1 << 20
 
 
-def wrapped(x: Array, size: int) -> Array:
+def wrap_offset(x: Array, size: int) -> Array:
     """Return the shorter way around a torus of `size` cells; at exactly half of it both signs survive."""
     return jnp.where(jnp.abs(x) <= size // 2, x, x - jnp.sign(x) * size)
 
 
 def difference(board: Board, a: Array, b: Array) -> tuple[Array, Array]:
     """(rows, columns) int32 of the short way from place b to place a."""
-    return wrapped(row(a) - row(b), board.height), wrapped(column(a) - column(b), board.width)
+    return wrap_offset(row(a) - row(b), board.height), wrap_offset(column(a) - column(b), board.width)
 
 
 def _distance(rows: Array, columns: Array) -> Array:
@@ -43,10 +43,10 @@ def _neighbours(board: Board, game: Game, agents: int) -> list[Array]:
             if (k + 2) >> p & 1:
                 plane |= game.body[:, k]
         planes.append(plane)
-    near = board.around(jnp.stack(planes, 1)[:, :, None], game.head[None, :agents], 1)  # rows of [P, A]
+    around = board.around(jnp.stack(planes, 1)[:, :, None], game.head[None, :agents], 1)  # rows of [P, A]
     codes = []
     for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True):
-        bits = bit(near[1 + r], 1 + c).astype(jnp.int32)
+        bits = bit(around[1 + r], 1 + c).astype(jnp.int32)
         codes.append(sum((bits[p] << p for p in range(1, len(bits))), bits[0]))
     return codes
 
@@ -59,9 +59,9 @@ def _beans(game: Game, agents: int) -> list[Array]:
 
 def others_of(game: Game, agents: int, count: int) -> Array:
     """int32[count, A, ...]: the first `count` other snakes in index order, as indices."""
-    own = counting(agents, game.steps)[None]
-    index = counting(count, own[0])
-    return index + (index >= own).astype(jnp.int32)
+    self_index = counting(agents, game.steps)[None]
+    index = counting(count, self_index[0])
+    return index + (index >= self_index).astype(jnp.int32)
 
 
 def pick(values: Array, index: Array) -> Array:
@@ -104,9 +104,9 @@ def _nearest_beans(board: Board, game: Game, agents: int, missing: float) -> lis
     rank = jnp.where(beans == NOWHERE, _FAR, rank) * count + counting(count, rank[0])
     values = []
     for _ in range(2):
-        least = jnp.min(rank, 0)
-        best = rank == least[None]
-        known = least < _FAR
+        lowest = jnp.min(rank, 0)
+        best = rank == lowest[None]
+        known = lowest < _FAR
         dr, dc = (total(jnp.where(best, x, 0)) for x in (rows, columns))
         values += [jnp.where(known, x, 0).astype(jnp.float32) for x in (dc, dr)]
         values.append(jnp.where(known, _distance(dr, dc), jnp.float32(missing)))
@@ -117,8 +117,8 @@ def _nearest_beans(board: Board, game: Game, agents: int, missing: float) -> lis
 def _threat(board: Board, game: Game, other: Array, agents: int) -> Array:
     """float32[A, ...]: 1 / (distance of the heads + 1) x length of the snake `other` int32[A, ...]."""
     head, length = (pick(x, other[None])[0] for x in (game.head, game.length))
-    near = 1 / (_distance(*difference(board, head, game.head[:agents])) + jnp.float32(1e-8) + 1)
-    return near * length.astype(jnp.float32)
+    closeness = 1 / (_distance(*difference(board, head, game.head[:agents])) + jnp.float32(1e-8) + 1)
+    return closeness * length.astype(jnp.float32)
 
 
 def extended_30(board: Board, game: Game, agents: int) -> list[Array]:
@@ -133,8 +133,10 @@ def extended_30(board: Board, game: Game, agents: int) -> list[Array]:
 
 def extended_35(board: Board, game: Game, agents: int) -> list[Array]:
     """35 values: threats of snakes 3 and 4 only, as published."""
-    own = game.length[:agents].astype(jnp.float32)
+    length = game.length[:agents].astype(jnp.float32)
     beans = _nearest_beans(board, game, agents, missing=0.0)
-    threats = [_threat(board, game, jnp.full_like(game.head[:agents], k), agents) / jnp.maximum(own, 1) for k in (3, 4)]
+    threats = [
+        _threat(board, game, jnp.full_like(game.head[:agents], k), agents) / jnp.maximum(length, 1) for k in (3, 4)
+    ]
     start, heads = _start(board, game, agents), _heads(game, agents, 5)
-    return _zero_if_gone(game, [*start, *beans, own / 20, *heads, *threats])
+    return _zero_if_gone(game, [*start, *beans, length / 20, *heads, *threats])

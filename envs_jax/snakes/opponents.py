@@ -30,13 +30,13 @@ from envs_jax.snakes import territory
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row
 from envs_jax.snakes.rules import Game, body_plane
 from envs_jax.snakes.territory import Reach
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 _FAR = 1 << 20
 _IN_ONE_LOOP = 3  # snakes
 
 
-def squared(a: Array, b: Array) -> Array:
+def squared_distance(a: Array, b: Array) -> Array:
     """int32: squared plain distance of two places."""
     rows, columns = row(a) - row(b), column(a) - column(b)
     return rows * rows + columns * columns
@@ -44,41 +44,41 @@ def squared(a: Array, b: Array) -> Array:
 
 def _nearest_bean(head: Array, beans: list[Array]) -> Array:
     """int32[...]: the bean nearest to a head, or NOWHERE."""
-    nearest, least = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
-    for bean in beans:  # one after another: no reduction stands between the compiler and a single loop
-        far = jnp.where(bean == NOWHERE, _FAR, squared(bean, head))
-        nearest, least = jnp.where(far < least, bean, nearest), jnp.minimum(far, least)
+    nearest, lowest = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
+    for bean in beans:  # one after another, since a reduction would keep the compiler from making a single loop
+        distance = jnp.where(bean == NOWHERE, _FAR, squared_distance(bean, head))
+        nearest, lowest = jnp.where(distance < lowest, bean, nearest), jnp.minimum(distance, lowest)
     return nearest
 
 
 def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
     """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
     # A single loop of more snakes takes twice as long with each: it chooses the earlier ones' beans again.
-    choose_bean = stage(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
-    left, found = list(beans), []
+    choose_bean = materialize(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
+    remaining, chosen = list(beans), []
     for head in heads:
-        found.append(choose_bean(head, left))
+        chosen.append(choose_bean(head, remaining))
         if exclusive:
-            left = [jnp.where(bean == found[-1], NOWHERE, bean) for bean in left]
-    return jnp.stack(found)
+            remaining = [jnp.where(bean == chosen[-1], NOWHERE, bean) for bean in remaining]
+    return jnp.stack(chosen)
 
 
-def _evasive(board: Board, near: list[Array]) -> list[Array]:
+def _evasive(board: Board, around: list[Array]) -> list[Array]:
     """For each direction bool[...]: the cell there is free and leads on to a free cell that no earlier one claims."""
-    free = {(r, c): ~bit(near[2 + r], 2 + c) for r in range(-2, 3) for c in range(-2, 3)}
+    free = {(r, c): ~bit(around[2 + r], 2 + c) for r in range(-2, 3) for c in range(-2, 3)}
     claimed: dict[tuple[int, int], Array] = {}
     safe = []
     for d in range(4):
         r, c = ROW_STEP[d], COLUMN_STEP[d]
         leads_on = jnp.zeros_like(free[r, c])
-        mine: dict[tuple[int, int], Array] = {}
+        claims: dict[tuple[int, int], Array] = {}
         for e in range(4):
             to = r + ROW_STEP[e], c + COLUMN_STEP[e]
             cell = to[0] % board.height, to[1] % board.width
             open_ = free[r, c] & free[to]
             leads_on |= open_ & ~claimed[cell] if cell in claimed else open_
-            mine[cell] = mine[cell] | open_ if cell in mine else open_
-        claimed |= {cell: claimed[cell] | m if cell in claimed else m for cell, m in mine.items()}
+            claims[cell] = claims[cell] | open_ if cell in claims else open_
+        claimed |= {cell: claimed[cell] | m if cell in claimed else m for cell, m in claims.items()}
         safe.append(leads_on)
     return safe
 
@@ -134,9 +134,9 @@ def _evade(view: View) -> Array:
 
 
 def _claim(view: View) -> Array:
-    room, _, mine, bean = view.reach()
-    safe = (bean <= territory.FAR) & (mine >= jnp.minimum(view.length, territory.FAR)[None])
-    cost = jnp.where(safe, bean, _FAR - 1 - (mine << 10) - room)  # at most 841 cells lie within 20 moves
+    room, _, cells, bean = view.reach()
+    safe = (bean <= territory.FAR) & (cells >= jnp.minimum(view.length, territory.FAR)[None])
+    cost = jnp.where(safe, bean, _FAR - 1 - (cells << 10) - room)  # at most 841 cells lie within 20 moves
     return _first_of(list(room > 0), list(cost))
 
 
@@ -175,22 +175,22 @@ def act(
         exclusive: see the module's docstring.
     """
     heads, alive = game.head[snakes], game.length[snakes] > 0
-    near = board.around(body_plane(game)[:, None], heads, 2)
+    around = board.around(body_plane(game)[:, None], heads, 2)
     steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
 
     def cost(in_turn: bool) -> list[Array]:
         bean = targets(heads, game.beans, in_turn)
-        return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
+        return [jnp.where(bean == NOWHERE, 0, squared_distance(step, bean)) for step in steps]
 
     shift = 2 * counting(len(heads), word).astype(jnp.uint32)
-    alone, in_turn = cost(False), cost(True)
+    cost_of_nearest, cost_in_turn = cost(False), cost(True)
     view = View(
         board=board,
-        near=near,
-        blocked=[bit(near[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
-        cost=alone,
-        cost_in_turn=in_turn,
-        cost_as_set=in_turn if exclusive else alone,
+        near=around,
+        blocked=[bit(around[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
+        cost=cost_of_nearest,
+        cost_in_turn=cost_in_turn,
+        cost_as_set=cost_in_turn if exclusive else cost_of_nearest,
         draw=(word[None] >> shift).astype(jnp.int32) & 3,
         reach=lambda: territory.reach(board, game, snakes),
         length=game.length[snakes],

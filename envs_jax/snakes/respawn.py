@@ -6,10 +6,10 @@ m, the first free neighbour of a other than s:
 
     a and b at right angles     a, s, b from head to tail
     a opposite to b             s, a, b: the head is in the middle (a, s, b if `fixed`)
-    a alone                     s, a, m
+    no b                        s, a, m
 
-The direction stored is that of the first two cells as plain coordinates show it: inverted where the step crosses the
-board's edge (never if `fixed`).
+The stored direction leads from the second cell to the head by plain coordinates, so it is inverted where that step
+crosses the board's edge (never if `fixed`).
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from envs_jax.snakes.board import (
     union,
 )
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
-from envs_jax.stages import on_cpu, stage
+from envs_jax.stages import materialize, on_cpu
 
 _NO_START = 1 << 20
 
@@ -57,16 +57,16 @@ def _search(board: Board, free: Array) -> tuple[Array, Array]:
     """Return the place of a respawn in the free cells uint32[H, ...].
 
     Returns:
-        found: int32[...], see `_unpacked`; NOWHERE if there is no room.
+        packed: int32[...], see `_unpack`; NOWHERE if there is no room.
         cells: int32[3, ...], its three cells in any order.
     """
     starts = _starts(board, free)
     rows = jax.lax.broadcasted_iota(jnp.int32, free.shape, 0)
     start = jnp.min(jnp.where(starts != 0, place(rows, low_bit(starts)), _NO_START), 0)
-    near = board.around(free, start, 2)
+    around = board.around(free, start, 2)
 
     def is_free(r: int, c: int) -> Array:
-        return bit(near[2 + r], 2 + c)
+        return bit(around[2 + r], 2 + c)
 
     side = {d: is_free(ROW_STEP[d], COLUMN_STEP[d]) for d in SEARCH}
     a = first([side[d] for d in SEARCH], SEARCH)
@@ -79,11 +79,11 @@ def _search(board: Board, free: Array) -> tuple[Array, Array]:
     m = first([beyond[e] for e in SEARCH], SEARCH)
     two = (b >= 0).astype(jnp.int32)
     packed = jnp.where(start < _NO_START, start << 5 | two << 4 | jnp.where(two > 0, b, m) << 2 | a, NOWHERE)
-    start, _, _, _, beside, last = _unpacked(board, packed)
-    return packed, jnp.where((packed >= 0)[None], jnp.stack([start, beside, last]), NOWHERE)
+    start, _, _, _, second, last = _unpack(board, packed)
+    return packed, jnp.where((packed >= 0)[None], jnp.stack([start, second, last]), NOWHERE)
 
 
-def _unpacked(board: Board, found: Array) -> tuple[Array, ...]:
+def _unpack(board: Board, packed: Array) -> tuple[Array, ...]:
     """Unpack a word int32[...] of `_search`.
 
     Returns:
@@ -91,14 +91,14 @@ def _unpacked(board: Board, found: Array) -> tuple[Array, ...]:
         a: int32[...], direction of a from s.
         other: int32[...], direction of b from s, or else of m from a.
         two: bool[...], there is b.
-        beside, last: int32[...], places of a and of b, or else m.
+        second, last: int32[...], places of a and of b, or else m.
     """
-    start, a, other, two = found >> 5, found & 3, found >> 2 & 3, found & 16 != 0
-    beside = board.beside(start, a)
-    return start, a, other, two, beside, board.beside(jnp.where(two, start, beside), other)
+    start, a, other, two = packed >> 5, packed & 3, packed >> 2 & 3, packed & 16 != 0
+    second = board.neighbour(start, a)
+    return start, a, other, two, second, board.neighbour(jnp.where(two, start, second), other)
 
 
-def _arranged(board: Board, found: Array, fixed: bool) -> tuple[Any, ...]:
+def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
     """Return the snake of a word int32[...] of `_search`.
 
     Returns:
@@ -107,13 +107,13 @@ def _arranged(board: Board, found: Array, fixed: bool) -> tuple[Any, ...]:
         direction: int32[...], stored direction.
         split: bool[...]
     """
-    start, a, other, two, beside, last = _unpacked(board, found)
+    start, a, other, two, second, last = _unpack(board, packed)
     opposite = two & (other == a ^ 1) & (not fixed)
     from_a = two & ~opposite  # a is the head, else s
-    way = jnp.where(from_a, a, a ^ 1)
-    direction = way if fixed else way ^ board.edge(start, a).astype(jnp.int32)
-    cells = jnp.where(from_a, beside, start), jnp.where(from_a, start, beside), last
-    return [jnp.where(found >= 0, cell, NOWHERE) for cell in cells], way, other ^ 1, direction, opposite
+    to_head = jnp.where(from_a, a, a ^ 1)
+    direction = to_head if fixed else to_head ^ board.edge(start, a).astype(jnp.int32)
+    cells = jnp.where(from_a, second, start), jnp.where(from_a, start, second), last
+    return [jnp.where(packed >= 0, cell, NOWHERE) for cell in cells], to_head, other ^ 1, direction, opposite
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
@@ -126,26 +126,28 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
     """
     dead = game.length == 0
     turn = running(dead)  # in round k, the k-th dead snake of every game
-    search = stage(functools.partial(_search, board))
-    occupied = stage(lambda cells: union(board.mark(cells), 1))
+    search = materialize(functools.partial(_search, board))
+    mark_cells = materialize(lambda cells: union(board.mark(cells), 1))
 
-    def one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        free, found = carry
-        mine = dead & (turn == k + 1)
+    def respawn_one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        free, packed = carry
+        in_turn = dead & (turn == k + 1)
         place, cells = search(free)
-        return free & ~occupied(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
+        return free & ~mark_cells(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(
+            in_turn, place[None], packed
+        )
 
     rounds = jnp.max(turn[-1]) if on_cpu() else len(dead)  # as many as needed where that needs no synchronisation
     start = (free_plane(board, game), jnp.full_like(game.head, NOWHERE))
-    _, found = jax.lax.fori_loop(0, rounds, one, start, unroll=not on_cpu())
+    _, packed = jax.lax.fori_loop(0, rounds, respawn_one, start, unroll=not on_cpu())
 
-    came = found >= 0
-    (head, middle, last), from_middle, from_last, direction, split = stage(
-        functools.partial(_arranged, board, fixed=fixed)
-    )(found)
+    respawned = packed >= 0
+    (head, middle, last), from_middle, from_last, direction, split = materialize(
+        functools.partial(_arrange, board, fixed=fixed)
+    )(packed)
     at_head, at_middle, at_last = (board.mark(cell) for cell in (head, middle, last))
 
-    def written(k: int) -> Array:
+    def write_plane(k: int) -> Array:
         """Plane k of `Game.toward`."""
         bits = [(way >> k & 1).astype(jnp.uint32)[None] for way in (from_middle, from_last)]
         return game.toward[:, k] & ~union(at_middle | at_last, 1) | union(at_middle * bits[0] | at_last * bits[1], 1)
@@ -153,10 +155,10 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
     return dataclasses.replace(
         game,
         body=game.body | at_head | at_middle | at_last,
-        toward=jnp.stack([written(0), written(1)], axis=1),
-        head=jnp.where(came, head, game.head),
-        tail=jnp.where(came, last, game.tail),
-        length=jnp.where(came, START_LENGTH, game.length),
-        direction=jnp.where(came, direction, game.direction),
-        split=jnp.where(came, split, game.split),
+        toward=jnp.stack([write_plane(0), write_plane(1)], axis=1),
+        head=jnp.where(respawned, head, game.head),
+        tail=jnp.where(respawned, last, game.tail),
+        length=jnp.where(respawned, START_LENGTH, game.length),
+        direction=jnp.where(respawned, direction, game.direction),
+        split=jnp.where(respawned, split, game.split),
     )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 from envs_jax.snakes.board import NOWHERE, total
-from envs_jax.snakes.opponents import squared
+from envs_jax.snakes.opponents import squared_distance
 from envs_jax.snakes.rules import START_LENGTH, Game
 
 NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "lives", "duel", "score")
@@ -23,20 +23,20 @@ _ORIGINAL, _V1_1 = (0, 50, -25, 10, -5), (0, 100, -100, 30, -30)  # by code: lev
 BASE = {"original": _ORIGINAL, "plus": _ORIGINAL, "v1.1": _V1_1, "v1.1_fixed": _V1_1}
 
 
-def lead_code(own: Array, others: Array, done: Array) -> Array:
+def lead_code(own_score: Array, other_score: Array, done: Array) -> Array:
     """int32[...]: 0 level, 1 won, 2 lost, 3 in the lead, 4 behind, from team scores int32[...]."""
-    code = jnp.where(own > others, jnp.int32(1), jnp.int32(2)) + jnp.where(done, jnp.int32(0), jnp.int32(2))
-    return jnp.where(own == others, 0, code)
+    code = jnp.where(own_score > other_score, jnp.int32(1), jnp.int32(2)) + jnp.where(done, jnp.int32(0), jnp.int32(2))
+    return jnp.where(own_score == other_score, 0, code)
 
 
 def _to_bean(game: Game, agents: int) -> Array:
     """float32[A, ...]: plain distance to the nearest bean, 0 without any."""
-    far = squared(game.beans[:, None], game.head[None, :agents])
-    nearest = jnp.min(jnp.where(game.beans[:, None] == NOWHERE, 1 << 20, far), 0)
+    squares = squared_distance(game.beans[:, None], game.head[None, :agents])
+    nearest = jnp.min(jnp.where(game.beans[:, None] == NOWHERE, 1 << 20, squares), 0)
     return jnp.where(nearest == 1 << 20, 0.0, jnp.sqrt(nearest.astype(jnp.float32)))
 
 
-def caused(collisions: Array, hit: Array, length: Array) -> Array:
+def opponent_losses(collisions: Array, hit: Array, length: Array) -> Array:
     """int32[n, ...]: points that snakes of the other half lose by running into each snake.
 
     Args:
@@ -49,19 +49,19 @@ def caused(collisions: Array, hit: Array, length: Array) -> Array:
     return jnp.concatenate([total(lost[:half, half:], 1), total(lost[half:, :half], 1)])
 
 
-def lives(engine: Array, hit: Array, caused: Array, loss_weight: float) -> Array:
-    """float32[A, ...]: the rewards lives, where nothing is caused, and duel.
+def lives(score_change: Array, hit: Array, opponent_losses: Array, loss_weight: float) -> Array:
+    """float32[A, ...]: the reward duel, or lives, where `opponent_losses` is 0.
 
     Args:
-        engine: int32[A, ...], changes of the game score.
+        score_change: int32[A, ...], changes of the game score.
         hit: bool[A, ...].
-        caused: int32[A, ...], see `caused`, or 0.
+        opponent_losses: int32[A, ...], see `opponent_losses`, or 0.
         loss_weight: factor on the points lost by a death.
     """
-    points = engine.astype(jnp.float32)
+    points = score_change.astype(jnp.float32)
     if loss_weight != 1.0:
-        points = jnp.where(engine < 0, loss_weight * points, points)
-    return points - hit.astype(jnp.float32) + caused.astype(jnp.float32)
+        points = jnp.where(score_change < 0, loss_weight * points, points)
+    return points - hit.astype(jnp.float32) + opponent_losses.astype(jnp.float32)
 
 
 def _either(condition: Array, yes: float, no: float) -> Array:
@@ -69,26 +69,26 @@ def _either(condition: Array, yes: float, no: float) -> Array:
     return jnp.where(condition, jnp.float32(yes), jnp.float32(no))
 
 
-def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Array:
+def shape_rewards(name: str, game: Game, score_change: Array, hit: Array, code: Array) -> Array:
     """float32[A, ...]: shaped rewards.
 
     Args:
         name: one of `BASE`.
         game: after the step.
-        engine: int32[A, ...], changes of the game score.
+        score_change: int32[A, ...], changes of the game score.
         hit: bool[A, ...].
         code: int32[...], see `lead_code`.
     """
     base = jnp.zeros(code.shape, jnp.float32)
-    for number, value in enumerate(BASE[name]):
-        base = jnp.where(code == number, jnp.float32(value), base)
-    ate, lost = engine > 0, engine < 0
+    for index, value in enumerate(BASE[name]):
+        base = jnp.where(code == index, jnp.float32(value), base)
+    ate, lost = score_change > 0, score_change < 0
     if name in ("original", "plus"):
-        far = _to_bean(game, len(engine))
-        pay = jnp.where(ate, 20.0, -far - _either(lost, 10.0, 0.0))
+        distance = _to_bean(game, len(score_change))
+        pay = jnp.where(ate, 20.0, -distance - _either(lost, 10.0, 0.0))
         if name == "plus":
-            pay += jnp.where(ate, 0.0, 0.1 / (far + 1)) + _either(lost, 0.0, 0.1) + _either(ate, 0.05, 0.0)
+            pay += jnp.where(ate, 0.0, 0.1 / (distance + 1)) + _either(lost, 0.0, 0.1) + _either(ate, 0.05, 0.0)
     else:
         alive = _either(lost, 0.1, -50.0) if name == "v1.1" else _either(hit, -50.0, 0.1)
         pay = _either(ate, 30.0, 0.0) + alive
-    return jnp.where(game.length[: len(engine)] > 0, base[None] + pay, 0.0)
+    return jnp.where(game.length[: len(score_change)] > 0, base[None] + pay, 0.0)

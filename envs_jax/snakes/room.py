@@ -4,7 +4,7 @@ import functools
 
 from envs_jax.snakes.board import DOWN, RIGHT, Board
 from envs_jax.snakes.rules import START_LENGTH
-from envs_jax.snakes.segments import beside
+from envs_jax.snakes.segments import neighbour
 
 _MOST_TRIED = 1_000_000  # draws of the first snakes that are searched
 _MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
@@ -19,20 +19,20 @@ def always_room(board: Board, snakes: int) -> bool:
 
     def line(r: int, c: int, direction: int) -> int:
         """Return three cells in a line as bits."""
-        cells = (beside(board, (r, c), direction, k) for k in range(START_LENGTH))
+        cells = (neighbour(board, (r, c), direction, k) for k in range(START_LENGTH))
         return sum(1 << r * width + c for r, c in cells)
 
     places = {line(r, c, d) for r in range(height) for c in range(width) for d in (DOWN, RIGHT)}
 
     @functools.cache
-    def room(taken: int, more: int) -> bool:
-        if room.cache_info().currsize > _MOST_TRIED:
+    def has_room(occupied: int, more: int) -> bool:
+        if has_room.cache_info().currsize > _MOST_TRIED:
             return False
-        left = [place for place in places if not place & taken]
-        if not left:
+        remaining = [place for place in places if not place & occupied]
+        if not remaining:
             return more == 0
-        if more == 0 or _MOST_LOST * (more - 1) < len(left):
+        if more == 0 or _MOST_LOST * (more - 1) < len(remaining):
             return True
-        return all(room(taken | place, more - 1) for place in left)
+        return all(has_room(occupied | place, more - 1) for place in remaining)
 
-    return room(0, snakes)
+    return has_room(0, snakes)

@@ -1,7 +1,7 @@
 """One step of the game without its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
 
 Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn bugs included. A step is
-`resolved` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
+`resolve_directions` (draws), `move`, `respawn.respawn`, `spawn.refill` (draws); n snakes, K places for beans.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Game:
         head: int32[n, ...], place of each head; meaningless for a snake without cells.
         tail: int32[n, ...], place of each last cell.
         length: int32[n, ...], 0 for a snake that could not respawn.
-        direction: int32[n, ...], not always that of the body: after a respawn it may lead into the neck.
+        direction: int32[n, ...], may differ from the body's: after a respawn it may lead into the neck.
         split: bool[n, ...], the last two cells are two steps apart, one of the snake's other cells between them.
         beans: int32[K, ...], places in their order; missing ones (-1) are last.
         steps: int32[...], steps made.
@@ -64,8 +64,8 @@ def free_plane(board: Board, game: Game) -> Array:
     return ~(body_plane(game) | bean_plane(board, game)) & board.full_row
 
 
-def resolved(direction: Array, action: Array, drawn: Array) -> Array:
-    """int32[n, ...]: the directions taken.
+def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
+    """int32[n, ...]: the directions in which the snakes move; a snake that reverses turns to a drawn direction instead.
 
     Args:
         direction: int32[n, ...], the stored ones.
@@ -79,9 +79,9 @@ def resolved(direction: Array, action: Array, drawn: Array) -> Array:
 def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
     """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
     low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
-    way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
-    beside = board.beside(tail, way)
-    return jnp.where(split, board.beside(beside, way), beside)
+    direction = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
+    following = board.neighbour(tail, direction)
+    return jnp.where(split, board.neighbour(following, direction), following)
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
@@ -99,13 +99,13 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         ate: bool[n, ...], of snakes that were hit, too.
     """
     snakes, batch = game.head.shape[0], game.steps.shape
-    head = board.beside(game.head, direction)
+    head = board.neighbour(game.head, direction)
 
     same = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)  # [n, n]: heads that meet
     on_bean = head[None] == game.beans[:, None]  # [K, n]
     earlier = constant(np.triu(np.ones((snakes, snakes), bool), 1), batch)  # [j, i]: j moves before i
     ate = union(on_bean) & ~union(same & earlier)
-    left = _without(game.beans, union(on_bean, 1))
+    beans = _without(game.beans, union(on_bean, 1))
 
     tail = board.mark(game.tail)
     body = game.body & ~jnp.where(ate[None], jnp.uint32(0), tail)
@@ -116,20 +116,20 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     body = jnp.where(hit[None], jnp.uint32(0), body | new)
 
     old = board.mark(game.head)
-    kept = game.toward & ~union(old, 1)[:, None]
+    unchanged = game.toward & ~union(old, 1)[:, None]
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)  # [2, n]
     written = union(old[:, None] * bits[None], 2)
 
     moved = dataclasses.replace(
         game,
         body=body,
-        toward=kept | written,
+        toward=unchanged | written,
         head=head,
         tail=jnp.where(ate, game.tail, next_tail(board, game.toward, game.tail, game.split)),
         length=jnp.where(hit, 0, game.length + ate.astype(jnp.int32)),
         direction=direction,
         split=game.split & ate,
-        beans=left,
+        beans=beans,
         steps=game.steps + 1,
     )
     reward = jnp.where(hit, START_LENGTH - game.length, ate.astype(jnp.int32))
@@ -146,7 +146,7 @@ def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
         ate: bool[n, ...], see `move`.
     """
     snakes, batch = game.head.shape[0], game.steps.shape
-    head = board.beside(game.head, direction)
+    head = board.neighbour(game.head, direction)
     body = game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
     into = union(body[:, :, None] & board.mark(head)[:, None]) != 0
     met = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)
@@ -155,15 +155,15 @@ def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
 
 def _without(beans: Array, eaten: Array) -> Array:
     """The beans int32[K, ...] that are not eaten, bool[K, ...], moved up in their order."""
-    kept = (beans != NOWHERE) & ~eaten
-    position = running(kept) - 1
+    remaining = (beans != NOWHERE) & ~eaten
+    position = running(remaining) - 1
     moved, places = jnp.full_like(beans, NOWHERE), counting(len(beans), beans[0])
     for k, bean in enumerate(beans):
-        moved = jnp.where(kept[k][None] & (position[k][None] == places), bean[None], moved)
+        moved = jnp.where(remaining[k][None] & (position[k][None] == places), bean[None], moved)
     return moved
 
 
-def ended(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:
+def check_end(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:
     """bool[...] twice: the board is full or a respawn failed; the time is up. The episode ends with either."""
     crowded = game.beans.shape[0] + total(game.length) > board.cells
     return crowded | union(game.length == 0), game.steps >= max_steps

@@ -12,7 +12,7 @@ from envs_jax.snakes.baselines import BASELINES
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.rules import START_LENGTH
 from envs_jax.snakes.segments import Cell, to_segments
-from envs_jax.snakes.types import Settings
+from envs_jax.snakes.types import SnakesConfig
 from envs_jax.viewing import Line, Record
 
 COOL, WARM = ("#173f7f", "#1f83c6", "#2aa7a0"), ("#9c1630", "#e2522b", "#eb9a1c")  # families, dark to light
@@ -50,7 +50,7 @@ class Scene:
     chosen: np.ndarray  # int32[K, n], a learner's action at a time step; NOBODY for other snakes and at the end
     scores: np.ndarray  # int[K, n]
     ate: np.ndarray  # bool[K, n], in the step before
-    died: np.ndarray  # bool[K, n], in the step before; not those that came back just where they would have gone
+    died: np.ndarray  # bool[K, n], in the step before; False if it came back just where it would have gone
     sides: tuple[Side, ...]  # the learner's team and the other, or the only one
     colours: tuple[str, ...]  # of the snakes, [n]
 
@@ -66,8 +66,8 @@ class Scene:
     def lines(self) -> list[Line]:
         """Return curves of the scores: of the teams, or of the snakes where there is one team."""
         if len(self.sides) > 1:
-            told_apart = len({side.player for side in self.sides}) > 1
-            return [Line(s.player if told_apart else s.numbers, s.colour, s.score) for s in self.sides]
+            players_differ = len({side.player for side in self.sides}) > 1
+            return [Line(s.player if players_differ else s.numbers, s.colour, s.score) for s in self.sides]
         return [Line(f"snake {i + 1}", colour, self.scores[:, i]) for i, colour in enumerate(self.colours)]
 
 
@@ -81,10 +81,10 @@ def family(anchors: Sequence[str], count: int) -> list[str]:
 
 def scene(record: Record) -> Scene:
     """Return the scene of a record."""
-    env: Settings = record.env  # type: ignore[assignment]
+    env: SnakesConfig = record.env  # type: ignore[assignment]
     n, board, states = env.snakes, env.board, record.states
     games = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states.game) for k in range(record.steps + 1)]
-    bodies, ways, beans = (list(part) for part in zip(*(to_segments(board, game) for game in games), strict=True))
+    bodies, directions, beans = (list(part) for part in zip(*(to_segments(board, game) for game in games), strict=True))
     scores = np.maximum(states.game.length - START_LENGTH, 0)
     half = n // 2
     order = np.arange(n)  # of the snakes as the learner counts them
@@ -110,18 +110,18 @@ def scene(record: Record) -> Scene:
         Side(player, anchors[1], tuple(int(i) for i in team), scores[:, team].sum(-1))
         for player, team, anchors in zip(players, teams, (COOL, WARM), strict=False)
     )
-    return Scene(board, bodies, np.array(ways), beans, chosen, scores, ate, died, sides, tuple(colours))
+    return Scene(board, bodies, np.array(directions), beans, chosen, scores, ate, died, sides, tuple(colours))
 
 
-def events(shown: Scene) -> list[str]:
+def events(game: Scene) -> list[str]:
     """Describe the step before each time step [K] in words."""
-    found = []
-    for k in range(len(shown.bodies)):
+    texts = []
+    for k in range(len(game.bodies)):
         parts = []
-        for happened, one, several in ((shown.ate[k], "eats", "eat"), (shown.died[k], "dies", "die")):
+        for happened, one, several in ((game.ate[k], "eats", "eat"), (game.died[k], "dies", "die")):
             numbers = [str(i + 1) for i in np.flatnonzero(happened)]
             if numbers:
                 listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]]) if len(numbers) > 1 else numbers[0]
                 parts.append(f"{listed} {one if len(numbers) == 1 else several}")
-        found.append(", ".join(parts))
-    return found
+        texts.append(", ".join(parts))
+    return texts

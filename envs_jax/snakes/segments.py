@@ -8,7 +8,7 @@ from envs_jax.snakes.rules import Game
 Cell = tuple[int, int]
 
 
-def beside(board: Board, cell: Cell, direction: int, steps: int = 1) -> Cell:
+def neighbour(board: Board, cell: Cell, direction: int, steps: int = 1) -> Cell:
     """Return the cell so many steps away in a direction."""
     r, c = cell[0] + steps * ROW_STEP[direction], cell[1] + steps * COLUMN_STEP[direction]
     return r % board.height, c % board.width
@@ -25,7 +25,7 @@ def to_segments(board: Board, game: Game) -> tuple[list[list[Cell]], list[int], 
         for k in range(int(count)):
             cells.append(cell)
             low, high = (int(toward[cell[0], plane]) >> cell[1] & 1 for plane in (0, 1))
-            cell = beside(board, cell, low + 2 * high, 2 if split[i] and k == 0 else 1)
+            cell = neighbour(board, cell, low + 2 * high, 2 if split[i] and k == 0 else 1)
         snakes.append(cells[::-1])
     beans = [(int(bean) >> 5, int(bean) & 31) for bean in np.asarray(game.beans) if bean != NOWHERE]
     return snakes, [int(d) for d in np.asarray(game.direction)], beans

@@ -1,9 +1,9 @@
 """The stale observation bug: scripted opponents of the trainer of the published weights observe a partly old game.
 
 The trainer of jidiai/Competition_3v3snakes of August 2021 (fixed in December) shows its opponents the lists of cells
-that it got at the reset. The game updates the list of the beans, and that of every snake until the snake dies: then
-it starts a new one, and the old list stays as the fatal move left it. So opponents observe beans and snakes that
-have not died as they are, all others, themselves included, where they first died in this game.
+that it got at the reset. The game updates the list of the beans, and the list of every snake until the snake dies: then
+it starts a new one, and the old list stays as the fatal move left it. So opponents observe beans and snakes that have
+not died where they are, and all other snakes, themselves included, where they first died in this game.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def update(
     )
 
 
-def shown(board: Board, stale: StaleObservation, game: Game) -> Game:
+def observed_game(board: Board, stale: StaleObservation, game: Game) -> Game:
     """Return the game for `opponents.act`: only the cells of snakes, heads and beans are defined.
 
     Beans may lie on snakes that are gone; such cells count as beans.

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 from envs_jax.snakes import opponents, schedule, stale_observation
 from envs_jax.snakes.rules import Game
-from envs_jax.snakes.types import Settings, State
+from envs_jax.snakes.types import SnakesConfig, State
 
 
-def _reordered(game: Game, order: Callable[[Array, int], Array]) -> Game:
+def _reorder(game: Game, order: Callable[[Array, int], Array]) -> Game:
     """Return the game with its snakes in another order; `order` takes an array and its axis of snakes."""
     names = ("head", "tail", "length", "direction", "split")
     changed = {name: order(getattr(game, name), 0) for name in names}
@@ -20,10 +20,10 @@ def _reordered(game: Game, order: Callable[[Array, int], Array]) -> Game:
 
 def half_turn(game: Game, half: int) -> Game:
     """Return the game from the other team's side."""
-    return _reordered(game, lambda values, axis: jnp.roll(values, half, axis))
+    return _reorder(game, lambda values, axis: jnp.roll(values, half, axis))
 
 
-def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array:
+def swap_teams(env: SnakesConfig, values: Array, second: Array, axis: int = 0) -> Array:
     """Values along an axis of all snakes, the halves exchanged where the learner plays the second."""
     if env.side == "first" or env.teams == 1:
         return values
@@ -31,21 +31,21 @@ def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array
     return swapped if env.side == "second" else jnp.where(second[(None,) * (axis + 1)], swapped, values)
 
 
-def learner_view(env: Settings, state: State) -> Game:
+def learner_view(env: SnakesConfig, state: State) -> Game:
     """Return the game from the learner's side: its own snakes come first."""
-    return _reordered(state.game, lambda values, axis: swapped(env, values, state.second, axis))
+    return _reorder(state.game, lambda values, axis: swap_teams(env, values, state.second, axis))
 
 
-def with_opponents(env: Settings, state: State, word: Array, action: Array) -> Array:
-    """int32[n, ...]: the actions of the learner's team, then those of the other in the state's game."""
+def with_opponents(env: SnakesConfig, state: State, word: Array, action: Array) -> Array:
+    """int32[n, ...]: the actions of the learner's team, then the actions of the other team, in the state's game."""
     half = env.snakes // 2
     players = tuple(k for k in env.schedule.used if k != schedule.SELF)
     if not players:
         return action
-    seen = state.game
+    observed = state.game
     if env.stale_observation_bug:
-        seen = stale_observation.shown(env.board, state.stale, seen)
-    view = learner_view(env, dataclasses.replace(state, game=seen))
+        observed = stale_observation.observed_game(env.board, state.stale, observed)
+    view = learner_view(env, dataclasses.replace(state, game=observed))
     snakes = slice(half, env.snakes)
     others = opponents.act(env.board, view, snakes, state.level, word, players, env.exclusive_beans)
     if env.accepts_opponent_actions:

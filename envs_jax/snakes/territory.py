@@ -1,8 +1,8 @@
 """Features beyond the crop of `obs_full`: room, territory, and moves after which a snake is lost.
 
-All of it floods the board move by move: a cell can be entered from the move on at which its body has left it. The
-territory of a snake, cells that it reaches before any other, is what the strongest public heuristic agents of the
-competition count (CarlossShi/Competition_3v3snakes).
+All of it floods the board move by move: a cell can be entered as soon as its body has left it. The territory of a snake
+consists of the cells that it reaches before any other; the strongest public heuristic agents of the competition count
+it (CarlossShi/Competition_3v3snakes).
 """
 
 from typing import Any, NamedTuple
@@ -13,55 +13,55 @@ import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.batch import constant
-from envs_jax.snakes import full
+from envs_jax.snakes import obs_full
 from envs_jax.snakes.board import NOWHERE, Board, total, union
 from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 NEAR, FAR = 5, 20  # moves
 COLUMNS = 5 * 4 + 2
 
 
 def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -> Array:
-    """int8[COLUMNS, A, ...]: whole hundredths as in `full`; the first five rows by direction of the first move.
+    """int8[COLUMNS, A, ...]: whole hundredths as in `obs_full`; the first five rows by direction of the first move.
 
     room         cells that the snake reaches within FAR moves
     near, far    its territory within NEAR moves and within FAR moves
-    opponents    the neighbour cell lies beside an opponent's head
+    opponents    the neighbour cell lies next to an opponent's head
     mates        the same for the heads of the own team
     time         share of the game that is left
     lead         own team's score minus the other's, at most 50
     """
-    half, there = game.head.shape[0] // 2, game.length > 0
-    heads = board.mark(jnp.where(there, game.head, NOWHERE))  # [H, n, ...]
-    own, everyone = heads[:, :agents], union(heads, 1)[:, None]
-    mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own) & ~own
+    half, alive = game.head.shape[0] // 2, game.length > 0
+    heads = board.mark(jnp.where(alive, game.head, NOWHERE))  # [H, n, ...]
+    own_heads, all_heads = heads[:, :agents], union(heads, 1)[:, None]
+    mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own_heads) & ~own_heads
     first = _neighbours(board, game, slice(agents))
 
     def touches(heads: Array) -> Array:
-        near = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
-        return (union(first & near[:, None]) != 0).astype(jnp.int32) * full.ONE
+        touched = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
+        return (union(first & touched[:, None]) != 0).astype(jnp.int32) * obs_full.ONE
 
-    room, near, far, _ = stage(lambda game: reach(board, game, slice(agents)))(game)
+    room, near, far, _ = materialize(lambda game: reach(board, game, slice(agents)))(game)
     scores = score(game)
     lead = total(scores[:half])[None] - total(scores[half:])[None] if teams == 2 else scores[:agents]
-    left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
+    steps_left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
     values = [
-        full.share(room, 100),
-        full.share(near, 20),
-        full.share(far, 100),
-        touches(everyone & ~own & ~mates),
+        obs_full.share(room, 100),
+        obs_full.share(near, 20),
+        obs_full.share(far, 100),
+        touches(all_heads & ~own_heads & ~mates),
         touches(mates),
-        full.share(left, max_steps)[None],
-        full.share(jnp.broadcast_to(lead, left.shape), 50)[None],
+        obs_full.share(steps_left, max_steps)[None],
+        obs_full.share(jnp.broadcast_to(lead, steps_left.shape), 50)[None],
     ]
-    return jnp.where(there[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
+    return jnp.where(alive[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
 
 
 def _neighbours(board: Board, game: Game, snakes: slice) -> Array:
-    """uint32[H, 4, m, ...]: the cell beside each head of these snakes by direction."""
+    """uint32[H, 4, m, ...]: the cell next to each head of these snakes, by direction."""
     head = game.head[snakes]
-    return jnp.stack([board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)], 1)
+    return jnp.stack([board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)], 1)
 
 
 def _spread(board: Board, cells: Array) -> Array:
@@ -74,14 +74,14 @@ def _count(cells: Array) -> Array:
 
 def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
-    planes = full.leaving(board, game)
+    planes = obs_full.leaving(board, game)
     low, high = game.toward[:, 0], game.toward[:, 1]
-    ways = (~(low | high), low & ~high, ~low & high, low & high)
+    by_direction = (~(low | high), low & ~high, ~low & high, low & high)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
 
     def step(cells: Array, _: None) -> tuple[Array, Array]:
         moving = cells & ~heads
-        cells = union(jnp.stack([board.seen_from(moving & way, d ^ 1) for d, way in enumerate(ways)]))
+        cells = union(jnp.stack([board.seen_from(moving & way, d ^ 1) for d, way in enumerate(by_direction)]))
         return cells, cells
 
     _, late = jax.lax.scan(step, planes[-1], None, length=FAR - len(planes))
@@ -110,19 +110,21 @@ def reach(board: Board, game: Game, snakes: slice) -> Reach:
     free, leave = _leaving(board, game)
     room = _neighbours(board, game, snakes) & free[:, None, None]
     others = _spread(board, union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
-    mine = room & ~others[:, None]
+    territory = room & ~others[:, None]
 
     def further(carry: Any, leaves: Array) -> tuple[Any, tuple[Array, Array]]:
-        free, others, room, mine = carry
+        free, others, room, territory = carry
         free = free | leaves
         room = _spread(board, room) & free[:, None, None]
-        others = others | _spread(board, others) & free[:, None] & ~union(mine, 1)
-        mine = mine | _spread(board, mine) & free[:, None, None] & ~others[:, None]
-        return (free, others, room, mine), (_count(mine), _count(mine & beans))
+        others = others | _spread(board, others) & free[:, None] & ~union(territory, 1)
+        territory = territory | _spread(board, territory) & free[:, None, None] & ~others[:, None]
+        return (free, others, room, territory), (_count(territory), _count(territory & beans))
 
-    begun = free, others, room, mine
-    (_, _, room, _), (cells, eaten) = jax.lax.scan(further, begun, leave)
-    missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32)
+    start = free, others, room, territory
+    (_, _, room, _), (cells, eaten) = jax.lax.scan(further, start, leave)
+    missed = jnp.sum(
+        (jnp.concatenate([_count(territory & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32
+    )
     return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
 
@@ -136,28 +138,31 @@ def survival(board: Board, game: Game, agents: int) -> Array:
     cells = _neighbours(board, game, slice(agents)) & free[:, None, None]
 
     def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
-        free, cells, found = carry
+        free, cells, death_move = carry
         k, leaves = row
         free = free | leaves
         cells = _spread(board, cells) & free[:, None, None]
         dead = (_count(cells) < k) & (k <= game.length[None, :agents])
-        return (free, cells, jnp.where(dead, jnp.minimum(found, k), found)), None
+        return (free, cells, jnp.where(dead, jnp.minimum(death_move, k), death_move)), None
 
-    found = jnp.where(_count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
-    (_, _, found), _ = jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave))
-    return found
+    death_move = jnp.where(_count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
+    (_, _, death_move), _ = jax.lax.scan(
+        further, (free, cells, death_move), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave)
+    )
+    return death_move
 
 
 def careful(board: Board, game: Game, agents: int, open_: Array, length: int) -> Array:
-    """bool[A, 4, ...]: those of the open directions that are left without dangers, one danger after the other.
+    """bool[A, 4, ...]: the open directions without dangers; dangers are removed one after the other.
 
-    A danger closes directions as far as others stay open: dying sooner than after other directions, see `survival`; a
-    cell that a mate of a lower index can enter; one that an opponent can enter, for snakes of at least this length.
+    A danger closes directions only while others stay open. Dangers are: dying sooner than after other directions, see
+    `survival`; a cell that a mate of a lower index can enter; a cell that an opponent can enter, for snakes of at least
+    this length.
     """
     snakes, batch = game.head.shape[0], game.steps.shape
-    around = jnp.stack([board.beside(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
+    around = jnp.stack([board.neighbour(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
 
-    def entered(others: np.ndarray) -> Array:
+    def can_enter(others: np.ndarray) -> Array:
         """bool[A, 4, ...]: one of the others bool[A, n] can enter the cell, too."""
         met = around[:agents, :, None, None] == around[None, None]  # [A, 4, n, 4, ...]
         return jnp.any(met & constant(others[:, None, :, None], batch), (2, 3))
@@ -166,7 +171,7 @@ def careful(board: Board, game: Game, agents: int, open_: Array, length: int) ->
     mates, opponents = index[None] < index[:agents, None], np.repeat(index[None] >= snakes // 2, agents, 0)
     moves = jnp.where(open_, jnp.moveaxis(survival(board, game, agents), 0, 1), 0)
     open_ = open_ & (moves == jnp.max(moves, 1, keepdims=True))
-    for danger in (entered(mates), entered(opponents) & (game.length[:agents] >= length)[:, None]):
+    for danger in (can_enter(mates), can_enter(opponents) & (game.length[:agents] >= length)[:, None]):
         clear = open_ & ~danger
         open_ = jnp.where(jnp.any(clear, 1, keepdims=True), clear, open_)
     return open_

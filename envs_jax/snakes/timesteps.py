@@ -7,23 +7,23 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Reduction, TimeStep
-from envs_jax.snakes import full, heading, observation, reward, rules, territory
+from envs_jax.snakes import obs_full, obs_heading, observation, reward, rules, territory
 from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
-from envs_jax.snakes.types import Settings
-from envs_jax.stages import stage
+from envs_jax.snakes.types import SnakesConfig
+from envs_jax.stages import materialize
 
 
 class Metric(NamedTuple):
     """How steps become a game's value, its label, and its value at a step.
 
-    `of` takes score, deaths and meals: each a pair of sums int32[...], over the own team and over the other.
+    `compute` takes score, deaths and meals: each a pair of sums int32[...], over the own team and over the other.
     """
 
     reduction: Reduction
     label: str
-    of: Callable[..., Array]
+    compute: Callable[..., Array]
 
 
 METRICS = {
@@ -40,53 +40,58 @@ METRICS = {
 }
 
 
-def metrics_of(env: Settings) -> tuple[str, ...]:
-    """Return the names of the metrics; without a second team, only those of the own."""
+def metrics_of(env: SnakesConfig) -> tuple[str, ...]:
+    """Return the names of the metrics; without a second team there are none of opponents."""
     return tuple(METRICS) if env.teams == 2 else ("score", "deaths", "meals")
 
 
-def observation_box(env: Settings) -> Box:
+def observation_box(env: SnakesConfig) -> Box:
     """Return the Box of one snake's observation."""
-    most = max(env.height, env.width, env.snakes + 2)
+    highest = max(env.height, env.width, env.snakes + 2)
     boxes = {
-        "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=most - 1),
+        "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=highest - 1),
         "obs30": Box((30,)),
         "obs35": Box((35,)),
-        "obs_full": Box((full.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
-        "obs_heading": Box((heading.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
+        "obs_full": Box((obs_full.size(env.snakes, env.beans),), jnp.int8, low=-obs_full.ONE, high=obs_full.ONE),
+        "obs_heading": Box((obs_heading.size(env.snakes, env.beans),), jnp.int8, low=-obs_full.ONE, high=obs_full.ONE),
     }
     return boxes[env.observation]
 
 
 def show(
-    env: Settings, game: Game, engine: Array | None = None, hit: Array | None = None, caused: Array | None = None
+    env: SnakesConfig,
+    game: Game,
+    score_change: Array | None = None,
+    hit: Array | None = None,
+    opponent_losses: Array | None = None,
 ) -> TimeStep:
     """Return the time step of a game for a team, its own snakes first.
 
-    Changes of the game score int32[n, ...], deaths bool[n, ...] and `reward.caused` int32[n, ...] are those of the
-    step before, if any.
+    `score_change` int32[n, ...], `hit` bool[n, ...] (deaths) and `opponent_losses` int32[n, ...], see `reward`, come
+    from the step that led here; None at the start of a game.
     """
-    stuck, late = rules.ended(env.board, game, env.max_steps)
-    start = engine is None
-    if engine is None or hit is None or caused is None:
-        engine, hit, caused = jnp.zeros_like(game.head), jnp.zeros_like(game.head, bool), jnp.zeros_like(game.head)
+    stuck, late = rules.check_end(env.board, game, env.max_steps)
+    start = score_change is None
+    if score_change is None or hit is None or opponent_losses is None:
+        score_change = opponent_losses = jnp.zeros_like(game.head)
+        hit = jnp.zeros_like(game.head, bool)
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
-    paid = of_agents(env, functools.partial(_pay, done=done), game, engine, hit, caused)
-    sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32))]
+    paid = for_all_agents(env, functools.partial(_pay, done=done), game, score_change, hit, opponent_losses)
+    sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (score_change > 0).astype(jnp.int32))]
     return TimeStep(
-        observation=stage(functools.partial(of_agents, env, observe))(game),
-        action_mask=stage(functools.partial(of_agents, env, open_directions))(game) if env.masks else None,
+        observation=materialize(functools.partial(for_all_agents, env, observe))(game),
+        action_mask=materialize(functools.partial(for_all_agents, env, open_directions))(game) if env.masks else None,
         reward=jnp.zeros_like(paid) if start else paid,
         terminated=done & ~truncated,
         truncated=truncated,
         first=game.steps == 0,
-        metrics={name: METRICS[name].of(*sums).astype(jnp.float32) for name in metrics_of(env)},
+        metrics={name: METRICS[name].compute(*sums).astype(jnp.float32) for name in metrics_of(env)},
     )
 
 
-def _both(env: Settings, values: Array) -> tuple[Array, Array]:
+def _both(env: SnakesConfig, values: Array) -> tuple[Array, Array]:
     """Return sums over the own team and over the other (0 where there is none)."""
     if env.teams == 1:
         return total(values), jnp.zeros_like(values[0])
@@ -94,44 +99,46 @@ def _both(env: Settings, values: Array) -> tuple[Array, Array]:
     return total(values[:half]), total(values[half:])
 
 
-def of_agents(env: Settings, of_team: Callable[..., Array], game: Game, *arrays: Array) -> Array:
+def for_all_agents(env: SnakesConfig, function: Callable[..., Array], game: Game, *arrays: Array) -> Array:
     """[A, ...]: of_team(env, game, *arrays, agents) for all agents; arrays [n, ...] of snakes.
 
     Where both teams are agents, each half is taken as the learner's team in turn.
     """
     if not env.outside:
-        return of_team(env, game, *arrays, env.num_agents)
+        return function(env, game, *arrays, env.num_agents)
     half = env.snakes // 2
     other = half_turn(game, half), *(jnp.roll(x, half, 0) for x in arrays)
-    return jnp.concatenate([of_team(env, game, *arrays, half), of_team(env, *other, half)])
+    return jnp.concatenate([function(env, game, *arrays, half), function(env, *other, half)])
 
 
-def _pay(env: Settings, game: Game, engine: Array, hit: Array, caused: Array, agents: int, *, done: Array) -> Array:
+def _pay(
+    env: SnakesConfig, game: Game, score_change: Array, hit: Array, opponent_losses: Array, agents: int, *, done: Array
+) -> Array:
     """float32[agents, ...]"""
     if env.reward == "score":
         if env.teams == 1:
-            return engine.astype(jnp.float32)
-        own, others = _both(env, engine)
-        return jnp.broadcast_to((own - others).astype(jnp.float32)[None], engine[:agents].shape)
+            return score_change.astype(jnp.float32)
+        own_sum, other_sum = _both(env, score_change)
+        return jnp.broadcast_to((own_sum - other_sum).astype(jnp.float32)[None], score_change[:agents].shape)
     if env.reward in ("lives", "duel"):
-        return reward.lives(engine[:agents], hit[:agents], caused[:agents], env.loss_weight)
-    own, others = _both(env, rules.score(game))
-    code = reward.lead_code(own, others, done) if env.teams == 2 else jnp.zeros_like(own)
-    return reward.shaped(env.reward, game, engine[:agents], hit[:agents], code)
+        return reward.lives(score_change[:agents], hit[:agents], opponent_losses[:agents], env.loss_weight)
+    own_sum, other_sum = _both(env, rules.score(game))
+    code = reward.lead_code(own_sum, other_sum, done) if env.teams == 2 else jnp.zeros_like(own_sum)
+    return reward.shape_rewards(env.reward, game, score_change[:agents], hit[:agents], code)
 
 
-def open_directions(env: Settings, game: Game, agents: int) -> Array:
+def open_directions(env: SnakesConfig, game: Game, agents: int) -> Array:
     """bool[A, 4, ...]: the directions that agents may choose."""
-    open_ = full.open_directions(env.board, game, agents)
+    open_ = obs_full.open_directions(env.board, game, agents)
     return territory.careful(env.board, game, agents, open_, env.careful_masks) if env.careful_masks else open_
 
 
-def observe(env: Settings, game: Game, agents: int) -> Array:
+def observe(env: SnakesConfig, game: Game, agents: int) -> Array:
     """[A, F, ...]: observations."""
     if env.observation == "obs_full":
-        return jnp.moveaxis(full.columns(env.board, game, agents, env.teams), 0, 1)
+        return jnp.moveaxis(obs_full.columns(env.board, game, agents, env.teams), 0, 1)
     if env.observation == "obs_heading":
-        return jnp.moveaxis(heading.columns(env.board, game, agents, env.teams, env.max_steps), 0, 1)
+        return jnp.moveaxis(obs_heading.columns(env.board, game, agents, env.teams, env.max_steps), 0, 1)
     layouts = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
     columns = layouts[env.observation](env.board, game, agents)
     dtype = observation_box(env).dtype

@@ -14,7 +14,7 @@ SIDES = ("first", "second", "both")
 # what the 3v3 baseline was published with (jidiai/Competition_3v3snakes); the defaults are what learns
 PUBLISHED: dict[str, Any] = {"observation": "obs26", "reward": "original", "masks": False}
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full", "obs_heading")
-TEAMS = "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
+TEAMS = "let the first half of the snakes play against the second (2), or every snake for itself, all learning (1)"
 MOST_SNAKES = 14
 MOST_BEANS = 32
 MOST_STEPS = 1_000_000
@@ -42,52 +42,55 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Environment):
+class SnakesConfig(Environment):
     """Settings of a game, and values derived from them.
 
     Raises:
         ValueError: impossible settings.
     """
 
-    height: int = setting(10, "rows of the board", between=(3, MOST_ROWS))
-    width: int = setting(20, "columns of the board, at most 32", between=(3, MOST_COLUMNS))
-    snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
-    beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
-    max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
+    height: int = setting(10, "give the board this many rows", between=(3, MOST_ROWS))
+    width: int = setting(20, "give the board this many columns, at most 32", between=(3, MOST_COLUMNS))
+    snakes: int = setting(6, "play with this many snakes", between=(1, MOST_SNAKES))
+    beans: int = setting(5, "keep this many beans on the board; each eaten bean is replaced", between=(1, MOST_BEANS))
+    max_steps: int = setting(200, "end a game after this many steps", between=(1, MOST_STEPS))
     teams: int = setting(2, TEAMS, between=(1, 2))
     opponent: str = setting(
         "2",
-        f"player of the other team: {', '.join(schedule.PLAYERS)} (0: random; 1 to 4: greedy; evasion: greedy, only "
-        "into cells with a way out; self: snapshots of the learner); a mixture by weights, 0:1,2:3; a schedule by "
+        f"choose who plays the other team: {', '.join(schedule.PLAYERS)} (0: random; 1 to 4: greedy; evasion: greedy, "
+        "only into cells with a way out; self: snapshots of the learner); a mixture by weights, 0:1,2:3; a schedule by "
         "shares of training, '0@0 2@0.5'; the published schedules of levels, linear, exponential or curriculum, also "
         "with a later player, 'curriculum evasion@0.8'; or outside",
     )
-    eval_opponent: str = setting("2", "opponent in the evaluations that select the best checkpoint")
-    exclusive_beans: bool = setting(False, "levels 3, 4 and evasion choose their beans in turn, as level 2 does")
+    eval_opponent: str = setting("2", "play against this opponent in the evaluations that select the best checkpoint")
+    exclusive_beans: bool = setting(False, "let levels 3, 4 and evasion choose their beans in turn, as level 2 does")
     stale_observation_bug: bool = setting(
         False,
-        "scripted opponents keep observing each snake where it first died, as those of the published weights did",
+        "let scripted opponents keep observing each snake where it first died, as in the training of the published "
+        "weights",
     )
     side: str = setting(
-        "first", f"team that the learner plays: {', '.join(SIDES)} (drawn for each game)", choices=SIDES
+        "first", f"let the learner play this team: {', '.join(SIDES)} (drawn for each game)", choices=SIDES
     )
     observation: str = setting(
-        "obs_full", f"observation: {', '.join(OBSERVATIONS)} (published: obs26)", choices=OBSERVATIONS
+        "obs_full", f"show snakes this observation: {', '.join(OBSERVATIONS)} (published: obs26)", choices=OBSERVATIONS
     )
-    reward: str = setting("lives", f"reward: {', '.join(reward.NAMES)} (published: original)", choices=reward.NAMES)
+    reward: str = setting(
+        "lives", f"pay this reward: {', '.join(reward.NAMES)} (published: original)", choices=reward.NAMES
+    )
     loss_weight: float = setting(
-        1.0, "factor on the points that a snake loses by its death, in the rewards lives and duel", between=(0, 1000)
+        1.0, "multiply the points that a snake loses by its death, in the rewards lives and duel", between=(0, 1000)
     )
     masks: bool = setting(True, "provide action masks, which close cells that hold a body (published: none)")
     careful_masks: int = setting(
         0,
-        "masks also close directions of sure death, should no other snake die before, and cells where heads can meet: "
-        "those of mates of lower index, and for snakes of at least this length those of opponents; 0 = never",
+        "let masks also close directions of sure death, unless another snake dies before, and cells that a mate of "
+        "lower index can enter; snakes of at least this length also avoid cells that an opponent can enter; 0 = never",
         between=(0, MOST_CELLS),
     )
     time_limit: str = setting(
         "terminate",
-        "how max_steps ends a game: terminate (as published) or truncate",
+        "end a game at max_steps as a true end (terminate, as published) or as a cut (truncate)",
         choices=("terminate", "truncate"),
     )
     fixed_respawn: bool = setting(False, "respawn snakes connected and with correct directions")

@@ -1,4 +1,4 @@
-"""`check_env`: the contract of every environment, those of this package and your own.
+"""`check_env`: the contract of every environment, in this package or your own.
 
     from envs_jax.testing import check_env
     print(check_env(MyEnv(size=5)))  # ok: ...
@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from envs_jax.base import Array, Environment, EnvSpec, decorated
+from envs_jax.base import Array, Environment, EnvSpec, is_decorated
 from envs_jax.batch import batched
 from envs_jax.testing.play import MOST_STEPS, Check
 from envs_jax.testing.spec import ContractError, check_spec
@@ -32,7 +32,7 @@ def check_types(env: Environment) -> EnvSpec:
         ContractError: the first rule that is broken, in one sentence.
     """
     cls: Any = type(env)
-    if not (issubclass(cls, Environment) and decorated(cls)):
+    if not (issubclass(cls, Environment) and is_decorated(cls)):
         raise ContractError(
             f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
             "@dataclasses.dataclass(frozen=True), so that its fields are its settings"

@@ -20,7 +20,7 @@ MOST_STEPS = 2000  # default limit
 
 
 # Compiling takes longer than playing here, so optimisation is off. At level 0 jax 0.12 rounds once for
-# a product and a sum in vectors and twice in single numbers: a copy alone and in a batch would differ.
+# a product and a sum in vectors and twice in single numbers: a single copy and a batch would differ.
 _LEVEL = 0 if jax.__version_info__ < (0, 12) else 1
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": _LEVEL})
 
@@ -43,14 +43,14 @@ class Check:
         self.action = jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), dtype)
         self.traces: collections.Counter[str] = collections.Counter()
 
-        def counted(name: str) -> Any:
+        def count_traces(name: str) -> Any:
             def call(*arguments: Any) -> Any:
                 self.traces[name] += 1
                 return getattr(env, name)(*arguments)
 
             return _jit(call)
 
-        self.reset, self.step = counted("reset"), counted("step")
+        self.reset, self.step = count_traces("reset"), count_traces("step")
 
     def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
         raise ContractError(f"{self.spec.name}: {sentence}") from cause
@@ -67,9 +67,9 @@ class Check:
         """Return the types of the context, checked to be the same in a second call."""
         progress = jax.eval_shape(progress_at_start)
         start, again = (
-            self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress)) for _ in range(2)
+            self._trace("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress)) for _ in range(2)
         )
-        self._same_types("context of a second call", again, "that of the first", start)
+        self._same_types("context of a second call", again, "the first call's", start)
         return start
 
     def context(self) -> Any:
@@ -77,7 +77,7 @@ class Check:
         start = self.context_types()
         return _jit(self.env.context)(progress_at_start()) if jax.tree.leaves(start) else start
 
-    def _traced(self, what: str, function: Callable[[], Any]) -> Any:
+    def _trace(self, what: str, function: Callable[[], Any]) -> Any:
         try:
             return function()
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
@@ -90,11 +90,11 @@ class Check:
 
     def _same_types(self, what: str, one: Any, other_name: str, other: Any) -> None:
         """Check that `one` and `other` have the same structure, shapes and dtypes."""
-        mine, theirs = structure(one), structure(other)
-        if mine != theirs:
+        this_structure, other_structure = structure(one), structure(other)
+        if this_structure != other_structure:
             self.fail(
-                f"the {what} has another structure than {other_name} ({mine} and {theirs}): return the same "
-                "pytree everywhere, so that jax.lax.scan can carry it"
+                f"the {what} has another structure than {other_name} ({this_structure} and {other_structure}): return "
+                "the same pytree everywhere, so that jax.lax.scan can carry it"
             )
         for (path, a), b in zip(named_leaves(one), jax.tree.leaves(other), strict=True):
             names = type_name(a), type_name(b)
@@ -106,25 +106,25 @@ class Check:
 
     def _expect(self, what: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
         """Check shape and dtype of a value; it may be weakly typed, and has 32 bits where JAX knows no 64."""
-        wanted = type_name(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)))
-        if type_name(value).removesuffix(WEAK) != wanted:
-            self.fail(f"{what} {type_name(value)}, expected {wanted}: reshape or cast it")
+        expected = type_name(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)))
+        if type_name(value).removesuffix(WEAK) != expected:
+            self.fail(f"{what} {type_name(value)}, expected {expected}: reshape or cast it")
 
     def types(self, key: Array, context: Any) -> None:
         """Check structure, shapes and dtypes of what the environment's functions return."""
         spec = self.spec
-        for name, given in (("reset", ("key",)), ("step", ("state", "action"))):
+        for name, arguments in (("reset", ("key",)), ("step", ("state", "action"))):
             try:
                 signature = inspect.signature(getattr(self.env, name))
-                signature.bind(*given)
-                signature.bind(*given, "context")
+                signature.bind(*arguments)
+                signature.bind(*arguments, "context")
             except TypeError:
-                names = ", ".join(given)
+                names = ", ".join(arguments)
                 self.fail(
                     f"{name} must take ({names}) and ({names}, context): define {name}(self, {names}, context=None)"
                 )
-        state, first = self._returned("reset", key, context)
-        next_state, timestep = self._returned("step", state, self.action, context)
+        state, first = self._check_returned("reset", key, context)
+        next_state, timestep = self._check_returned("step", state, self.action, context)
         self._same_types("state that step returns", next_state, "after reset", state)
         self._same_types("time step that step returns", timestep, "after reset", first)
         if jax.tree.leaves(context):  # a schedule that reset and step read
@@ -137,28 +137,28 @@ class Check:
                 )
         if isinstance(spec.action, Discrete):
             agent = jax.ShapeDtypeStruct((), jnp.int32)
-            found = self._traced(
+            mask = self._trace(
                 "next_mask",
                 lambda: jax.eval_shape(
                     lambda step, *x: spec.next_mask(step.mask_state, self._open(step), *x), first, self.action, agent
                 ),
             )
-            self._expect("next_mask returns", found, (spec.action.n,), jnp.bool_)
+            self._expect("next_mask returns", mask, (spec.action.n,), jnp.bool_)
         if (critic := spec.critic_input) and (box := spec.critic_input_spec):
-            rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))
+            rows = self._trace("critic_input", lambda: jax.eval_shape(critic, first, self.action))
             self._expect("critic_input returns", rows, (spec.num_agents, *box.shape), box.dtype)
         if (turn := spec.egocentric) and isinstance(spec.action, Discrete):
             for box in (box for box in (spec.observation, spec.critic_input_spec) if isinstance(box, Box)):
                 turn_it = functools.partial(jax.eval_shape, turn, jax.ShapeDtypeStruct(box.shape, box.dtype))
-                pair = self._traced("egocentric", turn_it)
+                pair = self._trace("egocentric", turn_it)
                 if not (isinstance(pair, tuple) and len(pair) == 2):
                     self.fail(f"egocentric returns {type(pair).__name__}: it must return the pair (view, actions)")
                 self._expect("egocentric returns as actions", pair[1], (spec.action.n,), jnp.int32)
 
-    def _returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
+    def _check_returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
         """Return the types of what reset or step returns, checked against the spec."""
         spec, agents = self.spec, self.spec.num_agents
-        pair = self._traced(what, lambda: getattr(self, what).trace(*arguments).out_info)
+        pair = self._trace(what, lambda: getattr(self, what).trace(*arguments).out_info)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], TimeStep)):
             self.fail(f"{what} returns {type(pair).__name__}: it must return the pair (state, TimeStep)")
         timestep = pair[1]
@@ -183,7 +183,7 @@ class Check:
             ),
         )
         flag, number = Box((), jnp.bool_), Box(())
-        wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
+        expected: dict[str, tuple[Any, tuple[int, ...]]] = {
             "observation": (spec.observation, (agents,)),
             "global_state": (() if spec.global_state is None else spec.global_state, ()),
             "reward": (number, (agents,)),
@@ -192,8 +192,8 @@ class Check:
             "metrics": (dict.fromkeys(spec.metrics, number), ()),
         }
         if isinstance(spec.action, Discrete) and timestep.action_mask is not None:
-            wanted["action_mask"] = Box((spec.action.n,), jnp.bool_), (agents,)
-        for field, (boxes, lead) in wanted.items():
+            expected["action_mask"] = Box((spec.action.n,), jnp.bool_), (agents,)
+        for field, (boxes, lead) in expected.items():
             values = getattr(timestep, field)
             if structure(boxes) != structure(values):
                 self.fail(
@@ -241,31 +241,31 @@ class Check:
             return (low[None] + (high - low)[None] * uniform).astype(spec.action.dtype), {}
         n, open_ = spec.action.n, self._open(timestep)
         uniform = jax.random.uniform(key, (agents, n + agents), jnp.float32)  # one draw for all, to compile once
-        number = jnp.arange(agents, dtype=jnp.int32)
+        index = jnp.arange(agents, dtype=jnp.int32)
 
-        def one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
+        def choose_one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
             noise, garbage = uniform[agent, :n], (uniform[agent, n:] * n).astype(jnp.int32)
             mask = spec.next_mask(timestep.mask_state, open_, chosen, agent)
-            ahead = jnp.where(number < agent, chosen, garbage)
+            ahead = jnp.where(index < agent, chosen, garbage)
             reads_ahead = jnp.any(mask != spec.next_mask(timestep.mask_state, open_, ahead, agent))
             action = jnp.argmax(jnp.where(mask, noise, -1.0)).astype(jnp.int32)
-            seen = {"open": open_[agent], "mask": mask, "reads_ahead": reads_ahead, "closed": ~mask[action]}
-            return jnp.where(number == agent, action, chosen), seen
+            choice = {"open": open_[agent], "mask": mask, "reads_ahead": reads_ahead, "closed": ~mask[action]}
+            return jnp.where(index == agent, action, chosen), choice
 
-        return jax.lax.scan(one, jnp.zeros(agents, jnp.int32), number)
+        return jax.lax.scan(choose_one, jnp.zeros(agents, jnp.int32), index)
 
-    def _check_masks(self, seen: dict[str, Any], when: str) -> None:
+    def _check_masks(self, choices: dict[str, Any], when: str) -> None:
         """Check the masks [B, A, ...] from `_choose`."""
         self._refuse(
-            (~seen["open"].any(-1), f"action_mask closes every action of agent <1> {when} (copy <0>): leave at least "
-             "one action open in every time step, the last one included"),
-            (~seen["mask"].any(-1), f"next_mask closes every action of agent <1> {when} (copy <0>): leave at least one "
-             "action open, for example fall back to action_mask"),
-            (seen["mask"] & ~seen["open"], f"next_mask opens action <2> of agent <1> that action_mask closes {when} "
-             "(copy <0>): combine it with action_mask by &"),
-            (seen["reads_ahead"], f"next_mask of agent <1> depends on actions of itself or later agents {when} (copy "
-             "<0>): use chosen[j] only for j < agent"),
-            (seen["closed"], f"sampling agent after agent picks an action that next_mask closes {when}"),
+            (~choices["open"].any(-1), f"action_mask closes every action of agent <1> {when} (copy <0>): leave at "
+             "least one action open in every time step, the last one included"),
+            (~choices["mask"].any(-1), f"next_mask closes every action of agent <1> {when} (copy <0>): leave at least "
+             "one action open, for example fall back to action_mask"),
+            (choices["mask"] & ~choices["open"], f"next_mask opens action <2> of agent <1> that action_mask closes "
+             f"{when} (copy <0>): combine it with action_mask by &"),
+            (choices["reads_ahead"], f"next_mask of agent <1> depends on actions of itself or later agents {when} "
+             "(copy <0>): use chosen[j] only for j < agent"),
+            (choices["closed"], f"sampling agent after agent picks an action that next_mask closes {when}"),
         )  # fmt: skip
 
     def _critic(self, timestep: TimeStep, action: Array, key: Array) -> tuple[Array, Array]:
@@ -279,8 +279,8 @@ class Check:
             other, _ = self._choose(timestep, key)
 
         def depends(agent: Array) -> Array:
-            mine = agents == agent
-            changed = jnp.where(mine.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
+            is_agent = agents == agent
+            changed = jnp.where(is_agent.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
             return jnp.any(critic_input(timestep, changed)[agent] != rows[agent])
 
         agents = jnp.arange(self.spec.num_agents, dtype=jnp.int32)
@@ -343,7 +343,7 @@ class Check:
     # Play
 
     def play(self, key: Array, context: Any, steps: int) -> tuple[Array, BatchState, TimeStep]:
-        """Play a batch, and one of its copies alone, through an episode and its restart; return keys and reset."""
+        """Play a batch, and one of its copies by itself, through an episode and its restart; return keys and reset."""
 
         def row(tree: Any, index: Array) -> Any:
             return jax.tree.map(lambda x: x[index], tree)
@@ -353,32 +353,32 @@ class Check:
             state, timestep = self.batch.reset(keys, context)
             return keys, state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
 
-        def advance(keys: Array, state: BatchState, timestep: TimeStep, number: Array, alike: Array) -> Any:
-            """Step all copies (`alike`: all with the action of the first); return also the inputs of a single copy."""
-            index = (number - 1) % self.copies
-            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
-            action, seen = jax.vmap(self._choose)(timestep, step_keys)
-            action = jnp.where(alike, action[:1], action)
+        def advance(keys: Array, state: BatchState, timestep: TimeStep, step_index: Array, same_action: Array) -> Any:
+            """Step all copies (`same_action`: with the first's action); return also the inputs of a single copy."""
+            index = (step_index - 1) % self.copies
+            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step_index)
+            action, choices = jax.vmap(self._choose)(timestep, step_keys)
+            action = jnp.where(same_action, action[:1], action)
             critic = jax.vmap(self._critic)(timestep, action, step_keys) if self.spec.critic_input is not None else ()
             new_state, new_timestep = self.batch.step(state, timestep, action, context)
             root, episode = row((new_state.key, new_state.episode), index)
-            alone = jax.random.fold_in(root, episode), *row((state.env, action), index)
-            return new_state, new_timestep, seen, critic, alone, row((new_state.env, new_timestep), index)
+            single_inputs = jax.random.fold_in(root, episode), *row((state.env, action), index)
+            return new_state, new_timestep, choices, critic, single_inputs, row((new_state.env, new_timestep), index)
 
         self.advance = _jit(advance)
         keys, state, timestep, reset_key, in_batch = _jit(start)(key)
         begin = keys, state, timestep
         host = to_host(timestep)
         self._check_first(host, "after reset")
-        self._compare_alone(in_batch, self.reset(reset_key, context), "after reset")
+        self._compare_single(in_batch, self.reset(reset_key, context), "after reset")
         age = np.zeros(self.copies, int)
-        for number in range(1, steps + 1):
-            when, ended = f"at step {number}", host.done
-            state, timestep, seen, critic, alone, in_batch = self.advance(
-                keys, state, timestep, np.int32(number), np.bool_(False)
+        for step_index in range(1, steps + 1):
+            when, ended = f"at step {step_index}", host.done
+            state, timestep, choices, critic, single_inputs, in_batch = self.advance(
+                keys, state, timestep, np.int32(step_index), np.bool_(False)
             )
-            if seen:
-                self._check_masks(to_host(seen), when)
+            if choices:
+                self._check_masks(to_host(choices), when)
             if critic:
                 rows, depends = to_host(critic)
                 self._check_critic(rows, depends, when)
@@ -386,10 +386,10 @@ class Check:
             self._check_values(host, when)
             self._check_course(host, ended, age, when)
             self._check_floats(named_leaves(to_host(state.env)), np.isnan, "of the state is NaN", when)
-            reset_key, alone_state, alone_action = alone
-            restarted = ended[(number - 1) % self.copies]
-            pair = self.reset(reset_key, context) if restarted else self.step(alone_state, alone_action, context)
-            self._compare_alone(in_batch, pair, when)
+            reset_key, single_state, single_action = single_inputs
+            restarted = ended[(step_index - 1) % self.copies]
+            pair = self.reset(reset_key, context) if restarted else self.step(single_state, single_action, context)
+            self._compare_single(in_batch, pair, when)
         for name, count in self.traces.items():
             if count > 1:
                 self.fail(
@@ -424,16 +424,16 @@ class Check:
              "state and set truncated (or terminated) at the horizon"),
         )  # fmt: skip
 
-    def _compare_alone(self, in_batch: Any, alone: Any, when: str) -> None:
-        """Compare one copy [no batch axis] from the batch with the same copy played alone."""
-        if structure(in_batch) != structure(alone):
+    def _compare_single(self, in_batch: Any, single: Any, when: str) -> None:
+        """Compare one copy [no batch axis] from the batch with the same copy played by itself."""
+        if structure(in_batch) != structure(single):
             self.fail("batched() has another state than the environment: use the same pytree, each leaf [B, ...]")
-        a, b = ({"state": state, "time step": timestep} for state, timestep in (in_batch, alone))
+        a, b = ({"state": state, "time step": timestep} for state, timestep in (in_batch, single))
         different = difference(a, b, self.tolerance)
         if different:
             self.fail(
-                f"a copy in a batch and the same copy alone differ {when} in {different}: a copy must depend on its "
-                "key and its actions only, and sums must not depend on the batch"
+                f"a copy in a batch and the same copy by itself differ {when} in {different}: a copy must depend only "
+                "on its key and its actions, and sums must not depend on the batch"
             )
 
     def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
@@ -442,7 +442,7 @@ class Check:
         policies = {n: jax.vmap(functools.partial(policy, self.env)) for n, policy in self.env.baselines.items()}
         for name, policy in policies.items():
             act = functools.partial(jax.eval_shape, policy, state.env, timestep, keys)
-            action = self._traced(f"baseline '{name}'", act)
+            action = self._trace(f"baseline '{name}'", act)
             self._expect(f"baseline '{name}' returns", action, (self.copies, *self.action.shape), self.action.dtype)
         together = _jit(lambda *arguments: {name: act(*arguments) for name, act in policies.items()})  # one program
         box = Box((), low=0, high=spec.action.n - 1) if isinstance(spec.action, Discrete) else spec.action
@@ -451,10 +451,10 @@ class Check:
 
     def randomness(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
         """Check that copies with different keys differ somewhere under the same actions from the reset on."""
-        for number in range(1, min(self.spec.horizon, MOST_STEPS) + 2):
+        for step_index in range(1, min(self.spec.horizon, MOST_STEPS) + 2):
             if not all(np.all(leaf == leaf[:1]) for _, leaf in named_leaves(to_host(timestep))):
                 return
-            state, timestep, *_ = self.advance(keys, state, timestep, np.int32(number), np.bool_(True))
+            state, timestep, *_ = self.advance(keys, state, timestep, np.int32(step_index), np.bool_(True))
         self.fail(
             "copies with different keys never differ: draw from the key given to reset, or call check_env(..., "
             "random=False) if nothing is random here"

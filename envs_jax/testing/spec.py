@@ -28,9 +28,9 @@ def check_spec(env: Environment) -> EnvSpec:
     if not (isinstance(spec.name, str) and spec.name):
         fail(f"spec.name is {spec.name!r}: give the environment a name")
     for field in ("num_agents", "horizon", "num_tasks"):
-        number = getattr(spec, field)
-        if not (isinstance(number, int) and number >= 1):
-            fail(f"spec.{field} is {number!r}: it must be a Python int of at least 1")
+        count = getattr(spec, field)
+        if not (isinstance(count, int) and count >= 1):
+            fail(f"spec.{field} is {count!r}: it must be a Python int of at least 1")
     discrete = isinstance(spec.action, Discrete) and isinstance(spec.action.n, int) and spec.action.n >= 1
     if not (isinstance(spec.action, Box) or discrete):
         fail(f"spec.action is {spec.action!r}: describe ONE agent's action by Discrete(n), n >= 1, or by a Box")
@@ -52,9 +52,9 @@ def check_spec(env: Environment) -> EnvSpec:
     for metric, reduction in spec.metrics.items():
         if reduction not in get_args(Reduction):
             fail(f"spec.metrics['{metric}'] is {reduction!r}: choose one of {', '.join(get_args(Reduction))}")
-    taken = set(spec.metrics) & {"return", "length", "episodes"}
-    if taken:
-        fail(f"spec.metrics has '{taken.pop()}', which every environment already has: choose another name")
+    reserved = set(spec.metrics) & {"return", "length", "episodes"}
+    if reserved:
+        fail(f"spec.metrics has '{reserved.pop()}', which every environment already has: choose another name")
     if spec.score not in {*spec.metrics, "return"}:
         fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
     for name in spec.tie_breakers:

@@ -45,8 +45,8 @@ def difference(a: Any, b: Any, tolerance: float) -> str:
         if jnp.issubdtype(x.dtype, jnp.floating):
             wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
             with np.errstate(invalid="ignore"):
-                near = np.abs(wide_x - wide_y) <= tolerance * (1 + np.abs(wide_y))
-            same = near | (wide_x == wide_y) | (np.isnan(wide_x) & np.isnan(wide_y))
+                close = np.abs(wide_x - wide_y) <= tolerance * (1 + np.abs(wide_y))
+            same = close | (wide_x == wide_y) | (np.isnan(wide_x) & np.isnan(wide_y))
         else:
             same = x == y
         if not np.all(same):

@@ -1,13 +1,13 @@
 """Recorded episodes, and viewers that draw them as pages, animations and pictures.
 
-`Environment.viewer()` returns an environment's viewer. It describes an episode once, as a `Drawing`: panels of shapes
-beside the curve of a metric. Pictures are PIL images; a page is one self-contained HTML text.
+`Environment.viewer()` returns an environment's viewer. It describes an episode once, as a `Drawing`: panels of shapes,
+with the curve of a metric to their right. Pictures are PIL images; a page is one self-contained HTML text.
 """
 
 from typing import Any
 
 from envs_jax.viewing import pictures
-from envs_jax.viewing.drawing import Drawing, Panel, Shape, Sign, Style
+from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Shape, Style
 from envs_jax.viewing.page import RATES, page
 from envs_jax.viewing.record import GREY, INK, SOFT, Line, Record, colours, label
 
@@ -17,11 +17,11 @@ __all__ = [
     "RATES",
     "SOFT",
     "Drawing",
+    "LegendEntry",
     "Line",
     "Panel",
     "Record",
     "Shape",
-    "Sign",
     "Style",
     "Viewer",
     "colours",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Viewer:
-    """Draws records of one environment. A subclass needs `drawing` alone."""
+    """Draws records of one environment. A subclass defines only `drawing`."""
 
     rate = 2  # time steps per second that a reader can follow, one of RATES
 

@@ -35,9 +35,9 @@ def inks(colour: str) -> dict[str, Style]:
     }
 
 
-def chart(record: Record, metric: str, given: Sequence[Line]) -> tuple[Panel, dict[str, Style]]:
-    """Return the chart of a metric and its styles; where no curve is `given`, with the episode's only one."""
-    levels, lines = ([line for line in given if np.ndim(line.values) == d] for d in (0, 1))
+def chart(record: Record, metric: str, extra_lines: Sequence[Line]) -> tuple[Panel, dict[str, Style]]:
+    """Return the chart of a metric and its styles; where no curve is `extra_lines`, with the episode's only one."""
+    levels, lines = ([line for line in extra_lines if np.ndim(line.values) == d] for d in (0, 1))
     curve = record.rewards if metric == "reward" else record.curves[metric]
     lines = lines or [Line(f"this episode ({record.policy})", INK, np.asarray(curve))]
     steps, colour = np.arange(record.steps + 1), colours(record.references)
@@ -61,17 +61,17 @@ def chart(record: Record, metric: str, given: Sequence[Line]) -> tuple[Panel, di
         return np.stack(places, axis=-1)
 
     shapes = [text("title", (10, 15), record.env.spec.label(metric))]
-    for value, told in ticks(low, high):
+    for value, tick_label in ticks(low, high):
         shapes.append(path("grid", at(steps[[0, -1]], value)))
-        shapes.append(text("left", at(steps[0], value) - (6, -4), told))
+        shapes.append(text("left", at(steps[0], value) - (6, -4), tick_label))
     shapes.append(path("axis", [(_LEFT, _TOP), (_LEFT, _BOTTOM), (right, _BOTTOM)]))
     for step in sorted({0, round(record.steps / 3), round(2 * record.steps / 3), record.steps}):
         shapes.append(text("below", (at(steps[step], low)[0], _BOTTOM + 17), str(step)))
     shapes.append(text("below", ((_LEFT + right) / 2, _BOTTOM + 33), "step"))
     ends: list[tuple[float, str, str]] = []
 
-    def add(curve: np.ndarray, name: str, ink: str, *drawn: Shape) -> None:
-        shapes.extend(drawn)
+    def add(curve: np.ndarray, name: str, ink: str, *added: Shape) -> None:
+        shapes.extend(added)
         ends.append((float(curve[-1, 1]), name, ink[1:]))
 
     for name, mean in means.items():
@@ -88,11 +88,11 @@ def chart(record: Record, metric: str, given: Sequence[Line]) -> tuple[Panel, di
         add(curve, line.label, line.colour, *look)
     ends.sort()
     places = spread([end[0] for end in ends], 1.27 * _SIZE)
-    beyond = max(0.0, places[-1] - (HEIGHT - 8))
+    overflow = max(0.0, places[-1] - (HEIGHT - 8))
     for place, (_, name, ink) in zip(places, ends, strict=True):
-        shapes.append(text(f"word-{ink}", (right + 9, place - beyond + 4), name))
-    inked = {*(line.colour for line in (*lines, *levels)), *(colour[name] for name in means)}
-    styles = STYLES | {name: style for ink in inked for name, style in inks(ink).items()}
+        shapes.append(text(f"word-{ink}", (right + 9, place - overflow + 4), name))
+    line_colours = {*(line.colour for line in (*lines, *levels)), *(colour[name] for name in means)}
+    styles = STYLES | {name: style for ink in line_colours for name, style in inks(ink).items()}
     return Panel("", (0.0, 0.0, WIDTH, HEIGHT), shapes, [()] * len(steps)), styles
 
 

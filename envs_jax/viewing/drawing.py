@@ -30,7 +30,7 @@ class Style(NamedTuple):
     size: float = 0.0
     anchor: Literal["start", "middle", "end"] = "middle"
 
-    def scaled(self, width: float) -> "Style":
+    def with_width(self, width: float) -> "Style":
         """Return the style with strokes of another width."""
         factor = width / self.width if self.width else 0.0
         return self._replace(width=width, dash=tuple(length * factor for length in self.dash))
@@ -117,7 +117,7 @@ class Panel:
         return right - left, bottom - top
 
 
-class Sign(NamedTuple):
+class LegendEntry(NamedTuple):
     """One entry of a legend: words, and a sample of a style."""
 
     words: str
@@ -141,7 +141,7 @@ class Drawing:
 
     panels: Sequence[Panel]
     styles: Mapping[str, Style]
-    legend: Sequence[Sign]
+    legend: Sequence[LegendEntry]
     metrics: Sequence[str] = ()
     step_labels: Sequence[str] = ()
     lines: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)

@@ -10,7 +10,7 @@ from importlib import resources
 import numpy as np
 
 from envs_jax.viewing.charts import chart
-from envs_jax.viewing.drawing import Drawing, Panel, Sign, Style
+from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Style
 from envs_jax.viewing.record import Record
 
 RATES = (1, 2, 5, 10, 30)  # steps per second that a page offers
@@ -41,12 +41,12 @@ def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
         "SUBTITLE": html.escape(record.subtitle),
         "STYLES": "\n".join(f".drawn .{name} {{ {style.css} }}" for name, style in styles.items()),
         "SCENE": "".join(_svg(panel) for panel in drawing.panels),
-        "LEGEND": "".join(_sample(sign, styles[sign.style]) for sign in drawing.legend),
+        "LEGEND": "".join(_sample(entry, styles[entry.style]) for entry in drawing.legend),
         "RATES": "".join(f'<option value="{r}"{" selected" * (r == rate)}>{r} / s</option>' for r in RATES),
         "DATA": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], template)
+    return re.sub("@([A-Z]+)@", lambda match: parts[match[1]], template)
 
 
 def _svg(panel: Panel) -> str:
@@ -66,12 +66,12 @@ def _svg(panel: Panel) -> str:
     )
 
 
-def _sample(sign: Sign, style: Style) -> str:
+def _sample(entry: LegendEntry, style: Style) -> str:
     element = {
         "path": 'path d="M2 5H26"',
         "area": 'rect x="9" width="10" height="10"',
         "disc": 'circle cx="14" cy="5" r="4"',
     }
-    look = style.scaled(2.0 if sign.kind == "path" else 1.0).css
-    words = html.escape(sign.words)
-    return f'<span><svg viewBox="0 0 28 10"><{element[sign.kind]} style="{look}"/></svg>{words}</span>'
+    look = style.with_width(2.0 if entry.kind == "path" else 1.0).css
+    words = html.escape(entry.words)
+    return f'<span><svg viewBox="0 0 28 10"><{element[entry.kind]} style="{look}"/></svg>{words}</span>'

@@ -13,7 +13,7 @@ _TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.25  # inches: heading, a board's t
 
 
 def frames(record: Record, drawing: Drawing) -> list[Any]:
-    """Return PIL images of equal size, one per time step: the panels beside the curve up to it."""
+    """Return PIL images of equal size, one per time step: the panels, and the curve up to it."""
     sheet = _Sheet(record, drawing, columns=1, rows=1, size=(5.9, 4.6), dpi=100)
     canvas, images = sheet.figure.canvas, []
     canvas.draw()
@@ -29,7 +29,7 @@ def frames(record: Record, drawing: Drawing) -> list[Any]:
 
 
 def picture(record: Record, drawing: Drawing) -> Any:
-    """Return a PIL image of the panels at four time steps, from the start to the end, beside the curve."""
+    """Return a PIL image of the panels at four time steps, from the start to the end, and the curve."""
     sheet = _Sheet(record, drawing, columns=2, rows=2, size=(9.0, 7.4), dpi=150)
     for k, name in enumerate(("start", "a third", "two thirds", "end")):
         step = max(1, round(record.steps * k / 3)) if k else 0
@@ -47,9 +47,9 @@ def image(figure: Any) -> Any:
 
 
 class _Sheet:
-    """A figure with room for boards, which show all panels at one time step, beside the curve of the first metric.
+    """A figure with boards, which show all panels at one time step, to the left of the curve of the first metric.
 
-    Boards stand in so many columns and rows and fill a size (width, height) in inches at most.
+    Boards are laid out in `columns` and `rows` and together are at most `size` (width, height) inches large.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class _Sheet:
         self.wide = [self.height * shape for shape in shapes]
         self.left = 0.25 + columns * (sum(self.wide) + gaps)  # of the curve
         boards = max(rows * (self.height + _ABOVE + _GAP), 2.9)
-        whole = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
-        self.figure: Any = Figure(figsize=whole, dpi=dpi, facecolor="white")
+        figure_size = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
+        self.figure: Any = Figure(figsize=figure_size, dpi=dpi, facecolor="white")
         FigureCanvasAgg(self.figure)
         self._text(0.25, 0.27, record.title, fontsize=12, color=INK, weight="bold", va="center")
         self._text(0.25, 0.55, record.subtitle, fontsize=9.5, color=SOFT, va="center")
@@ -88,26 +88,26 @@ class _Sheet:
         from matplotlib.lines import Line2D
 
         handles = []
-        for sign in self.drawing.legend:
-            style = self.drawing.styles[sign.style].scaled(1.7)
-            marker = {"path": "", "area": "s", "disc": "o"}[sign.kind]
+        for entry in self.drawing.legend:
+            style = self.drawing.styles[entry.style].with_width(1.7)
+            marker = {"path": "", "area": "s", "disc": "o"}[entry.kind]
             handles.append(
                 Line2D((), (), color=style.stroke, alpha=style.opacity, linewidth=1.7, linestyle=_dashes(style))
-                if sign.kind == "path"
+                if entry.kind == "path"
                 else Line2D((), (), marker=marker, linestyle="", markersize=8, color=style.fill, alpha=style.opacity,
                             markeredgecolor=style.stroke if style.stroke != "none" else style.fill)
             )  # fmt: skip
-        names = [sign.words for sign in self.drawing.legend]
+        names = [entry.words for entry in self.drawing.legend]
         self.figure.legend(handles, names, loc="lower left", bbox_to_anchor=(0.02, 0), ncols=4, frameon=False,
                            fontsize=9, labelcolor=SOFT, handlelength=2.2, columnspacing=1.5)  # fmt: skip
 
-    def board(self, number: int, step: int, words: str) -> list[Any]:
+    def board(self, position: int, step: int, words: str) -> list[Any]:
         """Draw all panels at a time step in the place of a board, with words above; return what was drawn."""
         drawing = self.drawing
-        left = 0.25 + number % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
-        top = _TOP + _ABOVE + number // self.columns * (self.height + _ABOVE + _GAP)
-        told = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
-        words += f" · {told}" if told else ""
+        left = 0.25 + position % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
+        top = _TOP + _ABOVE + position // self.columns * (self.height + _ABOVE + _GAP)
+        step_label = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
+        words += f" · {step_label}" if step_label else ""
         drawn = [self._text(left, top - 0.13, words, fontsize=10, color=INK, weight="bold", va="center")]
         for panel, width in zip(drawing.panels, self.wide, strict=True):
             drawn.append(self._panel(panel, left, top, width, step))

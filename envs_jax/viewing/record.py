@@ -1,4 +1,4 @@
-"""Recorded episodes and the curves beside them."""
+"""Recorded episodes, and the curves that they are compared with."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping

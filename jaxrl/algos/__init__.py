@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from envs_jax.settings import closest, decorated, load, short_repr
+from envs_jax.settings import closest, is_decorated, load, short_repr
 
 if TYPE_CHECKING:
     from jaxrl.algos.base import Algorithm
@@ -26,7 +26,7 @@ def find(name: str) -> "type[Algorithm]":
     from jaxrl.algos.base import Algorithm  # with JAX, which --help does without
 
     cls = load(ALGORITHMS.get(name, name), "algorithm")
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and decorated(cls)):
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and is_decorated(cls)):
         raise ValueError(
             f"algorithm {short_repr(name)} must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm"
         )

@@ -67,12 +67,12 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
             simulator.reach_of(evaluated_policy)
-        evaluated_policy = league.set_for_matches(evaluated_policy)
-        names = league.usual(evaluated_policy) if flags.policy is None else parse_policies(flags.policy)
+        evaluated_policy = league.apply_match_settings(evaluated_policy)
+        names = league.default_policies(evaluated_policy) if flags.policy is None else parse_policies(flags.policy)
         evaluated_policy.check_policies(names)
         default_path = None
         if not task and flags.checkpoint is None:
-            default_path = reports.own_file(evaluated_policy, names, flags.simulator)
+            default_path = reports.evaluation_file(evaluated_policy, names, flags.simulator)
         path = output(flags.json or str(default_path), "--json") if flags.json or default_path else None
         if evaluated_policy.env.env.match_rules:
             report = reports.play_matches(evaluated_policy, names, flags.episodes, *options)

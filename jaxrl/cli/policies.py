@@ -54,7 +54,7 @@ def parse(
         parsed_values = {name: value for name, value in vars(parsed).items() if name not in without}
         settings = settings_of(parsed_values)
         policy = load(run, env, settings, not parsed.last, parsed.checkpoint)
-        return dataclasses.replace(policy, given=frozenset(settings) & frozenset(parsed_values))
+        return dataclasses.replace(policy, named_settings=frozenset(settings) & frozenset(parsed_values))
 
     return parsed, read
 

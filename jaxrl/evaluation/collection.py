@@ -20,62 +20,76 @@ EXPERTS = ("policy", "scripted")
 _STREAM = 0x1ABE1  # random stream of the actions in value labels
 
 
-def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -> dict[str, Array]:
-    """Return an SAC expert's labels of steps, leaves float32[N, ...]: "mu", "log_std" [N, n] and "value" [N].
+def worker_labels(algo: Sac, params: Any, step: dict[str, Array], key: Array) -> dict[str, Array]:
+    """Label steps with an SAC expert, leaves float32[N, ...]: "mu", "log_std" [N, n] and "value" [N].
 
     Args:
         algo: with one agent.
-        weights: see `Sac.weights`.
-        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects the temperature); none
-            of them terminates.
-        key: of the sampled actions.
+        params: see `Sac.weights`.
+        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects the temperature); no
+            step terminates the episode.
+        key: for the sampled actions.
     """
-    mean, log_std = algo.gaussian(weights["actor"], step["observation"][:, None])
-    behind = step["next_observation"][:, None]
-    next_mean, next_log_std = algo.gaussian(weights["actor"], behind)
+    mean, log_std = algo.gaussian(params["actor"], step["observation"][:, None])
+    next_observation = step["next_observation"][:, None]
+    next_mean, next_log_std = algo.gaussian(params["actor"], next_observation)
     noise = jax.random.normal(key, next_mean.shape, jnp.float32)
     action, log_prob = distributions.squashed_normal(next_mean, next_log_std, noise)
-    alpha = jnp.exp(weights["log_alpha"])[step["task"]]
-    values = algo.outputs("critic", weights["critic"], behind, action)
+    alpha = jnp.exp(params["log_alpha"])[step["task"]]
+    values = algo.outputs("critic", params["critic"], next_observation, action)
     value = soft_value(values, log_prob, alpha)[:, 0]
     return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "value": step["reward"] + algo.gamma * value}
 
 
 def collect(
-    subject: EvalPolicy, weights: Any, world: Simulator, names: Sequence[str], episodes: int, seed: int, expert: str
+    evaluated_policy: EvalPolicy,
+    params: Any,
+    world: Simulator,
+    names: Sequence[str],
+    episodes: int,
+    seed: int,
+    expert: str,
 ) -> ExpertDataset:
-    """Return an expert dataset of episodes played in a simulator by the policies `names` in turn.
+    """Play episodes in a simulator with the policies `names` in turn; return them as an expert dataset.
 
     Args:
-        subject, weights: a run of SAC, and those of its algorithm.
+        evaluated_policy: the policy of a run of SAC.
+        params: the parameters of its algorithm, see `Sac.weights`.
         episodes: at least one for each policy.
-        seed: of random numbers in policies and labels.
+        seed: for the random numbers of policies and labels.
         expert: source of mu, one of EXPERTS.
     """
-    algo, advised = subject.algo, expert == "scripted"
+    algo, scripted_expert = evaluated_policy.algo, expert == "scripted"
     assert isinstance(algo, Sac)
-    tasks = simulator.reach_of(subject).env.tasks
-    settings = subject.config.env_settings if subject.config else subject.settings
-    learned = environments.make(subject.name, **settings).spec.task_names
-    trained = np.array([learned.index(one.name) if one.name in learned else 0 for one in tasks], np.int32)
+    tasks = simulator.reach_of(evaluated_policy).env.tasks
+    settings = evaluated_policy.config.env_settings if evaluated_policy.config else evaluated_policy.settings
+    trained_tasks = environments.make(evaluated_policy.name, **settings).spec.task_names
+    trained_index = np.array(
+        [trained_tasks.index(one.name) if one.name in trained_tasks else 0 for one in tasks], np.int32
+    )
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
     played = []
     for first, name in enumerate(names):
-        numbers = range(len(range(first, episodes, len(names))))
-        played.append(simulator.play(subject, world, name, numbers, seed, advised))
+        indices = range(len(range(first, episodes, len(names))))
+        played.append(simulator.play(evaluated_policy, world, name, indices, seed, scripted_expert))
     parts = []
-    for number in range(episodes):
-        own, row = played[number % len(names)], number // len(names)
-        rows = len(own.reward[row])
-        seen = {"observation": own.observation[row, :-1], "next_observation": own.observation[row, 1:]}
-        step = seen | {"reward": own.reward[row], "task": np.full(rows, own.task[row])}
-        key = jax.random.fold_in(jax.random.key(seed), _STREAM + number)
-        labels = jax.device_get(label(weights, step | {"task": trained[step["task"]]}, key))
-        mu = {"mu": own.advice[row]} if advised else {}
-        parts.append(step | {"step": np.arange(rows, dtype=np.int32), "action": own.action[row]} | labels | mu)
+    for index in range(episodes):
+        policy_episodes, row = played[index % len(names)], index // len(names)
+        steps = len(policy_episodes.reward[row])
+        observations = {
+            "observation": policy_episodes.observation[row, :-1],
+            "next_observation": policy_episodes.observation[row, 1:],
+        }
+        step = observations | {"reward": policy_episodes.reward[row], "task": np.full(steps, policy_episodes.task[row])}
+        key = jax.random.fold_in(jax.random.key(seed), _STREAM + index)
+        labels = jax.device_get(label(params, step | {"task": trained_index[step["task"]]}, key))
+        mu = {"mu": policy_episodes.advice[row]} if scripted_expert else {}
+        parts.append(
+            step | {"step": np.arange(steps, dtype=np.int32), "action": policy_episodes.action[row]} | labels | mu
+        )
     fields = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
-    names_of_tasks = tuple(one.name for one in tasks)
+    task_names = tuple(one.name for one in tasks)
     if world.task is not None:
-        names_of_tasks, fields["task"] = (world.task,), np.zeros_like(fields["task"])
-    never = np.zeros(len(fields["step"]), bool)  # episodes only end by truncation
-    return ExpertDataset(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
+        task_names, fields["task"] = (world.task,), np.zeros_like(fields["task"])
+    terminated = np.zeros(len(fields["step"]), bool)  # episodes only end by truncation
+    return ExpertDataset(environment=world.description, task_names=task_names, terminated=terminated, **fields)

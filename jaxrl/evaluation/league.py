@@ -29,14 +29,14 @@ def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple
     """Return ratings and half-widths of their 95 % intervals, each float64[n], relative to the anchor.
 
     Bradley and Terry's model by maximum likelihood: i and j share points at odds of 10^((R_i - R_j) / 400), a draw
-    being half a point. Each pair that met gets one more game, half won and half lost, so that a player with wins only
-    has a finite rating. The intervals come from the variance of the games' points, draws included.
+    being half a point. Each pair that met gets one more game, half won and half lost, so that a player who won every
+    game has a finite rating. The intervals come from the variance of the games' points, draws included.
 
     Args:
         wins: float[n, n], games that i won against j.
         draws: float[n, n], symmetric.
         anchor: the player whose rating is fixed.
-        level: that rating.
+        level: the anchor's rating.
 
     References:
         Bradley and Terry 1952, Biometrika 39; White 1982, Econometrica 50 (the variance).
@@ -69,7 +69,7 @@ def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple
 
 
 def play(
-    subject: EvalPolicy,
+    evaluated_policy: EvalPolicy,
     matches: Sequence[tuple[str, str]],
     opponents: Mapping[str, EvalPolicy],
     games: int,
@@ -81,65 +81,85 @@ def play(
     For the learned policies of several seeds yield float32[seeds, games]; against `opponents` the first seed plays.
 
     Args:
-        subject: the environment and the first policies.
+        evaluated_policy: the environment and the first policies.
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
         opponents: runs that play the other team.
         games, seed: of each match, held out; game i begins in the same state in all of them.
         chunk: see `EvalPolicy.evaluator`.
     """
-    rules, names, others = rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
+    rules, names, others = (
+        rules_of(evaluated_policy),
+        list(dict.fromkeys(first for first, _ in matches)),
+        list(opponents),
+    )
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
-    program = subject.evaluator(names, games, chunk, sides).jit_final_values()
-    theirs = [jax.device_get(other.params) for other in opponents.values()]
+    program = evaluated_policy.evaluator(names, games, chunk, sides).jit_final_values()
+    opponent_params = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
-        context, each = rules.outside if second in opponents else rules.opponents[second], []
-        for own in subject.by_seed() if first in LEARNED and sides is None else [subject]:
-            params: Any = own.parameters(names.index(first))
+        context, per_seed = rules.outside if second in opponents else rules.opponents[second], []
+        for seed_policy in evaluated_policy.by_seed() if first in LEARNED and sides is None else [evaluated_policy]:
+            params: Any = seed_policy.parameters(names.index(first))
             if sides is not None:
                 index = others.index(second) if second in opponents else len(others)
-                params = (params, (np.int32(index), theirs))
-            ended = program(params, held_out_key(seed, "evaluation"), context)
-            each.append({metric: np.asarray(values)[:games] for metric, values in ended.items()})
-        yield first, second, each[0] if len(each) == 1 else jax.tree.map(lambda *seeds: np.stack(seeds), *each)
+                params = (params, (np.int32(index), opponent_params))
+            final_metrics = program(params, held_out_key(seed, "evaluation"), context)
+            per_seed.append({metric: np.asarray(values)[:games] for metric, values in final_metrics.items()})
+        yield (
+            first,
+            second,
+            per_seed[0] if len(per_seed) == 1 else jax.tree.map(lambda *seeds: np.stack(seeds), *per_seed),
+        )
 
 
-def _opponent(subject: EvalPolicy) -> Opponent:
+def _opponent(evaluated_policy: EvalPolicy) -> Opponent:
     """Return a run's policy as an opponent for the other team."""
-    assert subject.algo is not None
-    see: Any = subject.env
-    return Opponent(see.opponent_view, learned_policy(subject.algo, LEARNED[ranked(subject)[0]]))
+    assert evaluated_policy.algo is not None
+    env: Any = evaluated_policy.env
+    return Opponent(
+        env.opponent_view, learned_policy(evaluated_policy.algo, LEARNED[rank_policies(evaluated_policy)[0]])
+    )
 
 
-def rules_of(subject: EvalPolicy) -> MatchRules:
+def rules_of(evaluated_policy: EvalPolicy) -> MatchRules:
     """Return the match rules of an environment that has two teams."""
-    rules = subject.env.env.match_rules
+    rules = evaluated_policy.env.env.match_rules
     assert rules is not None
     return rules
 
 
-def ranked(subject: EvalPolicy) -> list[str]:
+def rank_policies(evaluated_policy: EvalPolicy) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
-    return ["sampled", "learned"] if rules_of(subject).sampled and not subject.greedy else ["learned", "sampled"]
+    return (
+        ["sampled", "learned"]
+        if rules_of(evaluated_policy).sampled and not evaluated_policy.greedy
+        else ["learned", "sampled"]
+    )
 
 
-def usual(subject: EvalPolicy) -> list[str]:
+def default_policies(evaluated_policy: EvalPolicy) -> list[str]:
     """Return the names of the policies that are evaluated by default: all, or some baselines where teams compete."""
-    rules = subject.env.env.match_rules
-    return [*ranked(subject), *rules.baselines] if rules and subject.run else list(subject.policies)
+    rules = evaluated_policy.env.env.match_rules
+    return (
+        [*rank_policies(evaluated_policy), *rules.baselines]
+        if rules and evaluated_policy.run
+        else list(evaluated_policy.policies)
+    )
 
 
-def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
+def apply_match_settings(evaluated_policy: EvalPolicy) -> EvalPolicy:
     """Apply the environment's settings for matches, if it has any, except those that the user gave.
 
     Raises UsageError: nobody plays the other team.
     """
-    rules = subject.env.env.match_rules
+    rules = evaluated_policy.env.env.match_rules
     settings = rules.settings if rules else {}
-    subject = subject.with_env_settings({name: value for name, value in settings.items() if name not in subject.given})
-    rules = subject.env.env.match_rules
+    evaluated_policy = evaluated_policy.with_env_settings(
+        {name: value for name, value in settings.items() if name not in evaluated_policy.named_settings}
+    )
+    rules = evaluated_policy.env.env.match_rules
     if rules and not rules.opponents:
         raise no_player(rules)
-    return subject
+    return evaluated_policy
 
 
 def results(
@@ -149,16 +169,16 @@ def results(
 
     Points are the share of games won, draws as half. A metric is a share if it is 0 or 1 in all games of all matches.
     """
-    played, found = list(played), []
-    shares = {name: all(is_share(ended[name]) for *_, ended in played) for name in metrics}
-    for first, second, ended in played:
-        summary = {name: interval(ended[name], share) for name, share in shares.items()}
-        points = interval(ended["win"] + 0.5 * ended["draw"])
+    played, summaries = list(played), []
+    shares = {name: all(is_share(final_metrics[name]) for *_, final_metrics in played) for name in metrics}
+    for first, second, final_metrics in played:
+        summary = {name: interval(final_metrics[name], share) for name, share in shares.items()}
+        points = interval(final_metrics["win"] + 0.5 * final_metrics["draw"])
         if "low" not in points and (mean := points["mean"]) is not None and (half := points["ci95"]) is not None:
             points |= {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}  # games were drawn
         summary["points"] = points
-        found.append({"first": first, "second": second, **summary})
-    return found
+        summaries.append({"first": first, "second": second, **summary})
+    return summaries
 
 
 # Leagues
@@ -194,24 +214,24 @@ class League:
         """Play one match per pair; see the function `play`."""
         names = list(self.runs)
         for i, (name, run) in enumerate(self.runs.items()):
-            own = ranked(run)[0]
+            run_policy = rank_policies(run)[0]
             later = {other: self.runs[other] for other in names[i + 1 :]}
-            matches = [(own, second) for second in (*later, *self.scripted)]
+            matches = [(run_policy, second) for second in (*later, *self.scripted)]
             if i == 0:
                 matches += itertools.combinations(self.scripted, 2)
-            for first, second, ended in play(run, matches, later, games, seed, chunk):
-                yield name if first == own else first, second, ended
+            for first, second, final_metrics in play(run, matches, later, games, seed, chunk):
+                yield name if first == run_policy else first, second, final_metrics
 
     def ratings(self, matches: Sequence[Mapping[str, Any]], games: int) -> dict[str, dict[str, float]]:
         """Return {player: {"elo", "low", "high", "points"}}, best first; points: share of all games, draws as half."""
-        number = {name: k for k, name in enumerate(self.players)}
-        wins, draws = np.zeros((2, len(number), len(number)))
+        index = {name: k for k, name in enumerate(self.players)}
+        wins, draws = np.zeros((2, len(index), len(index)))
         for match in matches:
-            i, j = number[match["first"]], number[match["second"]]
+            i, j = index[match["first"]], index[match["second"]]
             wins[i, j], wins[j, i] = (round(games * match[outcome]["mean"]) for outcome in ("win", "defeat"))
             draws[i, j] = draws[j, i] = round(games * match["draw"]["mean"])
-        rating, half = elo(wins, draws, number[self.anchor], self.rules.anchor[1])
-        points = (wins + draws / 2).sum(1) / (games * (len(number) - 1))
+        rating, half = elo(wins, draws, index[self.anchor], self.rules.anchor[1])
+        points = (wins + draws / 2).sum(1) / (games * (len(index) - 1))
         rows = zip(self.players, rating, rating - half, rating + half, points, strict=True)
         ordered = sorted(rows, key=lambda row: -row[1])
         return {name: dict(zip(("elo", "low", "high", "points"), row, strict=True)) for name, *row in ordered}
@@ -228,13 +248,13 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, gr
     for k, run in enumerate(runs):
         _check_meets(run, runs[:k])
     rules = rules_of(first)
-    wanted = {name: first.settings[name] for name in first.given if name in rules.league}
-    settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **wanted}
-    moved = [dataclasses.replace(run.with_env_settings(settings), greedy=greedy) for run in runs]
-    rules = rules_of(moved[0])
+    overrides = {name: first.settings[name] for name in first.named_settings if name in rules.league}
+    settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **overrides}
+    policies = [dataclasses.replace(run.with_env_settings(settings), greedy=greedy) for run in runs]
+    rules = rules_of(policies[0])
     if rules.outside is None:
-        told = ", ".join(f"--{name} {value}" for name, value in wanted.items())
-        raise UsageError(f"runs cannot play each other with {told}: remove it")
+        flags = ", ".join(f"--{name} {value}" for name, value in overrides.items())
+        raise UsageError(f"runs cannot play each other with {flags}: remove it")
     for name in scripted or ():
         if name not in rules.opponents:
             raise UsageError(f"unknown player {short_repr(name)}: {closest(name, rules.opponents)}")
@@ -243,7 +263,7 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, gr
         names = [str(run.run) for run in runs]
     if len(set(names)) < len(names):  # checkpoints of one run
         names = [f"{name} checkpoint {run.step}" for name, run in zip(names, runs, strict=True)]
-    return League(dict(zip(names, moved, strict=True)), tuple(rules.opponents if scripted is None else scripted))
+    return League(dict(zip(names, policies, strict=True)), tuple(rules.opponents if scripted is None else scripted))
 
 
 def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
@@ -258,9 +278,10 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
         if (run.run.resolve(), run.step) == (other.run.resolve(), other.step):
             raise UsageError(f"{run.run} is named twice: name each run once")
         games = [rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
-        odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
-        if odd:
-            told = [", ".join(f"{name} {game.get(name)}" for name in odd) for game in games]
+        different = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
+        if different:
+            descriptions = [", ".join(f"{name} {game.get(name)}" for name in different) for game in games]
             raise UsageError(
-                f"{run.run} cannot play {other.run}: one was trained with {told[0]}, the other with {told[1]}"
+                f"{run.run} cannot play {other.run}: one was trained with {descriptions[0]}, the other with "
+                f"{descriptions[1]}"
             )

@@ -26,15 +26,17 @@ def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> d
     """Return the curves of a run's trials; None if no episode has ended.
 
     Returns:
-        {"metric", "score_mode": of the environment's score on selection episodes, or of training episodes if there was
-        no selection; "seeds": of each combination; "combinations": {name: {"env_steps", and lists "mean" and "ci95"
-        over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at its end and
-        the best one on the way}.
+        {"metric", "score_mode": the environment's score, on selection episodes, or on training episodes if there was
+        no selection; "seeds": their number in each combination; "combinations": {name: {"env_steps", and lists "mean"
+        and "ci95" over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at
+        its end and the best one on the way}.
     """
-    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring)
+    return summarise_rows(
+        {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring
+    )
 
 
-def of_rows(
+def summarise_rows(
     rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
 ) -> dict[str, Any] | None:
     """Return the same for the rows of each trial's folder."""
@@ -76,8 +78,8 @@ def of_rows(
 def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
     """Return steps and values of a metric in rows of metrics.jsonl: "eval/..." at each evaluation, others as means.
 
-    Means are over parts of the run; those of training episodes, "rollout/...", are over the episodes of a part. Steps
-    are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
+    Means are over parts of the run; metrics of training episodes, "rollout/...", are averaged over the episodes of a
+    part. Steps are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
     """
     trained = [row for row in rows if "env_steps" in row and not any(name.startswith("eval/") for name in row)]
     if not trained:
@@ -91,10 +93,10 @@ def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]
     points = []
     weight = "episodes" if metric.startswith("rollout/") else ""
     for part in np.array_split(np.arange(len(trained)), min(_POINTS, len(trained))):
-        found = [trained[k] for k in part if trained[k].get(metric) is not None]
-        weights = [row.get(weight, 1) or 0 for row in found]
+        measured = [trained[k] for k in part if trained[k].get(metric) is not None]
+        weights = [row.get(weight, 1) or 0 for row in measured]
         if any(weights):
-            points.append((steps[part[-1]], float(np.average([row[metric] for row in found], weights=weights))))
+            points.append((steps[part[-1]], float(np.average([row[metric] for row in measured], weights=weights))))
     return points
 
 
@@ -104,15 +106,15 @@ def best(directory: Path, config: Config) -> str:
     return best_of(json.loads(path.read_text())) if path.is_file() else trials(config)[0].combination
 
 
-def best_of(found: dict[str, Any]) -> str:
+def best_of(curves: dict[str, Any]) -> str:
     """Return the combination of a summary with the best last score."""
-    sign = -1 if found["score_mode"] == "min" else 1
-    last = {name: curve["mean"][-1] for name, curve in found["combinations"].items()}
+    sign = -1 if curves["score_mode"] == "min" else 1
+    last = {name: curve["mean"][-1] for name, curve in curves["combinations"].items()}
     return max(last, key=lambda name: -math.inf if last[name] is None else sign * last[name])
 
 
 def report(directory: Path, say: Callable[[str], None]) -> None:
-    """Write and tell what the trials of a run have learned so far; nothing if it has a single one."""
+    """Write the learning curves of a run's trials, and say them line by line; do nothing if it has a single trial."""
     config = read_training_run(directory)[1]
     all_trials, scoring = trials(config), Scoring.read(directory)
     curves = summary(directory, all_trials, scoring) if len(all_trials) > 1 else None
@@ -132,15 +134,15 @@ def lines(curves: dict[str, Any]) -> list[str]:
     pick = min if curves["score_mode"] == "min" else max
     width = max(map(len, (*curves["combinations"], "all")))
     seeds = f", {curves['seeds']} seeds" if curves["seeds"] > 1 else ""
-    found = [f"{curves['metric']} at the end, {curves['of']}{seeds}:"]
+    text_lines = [f"{curves['metric']} at the end, {curves['of']}{seeds}:"]
     for name, curve in curves["combinations"].items():
         means = [mean for mean in curve["mean"] if mean is not None]
         half = f" ±{curve['ci95'][-1]:.4g}" if curves["seeds"] > 1 and curve["ci95"][-1] is not None else ""
         last = "not finite" if curve["mean"][-1] is None else f"{curve['mean'][-1]:.4g}{half}"
         best_mean = f", best {pick(means):.4g}" if means else ""
         mark = "*" if name == best_of(curves) and len(curves["combinations"]) > 1 else " "
-        found.append(f"{mark} {name or 'all':{width}}  {last}{best_mean}")
-    return found
+        text_lines.append(f"{mark} {name or 'all':{width}}  {last}{best_mean}")
+    return text_lines
 
 
 def csv_text(curves: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The policies of `evaluate` and `render`, of a run or scripted ones alone."""
+"""The policies that `evaluate` and `render` run: those in a run's checkpoint, and scripted ones."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.matches import MatchRules
-from envs_jax.progress import ended
+from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.rl.data_parallel import make_mesh
@@ -40,13 +40,13 @@ _GREEDY, _GREEDY_KEY = "greedy", "learned"  # a policy's name for users, and in 
 
 @dataclasses.dataclass(frozen=True)
 class EvalPolicy:
-    """An environment, which `name` and `settings` make, and the policies that can act in it.
+    """An environment and the policies that can act in it; `name` and `settings` make the environment.
 
     Attributes:
-        run, config, algo, step: of the run and its checkpoint, None for scripted policies alone.
-        params: the run's policy, of its first seed where there are several.
+        run, config, algo, step: of the run and its checkpoint, None where all policies are scripted.
+        params: the run's policy; where it has several seeds, the policy of the first one.
         seed_params: the policies of all seeds, () for a single one.
-        given: the settings that the command line named.
+        named_settings: the settings that the command line named.
         greedy: the run plays matches with its best actions, even where the environment's rules say sampled ones.
     """
 
@@ -59,12 +59,12 @@ class EvalPolicy:
     params: Any = ()
     seed_params: tuple[Any, ...] = ()
     step: int | None = None
-    given: frozenset[str] = frozenset()
+    named_settings: frozenset[str] = frozenset()
     greedy: bool = False
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Return the names of all policies, those of the run first."""
+        """Return the names of all policies, the run's first."""
         modes = self.algo.modes if self.algo else ()
         return (*(name for name, mode in LEARNED.items() if mode in modes), *scripted_names(self.env))
 
@@ -95,9 +95,9 @@ class EvalPolicy:
     def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
         settings = {**self.settings, **settings}
-        env, algo = _made(self.name, settings), self.algo
+        env, algo = _make_batched_env(self.name, settings), self.algo
         if algo and self.config and settings != self.config.env_settings:
-            algo = _refitted(algo, env, self.params, settings, self.config.env_settings)
+            algo = _refit_algorithm(algo, env, self.params, settings, self.config.env_settings)
         return dataclasses.replace(self, env=env, settings=settings, algo=algo)
 
     def evaluator(
@@ -105,9 +105,9 @@ class EvalPolicy:
     ) -> Evaluator:
         """Return an evaluator that rolls out the policies `names` for at least this many episodes on all local devices.
 
-        Its parameters are those of `parameters`; with opponents (candidates for the other team where its actions are an
-        input) see `both_teams`. `chunk` is the most episodes rolled out at a time on a device, 0 for a choice by
-        memory.
+        It takes what `parameters` returns. With opponents (candidates for the other team, where its actions are an
+        input), see `both_teams`. `chunk` is the largest number of episodes rolled out at a time on a device, 0 for a
+        choice by memory.
 
         Raises UsageError: an unknown policy, or no opponent for the other team.
         """
@@ -122,8 +122,8 @@ class EvalPolicy:
         policy = switch_policy(self.env, policies)
 
         def init_carry(params: Any, timestep: Any, indices: Any) -> Any:
-            own = params if opponents is None else params[0]
-            return algo.init_carry(own[1], timestep, indices) if algo else ()
+            policy_params = params if opponents is None else params[0]
+            return algo.init_carry(policy_params[1], timestep, indices) if algo else ()
 
         devices = min(jax.local_device_count(), episodes)
         local = -(-episodes // devices)
@@ -155,13 +155,13 @@ class EvalPolicy:
         return max(len(self.seed_params), 1)
 
     def by_seed(self) -> list["EvalPolicy"]:
-        """Return the policies of each seed of the run alone."""
+        """Return one `EvalPolicy` per seed of the run."""
         return [dataclasses.replace(self, params=params, seed_params=()) for params in self.seed_params] or [self]
 
     @property
     def context(self) -> Any:
         """Return the environment's context at the end of all schedules."""
-        return self.env.context(ended())
+        return self.env.context(final_progress())
 
 
 def display_name(policy: str) -> str:
@@ -177,21 +177,27 @@ def policy_key(name: str) -> str:
 def load(
     run: Path | None, env: str, settings: dict[str, Any], best: bool = True, checkpoint: int | None = None
 ) -> EvalPolicy:
-    """Load the policy of `run`, its best or newest checkpoint, in an environment; None: scripted policies alone.
-
-    `checkpoint` is the number of another checkpoint.
+    """Load the policy of a run in an environment; without a run, the environment's scripted policies.
 
     Settings of the environment may differ from the run's as far as its policy fits.
 
+    Args:
+        run: directory of the run, or None.
+        env, settings: the environment.
+        best: take the best checkpoint instead of the newest.
+        checkpoint: number of the checkpoint to take instead.
+
     Raises UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
-    batch = _made(env, settings)
+    batch = _make_batched_env(env, settings)
     if run is None:
         return EvalPolicy(batch, env, settings)
     first, *others = loaded = load_policies(run, best, checkpoint=checkpoint)
-    every = tuple(policy.params for policy in loaded) if others else ()
-    found = EvalPolicy(batch, env, settings, run, first.config, first.algo, first.params, every, first.step)
-    return found.with_env_settings({})
+    seed_params = tuple(policy.params for policy in loaded) if others else ()
+    loaded_policy = EvalPolicy(
+        batch, env, settings, run, first.config, first.algo, first.params, seed_params, first.step
+    )
+    return loaded_policy.with_env_settings({})
 
 
 def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
@@ -202,30 +208,30 @@ def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
 
 
 def no_player(rules: MatchRules) -> UsageError:
-    """Return the refusal of games in which nobody plays the other team."""
+    """Return the error for games in which nobody plays the other team."""
     players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
     return UsageError(f"there is no player for the other team: choose scripted players, such as {players}")
 
 
-def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
+def _make_batched_env(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
     with usage_errors():
         return batched(environments.make(env, **settings))
 
 
-def _refitted(
-    algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], former: dict[str, Any]
+def _refit_algorithm(
+    algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], trained_settings: dict[str, Any]
 ) -> Algorithm:
     """Return the algorithm for an environment with other settings than in training. Raises UsageError."""
-    changed = ", ".join(f"{name} {value}" for name, value in settings.items() if value != former[name])
+    changed = ", ".join(f"{name} {value}" for name, value in settings.items() if value != trained_settings[name])
 
     def shape_of(x: Any) -> Any:
         return (x.shape, x.dtype)
 
     try:
         algo = dataclasses.replace(algo, spec=env.spec)
-        wanted = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
+        expected = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
     except (ValueError, TypeError) as error:
         raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
-    if jax.tree.map(shape_of, wanted) != jax.tree.map(shape_of, params):
+    if jax.tree.map(shape_of, expected) != jax.tree.map(shape_of, params):
         raise UsageError(f"the run's policy does not match {changed}: its networks were built for other shapes")
     return algo

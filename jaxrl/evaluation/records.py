@@ -1,4 +1,4 @@
-"""Held-out episodes as pages, animations and pictures, beside the mean curves of other policies."""
+"""Held-out episodes as pages, animations and pictures, with the mean curves of other policies."""
 
 import io
 import json
@@ -26,7 +26,7 @@ FinalMeans = dict[str, dict[str, dict[str, float]]]
 
 
 def record(
-    subject: EvalPolicy,
+    evaluated_policy: EvalPolicy,
     name: str,
     episode: int,
     seed: int,
@@ -35,17 +35,17 @@ def record(
 ) -> Record:
     """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate` with this seed.
 
-    `name` is one of `subject.policies`; for references and final_means see `Record`.
+    `name` is one of `evaluated_policy.policies`; for references and final_means see `Record`.
     """
-    rollout = subject.evaluator([name], 1).record()
-    arguments = subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode)
-    states, timesteps, curves, actions = rollout(*arguments)
+    rollout = evaluated_policy.evaluator([name], 1).record()
+    params, key = evaluated_policy.parameters(0), held_out_key(seed, "evaluation")
+    states, timesteps, curves, actions = rollout(params, key, evaluated_policy.context, jnp.int32(episode))
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
     return Record(
-        env=subject.env.env,
-        title=subject.description,
+        env=evaluated_policy.env.env,
+        title=evaluated_policy.description,
         subtitle=f"policy {display_name(name)} · held-out episode {episode}, seed {seed}",
         policy=name,
         states=states,
@@ -53,94 +53,96 @@ def record(
         actions=actions[:steps],
         curves=curves,
         references={
-            policy: {metric: extend(curve, max(len(curve), steps + 1)) for metric, curve in own.items()}
-            for policy, own in (references or {}).items()
+            policy: {metric: extend(curve, max(len(curve), steps + 1)) for metric, curve in means.items()}
+            for policy, means in (references or {}).items()
         },
         final_means=final_means or {},
     )
 
 
-def read_evaluation(path: Path, subject: EvalPolicy, name: str) -> tuple[References, FinalMeans]:
-    """Return what a picture of the policy `name` shows of other policies, from an evaluation file.
+def read_evaluation(path: Path, evaluated_policy: EvalPolicy, name: str) -> tuple[References, FinalMeans]:
+    """Read from an evaluation file what a picture of the policy `name` shows of other policies.
 
-    These are mean curves of random, of the rendered policy and of the best scripted ones, and means at the end of
-    games.
+    It shows the mean curves of random, of the rendered policy and of the best scripted ones, and the means at the end
+    of games.
 
-    Raises UserError: not an evaluation, or one of other settings of the environment.
+    Raises UserError: not an evaluation, or one with other settings of the environment.
     """
     try:
         report = json.loads(read_bounded(path, _MOST_REPORT))
-        free = {*report["set"], "opponent"} if "matches" in report else set()  # every opponent has matches of its own
-        there, here = report["env_settings"], json.loads(json.dumps(subject.settings))
-        differ = {name for name in {**there, **here} if there.get(name) != here.get(name)}
-        if report["env"] != subject.name or not differ <= free:
+        # every opponent has matches of its own
+        free_settings = {*report["set"], "opponent"} if "matches" in report else set()
+        evaluated_settings, settings = report["env_settings"], json.loads(json.dumps(evaluated_policy.settings))
+        names = {*evaluated_settings, *settings}
+        different = {name for name in names if evaluated_settings.get(name) != settings.get(name)}
+        if report["env"] != evaluated_policy.name or not different <= free_settings:
             raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
-        return _references(report, subject, name), _final_means(report)
+        return _references(report, evaluated_policy, name), _final_means(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {short_repr(str(error))}"
         raise UserError(f"{path} is not an evaluation that jaxrl.evaluate wrote ({reason})") from None
 
 
-def _references(report: Any, subject: EvalPolicy, name: str) -> References:
+def _references(report: Any, evaluated_policy: EvalPolicy, name: str) -> References:
     """Return float64[T + 1, 2] per policy and metric, of the policies that are worth a curve."""
     curves: References = {}
     policies = dict(report["policies"].items())
-    for policy in (policy for policy in subject.policies if policy in policies):
+    for policy in (policy for policy in evaluated_policy.policies if policy in policies):
         metrics = policies[policy].items()
-        curves[policy] = {key: np.array([own["mean"], own["ci95"]], np.float64).T for key, own in metrics}
+        curves[policy] = {key: np.array([values["mean"], values["ci95"]], np.float64).T for key, values in metrics}
         if any(curve.shape != (report["steps"] + 1, 2) for curve in curves[policy].values()):
             raise ValueError("a curve has another length than the episode")
     sign = {"min": 1, "max": -1}[report["score_mode"]]
-    finals = {policy: sign * own[report["score"]][-1, 0] for policy, own in curves.items()}
+    finals = {policy: sign * values[report["score"]][-1, 0] for policy, values in curves.items()}
     scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and np.isfinite(finals[policy])]
     best = sorted(scripted, key=lambda policy: finals[policy])[:_REFERENCES]
-    chosen = dict.fromkeys(["random", *(["learned"] if subject.run else []), *best, name])
+    chosen = dict.fromkeys(["random", *(["learned"] if evaluated_policy.run else []), *best, name])
     return {policy: curves[policy] for policy in chosen if policy in curves}
 
 
 def _final_means(report: Any) -> FinalMeans:
-    found: FinalMeans = {}
+    final_means: FinalMeans = {}
     for match in report.get("matches", ()):
         means = {metric: float(values["mean"]) for metric, values in match.items() if isinstance(values, dict)}
         if not np.all(np.isfinite(list(means.values()))):
             raise ValueError("a mean is not finite")
-        found.setdefault(str(match["second"]), {})[str(match["first"])] = means
-    return found
+        final_means.setdefault(str(match["second"]), {})[str(match["first"])] = means
+    return final_means
 
 
-def with_opponents(subject: EvalPolicy) -> EvalPolicy:
+def with_opponents(evaluated_policy: EvalPolicy) -> EvalPolicy:
     """Add the opponents of the evaluations that chose the run's best checkpoint, unless the user names some.
 
     Their strength is constant and they observe the full game; snapshots of the learner are not available.
     """
-    rules = subject.env.env.match_rules
-    own = subject.run is not None or (rules is not None and rules.outside is not None)
-    if rules is None or not own or subject.given & frozenset(rules.settings):
-        return subject
-    evaluated = subject.env.env.for_evaluation()
-    return subject.with_env_settings({name: getattr(evaluated, name) for name in subject.settings})
+    rules = evaluated_policy.env.env.match_rules
+    plays_opponents = evaluated_policy.run is not None or (rules is not None and rules.outside is not None)
+    if rules is None or not plays_opponents or evaluated_policy.named_settings & frozenset(rules.settings):
+        return evaluated_policy
+    eval_env = evaluated_policy.env.env.for_evaluation()
+    return evaluated_policy.with_env_settings({name: getattr(eval_env, name) for name in evaluated_policy.settings})
 
 
-def viewer_of(subject: EvalPolicy) -> Viewer:
+def viewer_of(evaluated_policy: EvalPolicy) -> Viewer:
     """Return what draws the environment. Raises UserError if it has nothing."""
-    viewer = subject.env.env.viewer()
+    viewer = evaluated_policy.env.env.viewer()
     if viewer is None:
         raise UserError(
-            f"environment '{subject.name}' has no viewer: give its class a method viewer() that returns an "
+            f"environment '{evaluated_policy.name}' has no viewer: give its class a method viewer() that returns an "
             "envs_jax.viewing.Viewer"
         )
     return viewer
 
 
-def draw(viewer: Viewer, shown: Record, suffix: str) -> bytes:
-    """Return the content of the file."""
+def draw(viewer: Viewer, episode: Record, suffix: str) -> bytes:
+    """Draw an episode; return the content of a file with this suffix, one of SUFFIXES."""
     if suffix == ".html":
-        return viewer.html(shown).encode()
+        return viewer.html(episode).encode()
     buffer = io.BytesIO()
     if suffix == ".png":
-        viewer.picture(shown).save(buffer, "PNG", optimize=True)
+        viewer.picture(episode).save(buffer, "PNG", optimize=True)
         return buffer.getvalue()
-    frames = viewer.frames(shown)
+    frames = viewer.frames(episode)
     reduced = [frame.convert("P", palette=1, colors=256) for frame in frames]  # 1 = adaptive
     each = round(1000 / viewer.rate)
     times = [each] * (len(frames) - 1) + [each + round(1000 * _REST)]

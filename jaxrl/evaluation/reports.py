@@ -24,31 +24,34 @@ Say = Callable[[str], None]  # receives one sentence per policy or match
 
 
 def rollout(
-    subject: EvalPolicy, names: Sequence[str], episodes: int, seed: int, chunk: int = 0
+    evaluated_policy: EvalPolicy, names: Sequence[str], episodes: int, seed: int, chunk: int = 0
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    T is as in `Evaluator.curves`; `names` are some of `subject.policies`, `chunk` is as in `EvalPolicy.evaluator`.
-    With several tasks, the score is also given for each task, see `rollouts.by_task`. Curves of the learned policies of
-    several seeds have the seed as their second axis: float32[T + 1, seeds, episodes].
+    T is as in `Evaluator.curves`; `names` are some of `evaluated_policy.policies`, `chunk` is as in
+    `EvalPolicy.evaluator`. With several tasks there is also the score for each task, see `rollouts.by_task`. Where a
+    run has several seeds, the curves of its policies have the seed as their second axis: float32[T + 1, seeds,
+    episodes].
     """
-    play = subject.evaluator(names, episodes, chunk).curves()
+    play = evaluated_policy.evaluator(names, episodes, chunk).curves()
 
     def curves_of(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
-        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), subject.context)
-        return by_task(subject.env.spec, {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()})
+        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), evaluated_policy.context)
+        return by_task(
+            evaluated_policy.env.spec, {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()}
+        )
 
     for index, name in enumerate(names):
-        if name in LEARNED and subject.seeds > 1:
-            each = [curves_of(policy, index) for policy in subject.by_seed()]
-            longest = max(len(own["length"]) for own in each)
-            yield name, {m: np.stack([extend(own[m], longest) for own in each], axis=1) for m in each[0]}
+        if name in LEARNED and evaluated_policy.seeds > 1:
+            per_seed = [curves_of(policy, index) for policy in evaluated_policy.by_seed()]
+            longest = max(len(curves["length"]) for curves in per_seed)
+            yield name, {m: np.stack([extend(curves[m], longest) for curves in per_seed], axis=1) for m in per_seed[0]}
         else:
-            yield name, curves_of(subject, index)
+            yield name, curves_of(evaluated_policy, index)
 
 
 def evaluate(
-    subject: EvalPolicy,
+    evaluated_policy: EvalPolicy,
     names: Sequence[str],
     episodes: int = EPISODES,
     seed: int = 0,
@@ -60,12 +63,12 @@ def evaluate(
 
     `say` receives one sentence per policy. In a simulator `world` the first episodes of its list are played.
     """
-    spec = subject.env.spec
+    spec = evaluated_policy.env.spec
     if world is None:
-        rollouts = rollout(subject, names, episodes, seed, chunk)
+        rollouts = rollout(evaluated_policy, names, episodes, seed, chunk)
     else:
-        subject = dataclasses.replace(subject, seed_params=())  # a simulator plays the first seed
-        rollouts = simulator.rollout(subject, world, names, episodes, seed)
+        evaluated_policy = dataclasses.replace(evaluated_policy, seed_params=())  # a simulator plays the first seed
+        rollouts = simulator.rollout(evaluated_policy, world, names, episodes, seed)
     all_curves: dict[str, dict[str, np.ndarray]] = dict(announce(rollouts, f"{episodes:,} episodes", say))
     longest = max(len(curves[spec.score]) for curves in all_curves.values())  # after its end an episode does not change
     policies: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -76,20 +79,20 @@ def evaluate(
             policies[name][metric] = summarise(extend(curves[metric], longest), share)
     at = marks(longest - 1)
     return {
-        **_head(subject, episodes, seed),
+        **_head(evaluated_policy, episodes, seed),
         "steps": longest - 1,
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
-        "moments": [subject.env.env.step_label(step) for step in at],
+        "moments": [evaluated_policy.env.env.step_label(step) for step in at],
         "policies": policies,
         "differences": list(compare({name: curves[spec.score][-1] for name, curves in all_curves.items()})),
     }
 
 
 def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield the difference of the run's first policy to every other one, on the same episodes.
+    """Yield the difference between the run's first policy and every other one, on the same episodes.
 
-    Entries are those of `estimate_difference`, and "first" and "second", the names.
+    Entries are "first" and "second", the names, and what `estimate_difference` returns.
 
     Args:
         scores: {policy: float[N], or float[S, N]}, at the end of the episodes; see `statistics`.
@@ -100,7 +103,7 @@ def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
 
 
 def play_matches(
-    subject: EvalPolicy,
+    evaluated_policy: EvalPolicy,
     names: Sequence[str],
     games: int,
     seed: int = 0,
@@ -109,12 +112,12 @@ def play_matches(
 ) -> dict[str, Any]:
     """Play all policies against every scripted player of the other team; return the content of evaluation.json.
 
-    `games` belong to each match, 0 for as many as the environment asks for.
+    `games` is their number in each match, 0 for as many as the environment asks for.
     """
-    rules, spec = league.rules_of(subject), subject.env.spec
+    rules, spec = league.rules_of(evaluated_policy), evaluated_policy.env.spec
     games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
-    played = list(announce(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say))
+    played = list(announce(league.play(evaluated_policy, matches, {}, games, seed, chunk), f"{games:,} games", say))
     # Game i begins in the same state in all matches: the run's policies are compared by their means over the opponents.
     score_of = {(first, second): ended[spec.score] for first, second, ended in played}
     means = {
@@ -126,8 +129,8 @@ def play_matches(
         {"first": first, "second": second, **estimate_difference(score)} for (first, second), score in score_of.items()
     ]
     return {
-        **_head(subject, games, seed),
-        "set": {name: subject.settings[name] for name in rules.settings},
+        **_head(evaluated_policy, games, seed),
+        "set": {name: evaluated_policy.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
         "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
@@ -140,7 +143,7 @@ def play_league(
 ) -> dict[str, Any]:
     """Play all players of a league against each other; return the content of the file of `--against`.
 
-    `games` belong to each pair, 0 for as many as the environment asks for.
+    `games` is their number for each pair, 0 for as many as the environment asks for.
     """
     games = games or players.rules.num_games
     spec = next(iter(players.runs.values())).env.spec
@@ -151,7 +154,7 @@ def play_league(
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
-        "actions": {name: display_name(league.ranked(run)[0]) for name, run in players.runs.items()},
+        "actions": {name: display_name(league.rank_policies(run)[0]) for name, run in players.runs.items()},
         "score": spec.score,
         "labels": Scoring.from_spec(spec).labels,
         "anchor": players.anchor,
@@ -160,44 +163,49 @@ def play_league(
     }
 
 
-def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
-    """Return the entries about the origin of the numbers, common to all reports."""
+def _head(evaluated_policy: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
+    """Return the entries that say where the numbers come from, common to all reports."""
     return {
         "format": FORMAT,
-        "run": subject.run_name,
-        "algo": subject.config.algo if subject.config else None,
-        "checkpoint": subject.step,
-        "env": subject.name,
-        "env_version": subject.env.env.version,
-        "env_settings": subject.settings,
-        "settings": subject.config.flat() if subject.config else None,
+        "run": evaluated_policy.run_name,
+        "algo": evaluated_policy.config.algo if evaluated_policy.config else None,
+        "checkpoint": evaluated_policy.step,
+        "env": evaluated_policy.name,
+        "env_version": evaluated_policy.env.env.version,
+        "env_settings": evaluated_policy.settings,
+        "settings": evaluated_policy.config.flat() if evaluated_policy.config else None,
         "versions": run_directory.versions(),
         "seed": seed,
         "stream": "evaluation",
         "episodes": episodes,
-        **({"seeds": subject.seeds} if subject.seeds > 1 else {}),
-        "score": subject.env.spec.score,
-        "score_mode": subject.env.spec.score_mode,
-        "labels": Scoring.from_spec(subject.env.spec).labels,
-        "steps": subject.env.spec.horizon,
+        **({"seeds": evaluated_policy.seeds} if evaluated_policy.seeds > 1 else {}),
+        "score": evaluated_policy.env.spec.score,
+        "score_mode": evaluated_policy.env.spec.score_mode,
+        "labels": Scoring.from_spec(evaluated_policy.env.spec).labels,
+        "steps": evaluated_policy.env.spec.horizon,
     }
 
 
 def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:
-    """Return the metrics, the score first, then that of each task; the length only if episodes differ in it."""
-    of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]
-    names = dict.fromkeys([spec.score, *of_tasks, *spec.metrics, "return", "length"])
+    """Return the metrics: the score, each task's score, then the rest; the length only if episodes differ in it."""
+    task_scores = [name for name in curves if name.startswith(f"{spec.score}/")]
+    names = dict.fromkeys([spec.score, *task_scores, *spec.metrics, "return", "length"])
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
 
 
-def own_file(subject: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
+def evaluation_file(evaluated_policy: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
     """Return the evaluation file of a run, for the usual policies in its own environment; None for anything else.
 
     `simulator` is where the environment's tasks are played, None for the environment itself.
     """
-    if subject.run is None or subject.config is None:
+    if evaluated_policy.run is None or evaluated_policy.config is None:
         return None
-    rules = subject.env.env.match_rules
-    own = {**subject.config.env_settings, **(rules.settings if rules else {})}
+    rules = evaluated_policy.env.env.match_rules
+    default_settings = {**evaluated_policy.config.env_settings, **(rules.settings if rules else {})}
     file = REAL_FILE.format(simulator) if simulator else FILE
-    return subject.run / file if subject.settings == own and set(names) == set(league.usual(subject)) else None
+    return (
+        evaluated_policy.run / file
+        if evaluated_policy.settings == default_settings
+        and set(names) == set(league.default_policies(evaluated_policy))
+        else None
+    )

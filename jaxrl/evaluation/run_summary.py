@@ -33,9 +33,9 @@ class RunSummary:
     """A run, or a folder of its trials.
 
     Attributes:
-        directory: of the run or of the trials.
+        directory: the run's, or the folder of its trials.
         config: its configuration.
-        scoring: of its environment.
+        scoring: how its environment is scored.
         trials: combinations of swept settings with every seed; one for most runs.
         rows: {folder of a trial: its rows of metrics}.
         state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
@@ -123,7 +123,7 @@ def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the runs in a folder, and in the folders there that are none: runs/coma_coverage, but no trials."""
+    """Return the runs in a folder and in its folders that are no runs themselves: runs/coma_coverage, but no trials."""
     runs = {file.parent for file in folder.glob(f"*/{CONFIG}")}
     return sorted(runs | {file.parent for file in folder.glob(f"*/*/{CONFIG}") if file.parent.parent not in runs})
 
@@ -141,7 +141,7 @@ def _read(directory: Path) -> RunSummary:
     config = build(convert_old(read_yaml(directory / CONFIG)), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
     rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
-    outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials
+    outer = (directory, *directory.absolute().parents[:2])  # all trials share their checkpoints
     root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
     versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
     scoring = Scoring.read(versions.parent)
@@ -163,10 +163,10 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scorin
 
     Returns:
         {"metric", "label", "mode": "min" if less is better, else "max", "of": "selection episodes" or "training
-        episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}; of a sweep, those of
-        its best combination.
+        episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}. A sweep has the
+        values of its best combination.
     """
-    curves = learning_curves.of_rows(rows, all_trials, scoring)
+    curves = learning_curves.summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return None
     curve = curves["combinations"][learning_curves.best_of(curves)]
@@ -255,23 +255,25 @@ def series(runs: Sequence[RunSummary]) -> list[Series]:
 
 
 def metrics_of(all_series: Iterable[Series]) -> list[str]:
-    """Return the names of all metrics but counters and clocks, those of evaluations first."""
+    """Return the names of all metrics except counters and clocks, metrics of evaluations first."""
     rows = (row for one in all_series for rows in one.seeds.values() for row in rows)
     names = dict.fromkeys(name for row in rows for name in row if "/" in name)
     metrics = [name for name in names if name not in ("time/unix", "time/seconds")]
     return sorted(metrics, key=lambda name: not name.startswith("eval/"))
 
 
-def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int = 100) -> dict[str, list[float]] | None:
+def mean_curve(
+    one: Series, metric: str, over_minutes: bool = False, max_points: int = 100
+) -> dict[str, list[float]] | None:
     """Return the mean over the seeds of a series, and half of Student's 95 % interval.
 
-    Where seeds have points of their own, or other clocks, they are interpolated at those of the shortest.
+    Where seeds have different points or clocks, curves are interpolated at the points of the shortest one.
 
     Args:
         one: the series.
         metric: its name in metrics.jsonl.
         over_minutes: x is minutes of training instead of environment steps.
-        most: points.
+        max_points: largest number of points.
 
     Returns:
         {"x", "mean", and "ci95" if there are several seeds}; None without a common range.
@@ -290,7 +292,7 @@ def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int =
     x = x[(x >= first) & (x <= last)]
     if not len(x):
         return None
-    x = x[np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))]
+    x = x[np.unique(np.linspace(0, len(x) - 1, min(max_points, len(x))).round().astype(int))]
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
     summary = learning_curves.summarise(values, share=False)
     return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})

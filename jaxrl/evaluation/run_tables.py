@@ -52,7 +52,7 @@ def legend(runs: Sequence[RunSummary]) -> list[str]:
             names.extend([run.config.env] * (run.config.env not in names))
     lines = [f"score of {', '.join(names)}: {text}" for text, names in environments.items()]
     if any(run.config.run.num_seeds > 1 for run in runs):
-        lines.append("±: half of Student's 95 % interval over the seeds; env steps are those of each seed")
+        lines.append("±: half of Student's 95 % interval over the seeds; env steps are per seed")
     return lines
 
 

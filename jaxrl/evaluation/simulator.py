@@ -31,7 +31,7 @@ class Simulator(NamedTuple):
 
     Attributes:
         description: a few words.
-        task: the simulator's own task; None: those of the environment.
+        task: the simulator's own task; None: it plays the environment's tasks.
         spec: of the environment.
         lanes: B, the batch size.
         in_order: (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list.
@@ -74,26 +74,28 @@ class Episodes:
 # Simulators
 
 
-def reach_of(subject: EvalPolicy) -> ReachBatch:
+def reach_of(evaluated_policy: EvalPolicy) -> ReachBatch:
     """Return the reach environment of a policy. Raises UsageError for any other."""
-    if not isinstance(subject.env, ReachBatch):
-        found = f"{subject.run} was trained on" if subject.run else "this is"
-        raise UsageError(f"the simulator has the arm of 'reach', {found} '{subject.name}': choose a run of reach")
-    return subject.env
+    if not isinstance(evaluated_policy.env, ReachBatch):
+        origin = f"{evaluated_policy.run} was trained on" if evaluated_policy.run else "this is"
+        raise UsageError(
+            f"the simulator has the arm of 'reach', {origin} '{evaluated_policy.name}': choose a run of reach"
+        )
+    return evaluated_policy.env
 
 
-def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
+def world_of(name: str | None, evaluated_policy: EvalPolicy, task: str | None, lanes: int) -> Simulator:
     """Return a simulator of `lanes` arms: "metaworld", or the policy's own environment ("jax" or None).
 
-    `task` is the simulator's own, None for those of the environment.
+    `task` is one of the simulator's own, None for the environment's tasks.
 
     Raises UsageError: not reach, Meta-World is not installed, or it has no such task.
     """
-    env = reach_of(subject)
+    env = reach_of(evaluated_policy)
     stream = "fresh pairs in order" if env.env.goals == "uniform" and task is None else "pool in order"
     if name != "metaworld":
         in_order, step = jax.jit(env.in_order), jax.jit(env.step_without_reset)
-        return Simulator(subject.name, None, env.spec, lanes, in_order, step, None, stream)
+        return Simulator(evaluated_policy.name, None, env.spec, lanes, in_order, step, None, stream)
     with usage_errors():
         real = adapter.RealReach.make(env.env, task, lanes)
     description = f"Meta-World {adapter.version()}, {task or f'{adapter.REACH}, task {env.env.task}'}"
@@ -104,31 +106,33 @@ def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int
 # Playing
 
 
-def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
-    """Return one of `subject.policies` in a simulator: a `Policy` that takes the step's number, too."""
+def _make_act(evaluated_policy: EvalPolicy, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
+    """Return one of `evaluated_policy.policies` in a simulator: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
-        return lambda params, memory, state, timestep, keys, t: (jnp.asarray(script()), memory)
-    algo = subject.algo
-    policy = learned_policy(algo, LEARNED[name]) if algo and name in LEARNED else scripted_policy(subject.env, name)
+        return lambda params, carry, state, timestep, keys, t: (jnp.asarray(script()), carry)
+    algo = evaluated_policy.algo
+    policy = (
+        learned_policy(algo, LEARNED[name]) if algo and name in LEARNED else scripted_policy(evaluated_policy.env, name)
+    )
 
-    def act(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
-        return policy(params, memory, state, timestep, keys_of_step(keys, t))
+    def act(params: Any, carry: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
+        return policy(params, carry, state, timestep, keys_of_step(keys, t))
 
     return jax.jit(act)
 
 
 def play(
-    subject: EvalPolicy, world: Simulator, name: str, numbers: Sequence[int], seed: int, advised: bool = False
+    evaluated_policy: EvalPolicy, world: Simulator, name: str, indices: Sequence[int], seed: int, advised: bool = False
 ) -> Episodes:
-    """Roll out episodes `numbers` (at least one) of the simulator's list with one of `subject.policies`.
+    """Roll out episodes `indices` (at least one) of the simulator's list with one of `evaluated_policy.policies`.
 
-    An episode does not depend on which others are played; `seed` is that of random numbers in the policy. If `advised`,
+    An episode does not depend on which others are played; `seed` is for the random numbers of the policy. If `advised`,
     the scripted policy's action is recorded at every step.
     """
-    algo, params = subject.algo, subject.params
-    act = _acting(subject, world, name)
-    script = _acting(subject, world, "scripted") if advised else None
+    algo, params = evaluated_policy.algo, evaluated_policy.params
+    act = _make_act(evaluated_policy, world, name)
+    script = _make_act(evaluated_policy, world, "scripted") if advised else None
 
     begin, measure = jax.jit(start_statistics), jax.jit(values)
     update = jax.jit(functools.partial(update_statistics, world.spec))
@@ -139,38 +143,38 @@ def play(
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
         statistics = begin(timestep)
-        memory = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()
-        seen, done = [(measure(statistics), timestep.observation)], []
+        carry = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()
+        measured, transitions = [(measure(statistics), timestep.observation)], []
         for t in range(world.spec.horizon):
-            number = np.uint32(t)
-            action, memory = act(params, memory, state, timestep, keys, number)
-            advice = script(params, (), state, timestep, keys, number)[0] if script else ()
+            step = np.uint32(t)
+            action, carry = act(params, carry, state, timestep, keys, step)
+            advice = script(params, (), state, timestep, keys, step)[0] if script else ()
             state, timestep = world.step(state, action, ())
             statistics = update(statistics, timestep)
-            seen.append((measure(statistics), timestep.observation))
-            done.append((action, advice, timestep.reward))
+            measured.append((measure(statistics), timestep.observation))
+            transitions.append((action, advice, timestep.reward))
 
         def stack(*rows: Any) -> Any:
             return np.stack(rows, axis=1)
 
-        curves, observation = jax.tree.map(stack, *seen)
-        alone = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *done)  # of the one agent
-        return curves, observation[:, :, 0], *alone, np.asarray(state.env.task)
+        curves, observation = jax.tree.map(stack, *measured)
+        single_agent = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *transitions)  # of the one agent
+        return curves, observation[:, :, 0], *single_agent, np.asarray(state.env.task)
 
     parts = []
-    for first in range(0, len(numbers), world.lanes):
-        some = np.asarray(numbers[first : first + world.lanes], np.int32)
-        full = np.concatenate([some, np.repeat(some[-1:], world.lanes - len(some))])
-        parts.append(episodes(full))
-    curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(numbers)], *parts)  # only the last is padded
+    for first in range(0, len(indices), world.lanes):
+        batch = np.asarray(indices[first : first + world.lanes], np.int32)
+        padded = np.concatenate([batch, np.repeat(batch[-1:], world.lanes - len(batch))])
+        parts.append(episodes(padded))
+    curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(indices)], *parts)  # only the last is padded
     return Episodes({metric: curve.T for metric, curve in curves.items()}, *rest)
 
 
 def rollout(
-    subject: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
+    evaluated_policy: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out as `jaxrl.evaluation.reports.rollout`, on the first `episodes` of the simulator's list."""
     for name in names:
-        played = play(subject, world, name, range(episodes), seed)
+        played = play(evaluated_policy, world, name, range(episodes), seed)
         task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}
         yield name, by_task(world.spec, played.curves | task)

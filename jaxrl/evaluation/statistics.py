@@ -41,11 +41,11 @@ def estimate_mean(values: np.ndarray) -> Estimate:
     One value has no "std", "error" and "ci95": they are None.
     """
     values = np.asarray(values, np.float64)
-    number = len(values)
+    count = len(values)
     with np.errstate(invalid="ignore"):  # of infinite values
-        deviation = float(values.std(ddof=1)) if number > 1 else math.nan
-    error = deviation / number**0.5
-    factor = float(stdtrit(number - 1, _QUANTILE)) if number > 1 else math.nan
+        deviation = float(values.std(ddof=1)) if count > 1 else math.nan
+    error = deviation / count**0.5
+    factor = float(stdtrit(count - 1, _QUANTILE)) if count > 1 else math.nan
     estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": factor * error}
     return {name: _finite(value) for name, value in estimate.items()}
 
@@ -83,7 +83,7 @@ def summarise(curve: np.ndarray, share: bool | None = None) -> dict[str, list[fl
     share = is_share(curve) if share is None else share
     rows = [interval(row, share) for row in curve]
     names = ("mean", "std", "ci95", *(("low", "high") if share else ()))
-    return {name: [_rounded(row[name]) for row in rows] for name in names}
+    return {name: [_round(row[name]) for row in rows] for name in names}
 
 
 def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> Estimate:
@@ -100,14 +100,14 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     """
     with np.errstate(invalid="ignore"):  # of infinite values
         differences = np.asarray(first, np.float64) - second
-    mean, number = float(differences.mean()), differences.shape[-1]
-    if number < MIN_EPISODES or not math.isfinite(mean):
+    mean, count = float(differences.mean()), differences.shape[-1]
+    if count < MIN_EPISODES or not math.isfinite(mean):
         return {"mean": _finite(mean), "low": None, "high": None}
-    most = 1.0 if np.isin(differences, (-1, 0, 1)).all() else math.inf
-    if most == 1 and differences.ndim == 1:
+    bound = 1.0 if np.isin(differences, (-1, 0, 1)).all() else math.inf
+    if bound == 1 and differences.ndim == 1:
         padded = np.append(differences, (1.0, -1.0))
-        center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / (number + 2) ** 0.5
-        low, high = max(center - half, -most), min(center + half, most)
+        center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / (count + 2) ** 0.5
+        low, high = max(center - half, -bound), min(center + half, bound)
         if not _differ(int((differences > 0).sum()), int((differences != 0).sum())):
             low, high = min(low, 0.0), max(high, 0.0)
         return {"mean": mean, "low": low, "high": high}
@@ -116,7 +116,7 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     freedom = np.array([len(part) - 1 for part in parts])
     total = float(variances.sum())
     half = float(stdtrit(total**2 / (variances**2 / freedom).sum(), _QUANTILE)) * total**0.5 if total else 0.0
-    return {"mean": mean, "low": max(mean - half, -most), "high": min(mean + half, most)}
+    return {"mean": mean, "low": max(mean - half, -bound), "high": min(mean + half, bound)}
 
 
 def sign_of(difference: Estimate) -> int:
@@ -147,5 +147,5 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _rounded(number: float | None) -> float | None:
+def _round(number: float | None) -> float | None:
     return None if number is None else float(f"{number:.7g}")

@@ -18,7 +18,7 @@ _INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
 
 
 def show(report: dict[str, Any], title: str) -> None:
-    """Print tables and conclusion of a report of `jaxrl.evaluation.reports` to stdout, in colour for a terminal."""
+    """Print the tables and the conclusion of a report to stdout, in colour on a terminal."""
     sentences: list[str] = []
     if "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
@@ -29,19 +29,19 @@ def show(report: dict[str, Any], title: str) -> None:
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
-        legend = f"{_INTERVALS}; {settings}{_of_seeds(report)}"
+        legend = f"{_INTERVALS}; {settings}{_seeds_text(report)}"
         blocks, sentences = [match_table(report)], verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
-        legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_of_seeds(report)}"
+        legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_seeds_text(report)}"
         blocks, sentences = [table(report)], conclusion(report)
     spaced = [part for block in blocks for part in (Text(), block)]
     tables.print_parts([Text(heading, "bold"), Text(legend, "dim"), *spaced, *([""] if sentences else []), *sentences])
 
 
-def _of_seeds(report: dict[str, Any]) -> str:
+def _seeds_text(report: dict[str, Any]) -> str:
     return f"; learned policies: over the means of {report['seeds']} seeds" if "seeds" in report else ""
 
 
@@ -92,19 +92,21 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     Which one is better follows from the 95 % intervals of the differences. Empty without a policy of a run.
     """
     verbs = {1: "is better than", -1: "is worse than", 0: "is not shown to differ from"}
-    told: dict[int, list[str]] = {sign: [] for sign in verbs}
+    clauses: dict[int, list[str]] = {sign: [] for sign in verbs}
     for difference in report.get("differences", ()):
         if difference["mean"] is None:
             return []
         sign, name = _better(difference, report), display_name(difference["second"])
         by = f"by {_ends(difference, absolute=True)}" if sign else f"(difference {_ends(difference)})"
-        told[sign].append(f"{name} {by}")
+        clauses[sign].append(f"{name} {by}")
     first = display_name(next((difference["first"] for difference in report.get("differences", ())), ""))
-    lines = [f"On the same episodes {first} {verbs[sign]} {'; '.join(found)}." for sign, found in told.items() if found]
+    lines = [
+        f"On the same episodes {first} {verbs[sign]} {'; '.join(texts)}." for sign, texts in clauses.items() if texts
+    ]
     if lines:
         better = "smaller" if report["score_mode"] == "min" else "larger"
         lines.insert(0, f"At the end, by {label(report, report['score'], unit=False)} (the {better}, the better):")
-    if told[0]:
+    if clauses[0]:
         few = report["episodes"] < MIN_EPISODES
         lines[-1] += f" {MIN_EPISODES} episodes are the fewest that can." if few else " More episodes may show more."
     return lines
@@ -133,10 +135,10 @@ def match_table(report: dict[str, Any]) -> Table:
     rows = []
     seconds = list(dict.fromkeys(match["second"] for match in report["matches"]))
     for first in dict.fromkeys(match["first"] for match in report["matches"]):
-        own = {match["second"]: match for match in report["matches"] if match["first"] == first}
+        policy_matches = {match["second"]: match for match in report["matches"] if match["first"] == first}
         rows.append(tables.Row(display_name(first)))
-        for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
-            cells = [_end(own[second], metric) if second in own else "" for second in seconds]
+        for metric in (name for name in next(iter(policy_matches.values())) if name not in ("first", "second")):
+            cells = [_end(policy_matches[second], metric) if second in policy_matches else "" for second in seconds]
             rows.append(tables.Row(_title(report, metric), cells))
     return tables.make_table("policy", [f"against\n{second}" for second in seconds], rows)
 
@@ -175,10 +177,10 @@ def verdict(report: dict[str, Any]) -> list[str]:
     """Return a sentence on the opponents that the first policy beats, by 95 % intervals of its mean score."""
     policy, score = report["matches"][0]["first"], report["score"]
     verbs = {1: "beats", -1: "loses to", 0: "is not shown to beat or lose to"}
-    found: dict[int, list[str]] = {sign: [] for sign in verbs}
+    opponents: dict[int, list[str]] = {sign: [] for sign in verbs}
     for margin in report.get("margins", ()):
         if margin["first"] == policy:
-            found[_better(margin, report)].append(margin["second"])
-    told = "; ".join(f"{verbs[sign]} {', '.join(players)}" for sign, players in found.items() if players)
-    sentence = f"By the 95 % interval of its {label(report, score, unit=False)}, {display_name(policy)} {told}."
-    return [sentence] if told else []
+            opponents[_better(margin, report)].append(margin["second"])
+    clauses = "; ".join(f"{verbs[sign]} {', '.join(players)}" for sign, players in opponents.items() if players)
+    sentence = f"By the 95 % interval of its {label(report, score, unit=False)}, {display_name(policy)} {clauses}."
+    return [sentence] if clauses else []

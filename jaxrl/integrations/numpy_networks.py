@@ -40,8 +40,8 @@ def _team(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarra
         if layer or settings["rectify_first"]:
             x = np.maximum(_norm(weights, x, layer + 1) if settings["layer_norm"] else x, 0)
         if layer == 0 and settings["communication"]:
-            there, back = _lstm(weights, x, "there"), _lstm(weights, x[..., ::-1, :], "back")
-            x = np.concatenate([there, back[..., ::-1, :]], axis=-1)
+            forward, backward = _lstm(weights, x, "there"), _lstm(weights, x[..., ::-1, :], "back")
+            x = np.concatenate([forward, backward[..., ::-1, :]], axis=-1)
     return _dense(weights, x, "out")
 
 
@@ -55,12 +55,12 @@ def _norm(weights: dict[str, np.ndarray], x: np.ndarray, layer: int) -> np.ndarr
     return normal * weights[f"norm{layer}_scale"] + weights[f"norm{layer}_bias"]
 
 
-def _lstm(weights: dict[str, np.ndarray], x: np.ndarray, way: str) -> np.ndarray:
+def _lstm(weights: dict[str, np.ndarray], x: np.ndarray, direction: str) -> np.ndarray:
     """[..., A, F] -> [..., A, units]: one LSTM over the agents in the order of the rows."""
-    state = cell = np.zeros((*x.shape[:-2], len(weights[f"lstm_{way}_state_kernel"])), np.float32)
-    states, known = [], _dense(weights, x, f"lstm_{way}_input")
+    state = cell = np.zeros((*x.shape[:-2], len(weights[f"lstm_{direction}_state_kernel"])), np.float32)
+    states, gate_inputs = [], _dense(weights, x, f"lstm_{direction}_input")
     for agent in range(x.shape[-2]):
-        gates = known[..., agent, :] + _dense(weights, state, f"lstm_{way}_state")
+        gates = gate_inputs[..., agent, :] + _dense(weights, state, f"lstm_{direction}_state")
         enter, keep, new, show = np.split(gates, 4, axis=-1)
         cell = _sigmoid(keep) * cell + _sigmoid(enter) * np.tanh(new)
         state = _sigmoid(show) * np.tanh(cell)

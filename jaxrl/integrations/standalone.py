@@ -1,4 +1,4 @@
-"""Agents that run without jaxrl: a Python file that needs NumPy alone, with its weights in weights.npz beside it."""
+"""Agents that run without jaxrl: a Python file that needs only NumPy, and its weights in weights.npz."""
 
 import io
 import json

@@ -11,7 +11,7 @@ import numpy as np
 from envs_jax.base import Array, Discrete, Environment, TimeStep, independent_mask
 from envs_jax.batch import batched
 from envs_jax.forks import check_process
-from envs_jax.progress import ended, start
+from envs_jax.progress import final_progress, start
 from jaxrl.algos.base import Algorithm, Custom, Mode
 from jaxrl.common.types import check_key
 from jaxrl.runtime.config import Config
@@ -205,7 +205,7 @@ class Policy:
 
 @functools.partial(jax.jit, static_argnames=("algo", "mode"))
 def _act(algo: Algorithm, params: Any, carry: Any, timestep: TimeStep, keys: Array, mode: Mode) -> tuple[Array, Any]:
-    return algo.act(params, carry, timestep, keys, ended(), mode)[:2]
+    return algo.act(params, carry, timestep, keys, final_progress(), mode)[:2]
 
 
 def _is_nan(x: Array) -> bool:

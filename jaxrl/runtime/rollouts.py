@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
-from envs_jax.progress import ended
+from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
@@ -30,7 +30,7 @@ def learned_policy(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
     def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
-        action, carry, _ = algo.act(params, carry, timestep, keys, ended(), mode)
+        action, carry, _ = algo.act(params, carry, timestep, keys, final_progress(), mode)
         return action, carry
 
     return policy

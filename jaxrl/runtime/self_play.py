@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
-from envs_jax.progress import Progress, ended
+from envs_jax.progress import Progress, final_progress
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.types import Key, PolicyParams
 
@@ -63,7 +63,7 @@ class SelfPlay(BatchedEnvironment):
             return jnp.swapaxes(rounds, 0, 1).reshape(players, -1, *x.shape[1:])
 
         def act(parameters: PolicyParams, timestep: TimeStep, keys: Key) -> Array:
-            return self.algo.act(parameters, (), timestep, keys, ended(), "sample")[0]
+            return self.algo.act(parameters, (), timestep, keys, final_progress(), "sample")[0]
 
         chosen = jax.vmap(act)(pool, *jax.tree.map(by_player, (timestep, keys)))
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])

@@ -6,12 +6,12 @@ import numpy as np
 
 from envs_jax.snakes.board import NOWHERE, Board
 from envs_jax.snakes.rules import Game
-from envs_jax.snakes.segments import Cell, beside
+from envs_jax.snakes.segments import Cell, neighbour
 
 
 def _way(board: Board, start: Cell, end: Cell, steps: int) -> int | None:
     """Return the direction that leads from start to end in so many steps."""
-    return next((d for d in range(4) if beside(board, start, d, steps) == end), None)
+    return next((d for d in range(4) if neighbour(board, start, d, steps) == end), None)
 
 
 def from_segments(

@@ -7,11 +7,11 @@ Every agent keeps a local map; one more map fuses the measurements of all. One u
        cells of the sender's footprint are changed;
     3. the team map fuses all measurements in the same way.
 
-Backends obey the same rules, change cells by the same formula (`belief.Storage.fuse`) and differ in speed only. A
+Backends obey the same rules, change cells by the same formula (`belief.Storage.fuse`) and differ only in speed. A
 backend is a module with two functions,
 
-    update(mapper, maps, survey) -> (Maps, Report)          for one copy of the environment
-    update_batch(mapper, maps, survey) -> (Maps, Report)    for [B] copies
+    update(config, maps, measurements) -> (Maps, UpdateStats)          for one copy of the environment
+    update_batch(config, maps, measurements) -> (Maps, UpdateStats)    for [B] copies
 
 `dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only, as
 `window_plan` prepares it: for CPUs, where it is several times as fast on large maps
@@ -42,5 +42,5 @@ def choose(name: str, q: int, batched: bool) -> ModuleType:
 
 
 def tile(name: str, n: int) -> tuple[int, int]:
-    """Return `Mapper.tile` of a backend for maps of side n."""
+    """Return `MapConfig.tile` of a backend for maps of side n."""
     return pallas.tile(n) if name == "pallas" else (1, 1)

@@ -14,63 +14,64 @@ from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, probability
-from envs_jax.coverage.maps.fixed_point import count_flags, fixed, largest_divisor, pack_flags, total
-from envs_jax.coverage.maps.types import Mapper, Maps, Measurements, Report, Sums
-from envs_jax.stages import on_cpu, stage
+from envs_jax.coverage.maps.fixed_point import count_flags, largest_divisor, pack_flags, to_fixed_point, total
+from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
+from envs_jax.stages import materialize, on_cpu
 
 _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 
 
-def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
-    storage, n = mapper.storage, mapper.n
-    cells = maps.beliefs.reshape(mapper.num_agents + 1, n * n)
+    storage, n = config.storage, config.n
+    cells = maps.beliefs.reshape(config.num_agents + 1, n * n)
     # new maps are stored before they are read: their readers would otherwise update them again, each for itself
-    beliefs = jax.lax.optimization_barrier(_fuse(mapper, cells, survey))
-    sums, before = _team_sums(mapper, cells[-1], beliefs[-1], survey)
+    beliefs = jax.lax.optimization_barrier(_fuse(config, cells, measurements))
+    sums, before = _team_sums(config, cells[-1], beliefs[-1], measurements)
     beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
-    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured(mapper, survey), before=before)
+    stats = UpdateStats(measured=resize_readings(config, measurements), before=before)
+    return Maps(beliefs, resized, sums, maps.excess), stats
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """`update` of [B] copies."""
     copies = maps.beliefs.shape[0]
-    chunk = largest_divisor(copies, _CHUNK_BYTES // (4 * (mapper.num_agents + 1) * mapper.n**2))
+    chunk = largest_divisor(copies, _CHUNK_BYTES // (4 * (config.num_agents + 1) * config.n**2))
     if not on_cpu() or copies == chunk:
-        return jax.vmap(functools.partial(update, mapper))(maps, survey)
-    one = stage(functools.partial(update, mapper))
-    return jax.lax.map(lambda pair: one(*pair), (maps, survey), batch_size=chunk)
+        return jax.vmap(functools.partial(update, config))(maps, measurements)
+    update_one = materialize(functools.partial(update, config))
+    return jax.lax.map(lambda pair: update_one(*pair), (maps, measurements), batch_size=chunk)
 
 
-def _changes(mapper: Mapper, survey: Measurements) -> Array:
+def _changes(config: MapConfig, measurements: Measurements) -> Array:
     """dtype[A + 1, n, n]: the sum of each agent's readings for a map, 0 outside its clipped footprint and only there.
 
     The last row, the team's, is 0.
     """
-    n, agents = mapper.n, mapper.num_agents
+    n, agents = config.n, config.num_agents
     rows = jnp.arange(n, dtype=jnp.int32)[:, None]
     columns = jnp.arange(n, dtype=jnp.int32)[None, :]
 
     def change(agent: Array) -> Array:
-        position = jnp.take(survey.positions, agent, axis=0, mode="clip")
-        box = world.clip_footprint(world.footprint(position, mapper.q), n)
-        read = sensor.occupied(survey.source, survey.terrain, agent, position[2], rows, columns, n)
-        gains = jnp.take(jnp.asarray(mapper.storage.gains), position[2], axis=1, mode="clip")
+        position = jnp.take(measurements.positions, agent, axis=0, mode="clip")
+        box = world.clip_footprint(world.footprint(position, config.q), n)
+        read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
+        gains = jnp.take(jnp.asarray(config.storage.gains), position[2], axis=1, mode="clip")
         gain = jnp.where(read, gains[1], gains[0])
         return jnp.where(box.holds(rows, columns) & (agent < agents), gain, jnp.zeros_like(gain))
 
     return jax.vmap(change)(jnp.arange(agents + 1, dtype=jnp.int32))
 
 
-def _fuse(mapper: Mapper, cells: Array, survey: Measurements) -> Array:
+def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
     """Return new beliefs dtype[A + 1, n * n] from the old ones."""
-    storage, agents = mapper.storage, mapper.num_agents
-    heard = survey.received & ~jnp.eye(agents, dtype=jnp.bool_)
+    storage, agents = config.storage, config.num_agents
+    heard = measurements.received & ~jnp.eye(agents, dtype=jnp.bool_)
     heard = jnp.concatenate([heard, jnp.ones((1, agents), jnp.bool_)])
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
-    @stage
+    @materialize
     def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
         value = jnp.where(change != 0, storage.fuse(value, change), value)
@@ -81,29 +82,29 @@ def _fuse(mapper: Mapper, cells: Array, survey: Measurements) -> Array:
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 
-    changes = stage(functools.partial(_changes, mapper))(survey)
+    changes = materialize(functools.partial(_changes, config))(measurements)
     return apply(cells, changes.reshape(cells.shape), heard, bound)
 
 
-def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Measurements) -> tuple[Sums, Array]:
-    """Sums over the team map [n * n] after an update from `old` to `new`, and `Report.before`."""
-    storage, n = mapper.storage, mapper.n
+def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurements) -> tuple[Sums, Array]:
+    """Sums over the team map [n * n] after an update from `old` to `new`, and `UpdateStats.before`."""
+    storage, n = config.storage, config.n
 
-    @stage
+    @materialize
     def weighted(new: Array, entropy: Array) -> Array:
-        return fixed(storage.weight(new, mapper.weights.relative) * entropy)
+        return to_fixed_point(storage.weight(new, config.weights.relative) * entropy)
 
-    @stage
+    @materialize
     def within(interest: Array, entropy: Array) -> Array:
-        return fixed(jnp.where(interest, entropy, jnp.float32(0.0)))
+        return to_fixed_point(jnp.where(interest, entropy, jnp.float32(0.0)))
 
-    @stage
+    @materialize
     def flags(new: Array, interest: Array) -> Array:
         predicted, seen = storage.above(new, PREDICTED), new != storage.unseen
         return pack_flags(predicted, predicted & interest, seen, seen & interest)
 
-    interest = stage(lambda terrain: ground.whole(terrain, n))(survey.terrain).reshape(n * n)
-    entropy_old, entropy_new = stage(storage.entropy)(old), stage(storage.entropy)(new)
+    interest = materialize(lambda terrain: ground.whole(terrain, n))(measurements.terrain).reshape(n * n)
+    entropy_old, entropy_new = materialize(storage.entropy)(old), materialize(storage.entropy)(new)
     sums = Sums(
         weighted=total(weighted(new, entropy_new)),
         interest=total(within(interest, entropy_new)),
@@ -112,36 +113,40 @@ def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Measurements) -> 
     return sums, total(weighted(new, entropy_old))
 
 
-def measured(mapper: Mapper, survey: Measurements) -> Array:
-    """float32[A, 11, 11]: see `Report.measured`."""
-    agents = jnp.arange(mapper.num_agents, dtype=jnp.int32)
-    result = jnp.zeros((mapper.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
+def resize_readings(config: MapConfig, measurements: Measurements) -> Array:
+    """float32[A, 11, 11]: see `UpdateStats.measured`."""
+    agents = jnp.arange(config.num_agents, dtype=jnp.int32)
+    result = jnp.zeros((config.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
     for level in range(world.LEVELS):  # supposing that all agents are there
-        side = 2 * world.radius(mapper.q, level)
+        side = 2 * world.radius(config.q, level)
 
-        def signs(rows: Array, survey: Measurements = survey, level: int = level, side: int = side) -> Array:
-            found = jax.vmap(lambda agent: _signs(mapper, survey, agent, level, rows))(agents)
-            return found.reshape(-1, len(rows), side)
+        def signs(
+            rows: Array, measurements: Measurements = measurements, level: int = level, side: int = side
+        ) -> Array:
+            readings = jax.vmap(lambda agent: _signs(config, measurements, agent, level, rows))(agents)
+            return readings.reshape(-1, len(rows), side)
 
         if on_cpu():
-            every = jnp.arange(side, dtype=jnp.int32)
-            resized = world.resize(stage(lambda survey, signs=signs, every=every: signs(every, survey))(survey))
+            all_rows = jnp.arange(side, dtype=jnp.int32)
+            resized = world.resize(
+                materialize(lambda measurements, signs=signs, every=all_rows: signs(every, measurements))(measurements)
+            )
         else:
             resized = world.resize_rows(signs, side)
-        result = jnp.where((survey.positions[:, 2] == level)[:, None, None], resized, result)
+        result = jnp.where((measurements.positions[:, 2] == level)[:, None, None], resized, result)
     return result
 
 
-def _signs(mapper: Mapper, survey: Measurements, agent: Array, level: int, chosen: Array) -> Array:
+def _signs(config: MapConfig, measurements: Measurements, agent: Array, level: int, chosen: Array) -> Array:
     """float32[R * k]: signed readings of `agent` on its unclipped footprint, supposing that it is at `level`.
 
     `chosen` int32[R] are rows of the footprint.
     """
-    n, side = mapper.n, 2 * world.radius(mapper.q, level)
-    position = survey.positions[agent].at[2].set(level)
-    box = world.footprint(position, mapper.q)
+    n, side = config.n, 2 * world.radius(config.q, level)
+    position = measurements.positions[agent].at[2].set(level)
+    box = world.footprint(position, config.q)
     rows = box.top + jnp.repeat(chosen, side)
     columns = box.left + jnp.tile(jnp.arange(side, dtype=jnp.int32), len(chosen))
-    read = sensor.occupied(survey.source, survey.terrain, agent, jnp.int32(level), rows, columns, n)
+    read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, jnp.int32(level), rows, columns, n)
     inside = world.clip_footprint(box, n).holds(rows, columns)
     return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))

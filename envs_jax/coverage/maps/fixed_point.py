@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.stages import on_cpu, stage
+from envs_jax.stages import materialize, on_cpu
 
 FRACTION_BITS = 21  # binary digits after the point of one summand
 _LONGEST_COLUMN = 512  # summands of at most 1 that may be added in 31 bits
@@ -22,7 +22,7 @@ def largest_divisor(cells: int, limit: int) -> int:
     return max(length for length in range(1, max(limit, 1) + 1) if cells % length == 0)
 
 
-def fixed(values: Array) -> Array:
+def to_fixed_point(values: Array) -> Array:
     """int32: values in [-1, 1] in fixed point."""
     return jnp.round(values * jnp.float32(2**FRACTION_BITS)).astype(jnp.int32)
 
@@ -34,21 +34,21 @@ def total(values: Array) -> Array:
 
 def totals(values: Sequence[Array]) -> Array:
     """int32[m, 2]: `total` of m arrays int32[k]."""
-    cells, most = values[0].shape[0], _MOST_ROWS
-    if cells >= largest_divisor(cells, most) << (31 - _LOW_BITS):  # the low parts might not fit in 31 bits
-        most = _LONGEST_COLUMN
-        values = [jnp.pad(one, (0, -cells % most)) for one in values]
-    sums = jnp.stack([_add_rows(one, most) for one in values])
+    cells, max_rows = values[0].shape[0], _MOST_ROWS
+    if cells >= largest_divisor(cells, max_rows) << (31 - _LOW_BITS):  # the low parts might not fit in 31 bits
+        max_rows = _LONGEST_COLUMN
+        values = [jnp.pad(one, (0, -cells % max_rows)) for one in values]
+    sums = jnp.stack([_add_rows(one, max_rows) for one in values])
     parts = sums >> _LOW_BITS, sums & (2**_LOW_BITS - 1)
     return carry(jnp.stack([jnp.sum(part, axis=1, dtype=jnp.int32) for part in parts], axis=1))
 
 
-def _add_rows(values: Array, most: int) -> Array:
-    """int32[k / r]: column sums of int32[k] in r rows, r the largest divisor of k up to `most`."""
-    rows = values.reshape(largest_divisor(values.shape[0], most), -1)
+def _add_rows(values: Array, max_rows: int) -> Array:
+    """int32[k / r]: column sums of int32[k] in r rows, r the largest divisor of k up to `max_rows`."""
+    rows = values.reshape(largest_divisor(values.shape[0], max_rows), -1)
     if not on_cpu() or len(rows) > _MOST_ROWS:
         return jnp.sum(rows, axis=0, dtype=jnp.int32)
-    return stage(lambda rows: functools.reduce(jnp.add, rows))(rows)  # written out it takes a fifth of the time
+    return materialize(lambda rows: functools.reduce(jnp.add, rows))(rows)  # written out it takes a fifth of the time
 
 
 def carry(pair: Array) -> Array:

@@ -2,8 +2,8 @@
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
 and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,
-for the team's map, those of `types.Sums`. Footprints that miss a tile cost nothing. `_observations` resizes one agent's
-readings. Plain array code adds up the strips.
+for the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_observations` resizes one
+agent's readings. Plain array code adds up the strips.
 
 Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On
 CPUs the kernels are interpreted, program after program: for tests only.
@@ -25,7 +25,7 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
 from envs_jax.coverage.maps import dense
 from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry
-from envs_jax.coverage.maps.types import Mapper, Maps, Measurements, Report, Sums
+from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
@@ -53,26 +53,26 @@ def compiles() -> bool:
     return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
 
 
-def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
-    batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
-    return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
+    batch = jax.tree.map(lambda leaf: leaf[None], (maps, measurements))
+    return jax.tree.map(lambda leaf: leaf[0], update_batch(config, *batch))
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """`update` of [B] copies; B is not vmapped but an axis of the kernels' grid."""
-    words = jax.vmap(functools.partial(_words, mapper))(survey)
-    whole = _whole_maps(mapper, survey)
-    beliefs, local = _on_platform(functools.partial(_sweep, mapper, False), words, maps.beliefs, *whole)
-    beliefs, team, strips = _on_platform(functools.partial(_sweep, mapper, True), words, beliefs, *whole)
-    if isinstance(survey.source, Noise):
-        measured = _measured(mapper, words, survey.positions[..., 2], survey.terrain)
+    words = jax.vmap(functools.partial(_words, config))(measurements)
+    whole = _whole_maps(config, measurements)
+    beliefs, local = _on_platform(functools.partial(_sweep, config, False), words, maps.beliefs, *whole)
+    beliefs, team, strips = _on_platform(functools.partial(_sweep, config, True), words, beliefs, *whole)
+    if isinstance(measurements.source, Noise):
+        measured = _resize_readings(config, words, measurements.positions[..., 2], measurements.terrain)
     else:
-        measured = jax.vmap(functools.partial(dense.measured, mapper))(survey)
+        measured = jax.vmap(functools.partial(dense.resize_readings, config))(measurements)
     added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
-    resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
-    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=carry(added[:, 4:6]))
+    resized = _resize(config, jnp.concatenate([local, team], axis=1))
+    return Maps(beliefs, resized, sums, maps.excess), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
 
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:
@@ -84,31 +84,31 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
 # Arguments of programs
 
 
-def _words(mapper: Mapper, survey: Measurements) -> Array:
+def _words(config: MapConfig, measurements: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
-    positions, agents = survey.positions, mapper.num_agents
+    positions, agents = measurements.positions, config.num_agents
     level = positions[:, 2]
-    box = world.footprint(positions, mapper.q)
-    cut = world.clip_footprint(box, mapper.n)
-    gains = jnp.take(jnp.asarray(mapper.storage.gains), level, axis=1, mode="clip")
-    if mapper.storage.dtype == np.float32:
+    box = world.footprint(positions, config.q)
+    cut = world.clip_footprint(box, config.n)
+    gains = jnp.take(jnp.asarray(config.storage.gains), level, axis=1, mode="clip")
+    if config.storage.dtype == np.float32:
         gains = jax.lax.bitcast_convert_type(gains, jnp.int32)
-    if isinstance(survey.source, Noise):
-        seeds = jax.lax.bitcast_convert_type(survey.source.seeds, jnp.int32)[np.arange(agents) // 2]
+    if isinstance(measurements.source, Noise):
+        seeds = jax.lax.bitcast_convert_type(measurements.source.seeds, jnp.int32)[np.arange(agents) // 2]
     else:
         seeds = jnp.zeros((agents, 2), jnp.int32)
-    known = {
+    values = {
         "top": cut.top, "bottom": cut.bottom, "left": cut.left, "right": cut.right,
         "start_row": box.top, "start_column": box.left, "level": level, "side": box.bottom - box.top,
         "limit": sensor.limit(level).astype(jnp.int32),
         "gain0": gains[0].astype(jnp.int32), "gain1": gains[1].astype(jnp.int32),
         "seed0": seeds[:, 0], "seed1": seeds[:, 1],
     }  # fmt: skip
-    heard = jnp.concatenate([survey.received & ~np.eye(agents, dtype=bool), jnp.ones((1, agents), jnp.bool_)])
-    terrain = survey.terrain
+    heard = jnp.concatenate([measurements.received & ~np.eye(agents, dtype=bool), jnp.ones((1, agents), jnp.bool_)])
+    terrain = measurements.terrain
     return jnp.concatenate(
         [
-            jnp.stack([known[name] for name in _WORDS], axis=-1).reshape(-1),
+            jnp.stack([values[name] for name in _WORDS], axis=-1).reshape(-1),
             heard.astype(jnp.int32).reshape(-1),
             terrain.rows.reshape(-1),
             terrain.columns.reshape(-1),
@@ -121,18 +121,18 @@ def _words(mapper: Mapper, survey: Measurements) -> Array:
 class _Copy:
     """The words of one copy in a program; agents and maps may be traced numbers."""
 
-    mapper: Mapper
+    config: MapConfig
     words: Any
 
-    def of(self, agent: Any, name: str) -> Array:
+    def word(self, agent: Any, name: str) -> Array:
         return self.words[agent * len(_WORDS) + _WORDS.index(name)]
 
     def box(self, agent: Any) -> Box:
-        return Box(*(self.of(agent, name) for name in ("top", "bottom", "left", "right")))
+        return Box(*(self.word(agent, name) for name in ("top", "bottom", "left", "right")))
 
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
-        first = self.mapper.num_agents * len(_WORDS) + (self.mapper.num_agents + 1) * self.mapper.num_agents
+        first = self.config.num_agents * len(_WORDS) + (self.config.num_agents + 1) * self.config.num_agents
         word = [self.words[first + k] for k in range(_TERRAIN_WORDS)]
         rows: Any = ((word[0], word[1]), (word[2], word[3]))
         columns: Any = ((word[4], word[5]), (word[6], word[7]))
@@ -140,33 +140,35 @@ class _Copy:
 
     def gains(self, agent: Any) -> tuple[Array, Array]:
         """dtype[]: the summands of a reading "class 0" and "class 1"."""
-        storage = self.mapper.storage
+        storage = self.config.storage
 
         def decode(word: Array) -> Array:
             if storage.dtype == np.float32:
                 return jax.lax.bitcast_convert_type(word, jnp.float32)
             return word.astype(storage.dtype)
 
-        return decode(self.of(agent, "gain0")), decode(self.of(agent, "gain1"))
+        return decode(self.word(agent, "gain0")), decode(self.word(agent, "gain1"))
 
     def wrong(self, agent: Any, rows: Array, columns: Array) -> Array:
         """bool: `sensor.wrong` of cells of the map."""
-        first, second = (jax.lax.bitcast_convert_type(self.of(agent, name), jnp.uint32) for name in ("seed0", "seed1"))
-        bits = sensor.draw(first, second, rows * self.mapper.n + columns)
-        return sensor.half(bits, agent).astype(jnp.int32) < self.of(agent, "limit")
+        first, second = (
+            jax.lax.bitcast_convert_type(self.word(agent, name), jnp.uint32) for name in ("seed0", "seed1")
+        )
+        bits = sensor.draw(first, second, rows * self.config.n + columns)
+        return sensor.half(bits, agent).astype(jnp.int32) < self.word(agent, "limit")
 
 
-def _whole_maps(mapper: Mapper, survey: Measurements) -> tuple[Array, ...]:
+def _whole_maps(config: MapConfig, measurements: Measurements) -> tuple[Array, ...]:
     """Return ground truth bits uint8 and recorded readings int8, if any, padded to whole tiles."""
-    rows, columns = mapper.shape
-    found = []
-    if not isinstance(survey.terrain.bits, tuple):
-        bits = survey.terrain.bits
-        found.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - mapper.n))))
-    if not isinstance(survey.source, Noise):
-        missing = ((0, rows - mapper.n), (0, columns - mapper.n))
-        found.append(jnp.pad(survey.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
-    return tuple(found)
+    rows, columns = config.shape
+    padded = []
+    if not isinstance(measurements.terrain.bits, tuple):
+        bits = measurements.terrain.bits
+        padded.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - config.n))))
+    if not isinstance(measurements.source, Noise):
+        missing = ((0, rows - config.n), (0, columns - config.n))
+        padded.append(jnp.pad(measurements.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
+    return tuple(padded)
 
 
 def _cells(shape: tuple[int, int], row: Any, column: Any) -> tuple[Array, Array]:
@@ -194,17 +196,17 @@ def _spans(n: int, length: int) -> int:
 
 
 def _sweep(
-    mapper: Mapper, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
+    config: MapConfig, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
 ) -> tuple[Array, ...]:
     """Update beliefs, the team's map or the others, in place, and return them with sums over these M maps.
 
     These are float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns; of
     the team's map, int32[B, tiles, 10], the sums of each strip.
     """
-    n, copies = mapper.n, words.shape[0]
+    n, copies = config.n, words.shape[0]
     columns = tile(n)[1]
-    height, across = mapper.shape[0], mapper.shape[1] // columns
-    first, maps = (mapper.num_agents, 1) if team else (0, mapper.num_agents)
+    height, across = config.shape[0], config.shape[1] // columns
+    first, maps = (config.num_agents, 1) if team else (0, config.num_agents)
     spans = _spans(n, columns)
     strip = pl.BlockSpec((None, None, height, columns), lambda j, m, b: (b, first + m, 0, j))
     inputs = [pl.BlockSpec((None, words.shape[1]), lambda j, m, b: (b, 0)), strip]
@@ -221,10 +223,10 @@ def _sweep(
         ),
     ]
     if team:
-        of_strip = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
-        outputs.append((of_strip, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
+        sums_spec = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
+        outputs.append((sums_spec, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
     return pl.pallas_call(
-        functools.partial(_sweep_strip, mapper, team),
+        functools.partial(_sweep_strip, config, team),
         grid=(across, maps, copies),  # neighbours in memory first
         in_specs=inputs,
         out_specs=[spec for spec, _ in outputs],
@@ -236,16 +238,16 @@ def _sweep(
     )(words, beliefs, *whole)
 
 
-def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *references: Any) -> None:
+def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *references: Any) -> None:
     """Update a strip of columns of one map from top to bottom, tile by tile, and compute its sums."""
     inputs = len(references) - (3 if team else 2)
     bits = [reference for reference in references[:inputs] if len(reference.shape) == 2]
     readings = [reference for reference in references[:inputs] if len(reference.shape) == 3]
     new_map, blocks, *sums = references[inputs:]
-    receiver = jnp.int32(mapper.num_agents) if team else pl.program_id(1)
-    shape = tile(mapper.n)
-    down, column = mapper.shape[0] // shape[0], pl.program_id(0) * shape[1]
-    copy, resized = _Copy(mapper, words), _Resized(mapper.n, shape, column, blocks)
+    receiver = jnp.int32(config.num_agents) if team else pl.program_id(1)
+    shape = tile(config.n)
+    down, column = config.shape[0] // shape[0], pl.program_id(0) * shape[1]
+    copy, resized = _Copy(config, words), _Resized(config.n, shape, column, blocks)
 
     def load(i: Any) -> Array:
         return old_map[pl.ds(i * shape[0], shape[0]), :]
@@ -254,7 +256,7 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
         old, read, added = state
         following = load(jnp.minimum(i + 1, down - 1))  # prefetched
         row = i * shape[0]
-        here = pl.ds(row, shape[0])
+        tile_rows = pl.ds(row, shape[0])
         cells = _cells(shape, row, column)
 
         def truth() -> Array:
@@ -262,18 +264,18 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
             return value | _unpack(bits[0][pl.ds(i * (shape[0] // 8), shape[0] // 8), :]) if bits else value
 
         def reads(agent: Any) -> Array:
-            return readings[0][agent, here, :] != 0 if readings else truth() ^ copy.wrong(agent, *cells)
+            return readings[0][agent, tile_rows, :] != 0 if readings else truth() ^ copy.wrong(agent, *cells)
 
         def meets(agent: Any) -> Array:
             box = copy.box(agent)
             over = (box.top < row + shape[0]) & (box.bottom > row)
             return over & (box.left < column + shape[1]) & (box.right > column)
 
-        new = _updated(mapper, copy, old, None if team else receiver, cells, meets, reads)
-        new_map[here, :] = new
-        read = resized.add(read, row, cells[0], probability(mapper.storage.log_odds(new)))
+        new = _update_tile(config, copy, old, None if team else receiver, cells, meets, reads)
+        new_map[tile_rows, :] = new
+        read = resized.add(read, row, cells[0], probability(config.storage.log_odds(new)))
         if team:
-            added = _add_cells(mapper, added, old, new, truth(), (cells[0] < mapper.n) & (cells[1] < mapper.n))
+            added = _add_cells(config, added, old, new, truth(), (cells[0] < config.n) & (cells[1] < config.n))
         return following, read, added
 
     nothing = jnp.zeros(shape, jnp.int32)
@@ -288,9 +290,11 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
             sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255, dtype=jnp.int32)
 
 
-def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:
-    """Return a tile after the measurement of agent `own` (None: the team) and this time's messages, see the package."""
-    storage, agents = mapper.storage, mapper.num_agents
+def _update_tile(
+    config: MapConfig, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
+) -> Array:
+    """Return a tile after the measurement of agent `receiver` (None: the team) and this time's messages."""
+    storage, agents = config.storage, config.num_agents
 
     def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
         value, touched = state
@@ -303,14 +307,14 @@ def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: 
         return state
 
     state = storage.value(old), jnp.zeros(old.shape, jnp.bool_)
-    if own is not None:
-        state = jax.lax.cond(meets(own), functools.partial(enter, own, False), keep, state)
+    if receiver is not None:
+        state = jax.lax.cond(meets(receiver), functools.partial(enter, receiver, False), keep, state)
     late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
     for sender in range(agents):
-        heard = jnp.bool_(True) if own is None else copy.words[agents * (len(_WORDS) + own) + sender] != 0
-        here = heard & meets(sender)
-        state = jax.lax.cond(here, functools.partial(enter, sender, True), keep, state)
-        late = (late | heard) & ~here
+        heard = jnp.bool_(True) if receiver is None else copy.words[agents * (len(_WORDS) + receiver) + sender] != 0
+        entered = heard & meets(sender)
+        state = jax.lax.cond(entered, functools.partial(enter, sender, True), keep, state)
+        late = (late | heard) & ~entered
     value, touched = state
     value = jax.lax.cond(late, storage.clip, keep, value)
     return jnp.where(touched | (old != storage.unseen), value, old)
@@ -365,33 +369,34 @@ class _Resized:
             self.blocks[block, k] = jnp.sum(sums * self.share(left + k, line))
 
 
-def _fixed(values: Array) -> Array:
-    """`fixed_point.fixed` of values in [0, 1] (Triton has no rounding to even)."""
+def _to_fixed_point(values: Array) -> Array:
+    """`fixed_point.to_fixed_point` of values in [0, 1] (Triton has no rounding to even)."""
     scaled = values * jnp.float32(2**FRACTION_BITS)
     below = jnp.floor(scaled)
     whole, rest = below.astype(jnp.int32), scaled - below
     return whole + ((rest > 0.5) | ((rest == 0.5) & (whole & 1 == 1))).astype(jnp.int32)
 
 
-def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
+def _add_cells(config: MapConfig, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
     """Add a tile of the team's map to a strip's cell-by-cell sums: three fixed-point numbers, and four counts."""
-    storage = mapper.storage
-    weight = jnp.where(counted, storage.weight(new, mapper.weights.relative), 0.0)
+    storage = config.storage
+    weight = jnp.where(counted, storage.weight(new, config.weights.relative), 0.0)
     entropy_old = entropy_of_log_odds(storage.log_odds(old))
     entropy_new = entropy_of_log_odds(storage.log_odds(new))
     interest &= counted
     fractions = (weight * entropy_new, jnp.where(interest, entropy_new, 0.0), weight * entropy_old)
     predicted = (storage.above(new, PREDICTED) & counted).astype(jnp.int32)
     seen = ((new != storage.unseen) & counted).astype(jnp.int32)
-    of_interest = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
-    counts = predicted * of_interest + ((seen * of_interest) << 16)
-    return *(cells + _fixed(values) for cells, values in zip(added[:3], fractions, strict=True)), added[3] + counts
+    increment = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
+    counts = predicted * increment + ((seen * increment) << 16)
+    sums = (cells + _to_fixed_point(values) for cells, values in zip(added[:3], fractions, strict=True))
+    return *sums, added[3] + counts
 
 
-def _resized(mapper: Mapper, blocks: Array) -> Array:
+def _resize(config: MapConfig, blocks: Array) -> Array:
     """float32[B, M, 11, 11] from the sums of the strips."""
-    n, columns = mapper.n, tile(mapper.n)[1]
-    starts = np.arange(mapper.shape[1] // columns) * columns
+    n, columns = config.n, tile(config.n)[1]
+    starts = np.arange(config.shape[1] // columns) * columns
     block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
     matrix = (block == np.arange(LATTICE)[None]).astype(np.float32) / np.float32(n * n)
     return jnp.einsum("bmdc,ce->bmde", blocks, matrix, precision=jax.lax.Precision.HIGHEST)
@@ -416,21 +421,21 @@ def _look_matrices(q: int) -> tuple[np.ndarray, np.ndarray, bool]:
     return matrices, units, exact
 
 
-def _measured(mapper: Mapper, words: Array, level: Array, terrain: Terrain) -> Array:
-    """float32[B, A, 11, 11]: see `Report.measured`."""
-    _, units, _ = _look_matrices(mapper.q)
+def _resize_readings(config: MapConfig, words: Array, level: Array, terrain: Terrain) -> Array:
+    """float32[B, A, 11, 11]: see `UpdateStats.measured`."""
+    _, units, _ = _look_matrices(config.q)
     bits = () if isinstance(terrain.bits, tuple) else (terrain.bits,)
-    sums = _on_platform(functools.partial(_look, mapper), words, *bits)
+    sums = _on_platform(functools.partial(_look, config), words, *bits)
     unit = jnp.take(jnp.asarray(units), level, mode="clip")
     return sums[..., :LATTICE, :LATTICE] * unit[..., None, None]
 
 
-def _look(mapper: Mapper, words: Array, *bits: Array, interpret: bool) -> Array:
+def _look(config: MapConfig, words: Array, *bits: Array, interpret: bool) -> Array:
     """float32[B, A, 16, 16]: resized readings in the units of `_look_matrices`."""
-    matrices, _, exact = _look_matrices(mapper.q)
-    copies, agents = words.shape[0], mapper.num_agents
+    matrices, _, exact = _look_matrices(config.q)
+    copies, agents = words.shape[0], config.num_agents
     return pl.pallas_call(
-        functools.partial(_look_at, mapper, exact),
+        functools.partial(_look_at, config, exact),
         grid=(agents, copies),
         in_specs=[
             pl.BlockSpec((None, words.shape[1]), lambda a, b: (b, 0)),
@@ -445,19 +450,19 @@ def _look(mapper: Mapper, words: Array, *bits: Array, interpret: bool) -> Array:
     )(words, jnp.asarray(matrices), *bits)
 
 
-def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references: Any) -> None:
+def _look_at(config: MapConfig, exact: bool, words: Any, matrices: Any, *references: Any) -> None:
     """Resize the readings of one agent, chunk of cells by chunk of cells."""
     *bits, out = references
-    agent, n = pl.program_id(0), mapper.n
-    copy = _Copy(mapper, words)
-    box, level, side = copy.box(agent), copy.of(agent, "level"), copy.of(agent, "side")
-    start = copy.of(agent, "start_row"), copy.of(agent, "start_column")
+    agent, n = pl.program_id(0), config.n
+    copy = _Copy(config, words)
+    box, level, side = copy.box(agent), copy.word(agent, "level"), copy.word(agent, "side")
+    start = copy.word(agent, "start_row"), copy.word(agent, "start_column")
     precision = jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST
 
     def product(left: Array, right: Array, contract: int) -> Array:
         return jax.lax.dot_general(left, right, (((1,), (contract,)), ((), ())), precision=precision)
 
-    def of_chunk(i: Array, j: Array) -> Array:
+    def resize_chunk(i: Array, j: Array) -> Array:
         rows, columns = _cells(_CHUNK, start[0] + i * _CHUNK[0], start[1] + j * _CHUNK[1])
         truth = ground.truth(copy.terrain(), rows, columns)
         if bits:
@@ -469,8 +474,8 @@ def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references
         across = matrices[level, :, pl.ds(j * _CHUNK[1], _CHUNK[1])]
         return product(product(down, sign, 0), across, 1)
 
-    def of_rows(i: Array, sums: Array) -> Array:
-        return jax.lax.fori_loop(0, chunks[1], lambda j, sums: sums + of_chunk(i, j), sums)
+    def add_chunk_row(i: Array, sums: Array) -> Array:
+        return jax.lax.fori_loop(0, chunks[1], lambda j, sums: sums + resize_chunk(i, j), sums)
 
     chunks = [jax.lax.div(side + size - 1, jnp.int32(size)) for size in _CHUNK]
-    out[...] = jax.lax.fori_loop(0, chunks[0], of_rows, jnp.zeros((_SIDE, _SIDE), jnp.float32))
+    out[...] = jax.lax.fori_loop(0, chunks[0], add_chunk_row, jnp.zeros((_SIDE, _SIDE), jnp.float32))

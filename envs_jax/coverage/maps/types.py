@@ -7,20 +7,20 @@ import jax.numpy as jnp
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import PREDICTED, Storage, Weights
-from envs_jax.coverage.maps.fixed_point import fixed, uniform_total
+from envs_jax.coverage.maps.fixed_point import to_fixed_point, uniform_total
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapper:
+class MapConfig:
     """Static settings of a map backend."""
 
     q: int  # cells along a footprint edge at the lowest altitude
     num_agents: int  # A
     storage: Storage  # how log-odds are stored
     weights: Weights  # importance of cells in the reward
-    tile: tuple[int, int] = (1, 1)  # maps are padded to multiples of these rows and columns; one backend alone needs it
+    tile: tuple[int, int] = (1, 1)  # maps are padded to multiples of these rows and columns; only one backend needs it
 
     @property
     def n(self) -> int:
@@ -53,7 +53,7 @@ class Sums:
 
 
 @pytree
-class Excess:
+class ClipOverflow:
     """Cells whose log-odds lie beyond the clip. Kept up to date by the backend "windows" only."""
 
     cells: Array  # bool[A + 1], maps that have any
@@ -66,7 +66,7 @@ class Maps:
 
     Attributes:
         beliefs: int16 or float32 [A + 1, n, n], stored log-odds: local maps in the order of the agents, the
-            team's last. ([A + 1, *Mapper.shape]: what lies beyond n is padding.)
+            team's last. ([A + 1, *MapConfig.shape]: what lies beyond n is padding.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
         excess: the clip's bookkeeping of one backend.
@@ -75,11 +75,11 @@ class Maps:
     beliefs: Array
     probability: Array
     sums: Sums
-    excess: Excess
+    excess: ClipOverflow
 
 
 @pytree
-class Report:
+class UpdateStats:
     """By-products of an update.
 
     Attributes:
@@ -93,22 +93,24 @@ class Report:
     before: Array
 
 
-def empty(mapper: Mapper, terrain: Terrain) -> Maps:
+def empty(config: MapConfig, terrain: Terrain) -> Maps:
     """Return the maps before the first measurement, at the start of a mission over `terrain`."""
-    maps, n, storage = mapper.num_agents + 1, mapper.n, mapper.storage
+    maps, n, storage = config.num_agents + 1, config.n, config.storage
     prior = jnp.full((), storage.unseen)
     entropy = storage.entropy(prior)
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
     sums = Sums(
-        weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)),
-        interest=uniform_total(fixed(entropy), terrain.count),
+        weighted=uniform_total(
+            to_fixed_point(storage.weight(prior, config.weights.relative) * entropy), jnp.int32(n * n)
+        ),
+        interest=uniform_total(to_fixed_point(entropy), terrain.count),
         counts=jnp.stack([n * n * predicted, terrain.count * predicted, jnp.int32(0), jnp.int32(0)]),
     )
     return Maps(
-        beliefs=jnp.full((maps, *mapper.shape), storage.unseen),
+        beliefs=jnp.full((maps, *config.shape), storage.unseen),
         probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
         sums=sums,
-        excess=Excess(
+        excess=ClipOverflow(
             cells=jnp.zeros((maps,), jnp.bool_),
             probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
         ),

@@ -1,7 +1,7 @@
 """Plan that the loops of the backend "windows" follow, and the tables and array operations that they share.
 
-All that depends on positions and messages alone is computed here, for all copies at once, and packed in few arrays: on
-CPUs a small kernel costs as much as thousands of cells, and the loops would start one for every number they read.
+What depends only on positions and messages is computed here, for all copies at once, and packed in few arrays: on CPUs
+a small kernel costs as much as thousands of cells, and the loops would start one for every number they read.
 """
 
 import functools
@@ -13,9 +13,9 @@ import numpy as np
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage import world
-from envs_jax.coverage.maps.types import Mapper, Measurements
+from envs_jax.coverage.maps.types import MapConfig, Measurements
 from envs_jax.coverage.world import LATTICE
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 
 @pytree
@@ -45,19 +45,19 @@ class Agent:
     block_column: Array
 
 
-def window_side(mapper: Mapper, level: int) -> int:
+def window_side(config: MapConfig, level: int) -> int:
     """Side of the window of an agent at altitude index `level` in cells."""
-    return 2 * world.radius(mapper.q, level)
+    return 2 * world.radius(config.q, level)
 
 
-def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
+def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
     """Plan of the update of [B] copies."""
-    n, agents, (copies, *_) = mapper.n, mapper.num_agents, survey.positions.shape
-    row, column, level = (survey.positions[..., axis] for axis in range(3))
-    full = world.footprint(survey.positions, mapper.q)
+    n, agents, (copies, *_) = config.n, config.num_agents, measurements.positions.shape
+    row, column, level = (measurements.positions[..., axis] for axis in range(3))
+    full = world.footprint(measurements.positions, config.q)
     box = world.clip_footprint(full, n)
     last = n - (full.bottom - full.top)
-    blocks = jnp.asarray(np.stack([block_shares(mapper.q, level)[0] for level in range(world.LEVELS)]))
+    blocks = jnp.asarray(np.stack([block_shares(config.q, level)[0] for level in range(world.LEVELS)]))
     number = jnp.broadcast_to(jnp.arange(agents, dtype=jnp.int32), level.shape)
     agent = Agent(
         number=number,
@@ -72,7 +72,7 @@ def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
     order = jnp.argsort(level, axis=1, stable=True).astype(jnp.int32)
     starts = jnp.sum(level[:, None, :] < jnp.arange(world.LEVELS + 1, dtype=jnp.int32)[None, :, None], axis=2)
 
-    hears = jnp.swapaxes(survey.received, 1, 2) & ~jnp.eye(agents, dtype=jnp.bool_)[None]  # [B, sender, receiver]
+    hears = jnp.swapaxes(measurements.received, 1, 2) & ~jnp.eye(agents, dtype=jnp.bool_)[None]  # [B, sender, receiver]
     hears = jnp.concatenate([hears, jnp.ones((copies, agents, 1), jnp.bool_)], axis=2)
     targets = jnp.argsort(~hears, axis=2, stable=True)[..., :agents]
     first = (agents + 1) * jnp.arange(copies, dtype=jnp.int32)[:, None, None]
@@ -84,7 +84,7 @@ def make_plan(mapper: Mapper, survey: Measurements) -> Plan:
         inside = (lines >= low[..., None]) & (lines < high[..., None])
         return jnp.sum(jnp.where(inside, bits, 0), axis=1, dtype=jnp.int32) | (ground_marks << agents)
 
-    ground_rows, ground_columns = jax.vmap(functools.partial(ground.axis_marks, n=n))(survey.terrain)
+    ground_rows, ground_columns = jax.vmap(functools.partial(ground.axis_marks, n=n))(measurements.terrain)
     return Plan(
         agents=jnp.stack(jax.tree.leaves(agent), axis=-1),
         by_level=order,
@@ -110,9 +110,9 @@ def at(leaf: Array, *index: Array | int) -> Array:
     return cut_block(leaf, corner, (*(1 for _ in index), *rest)).reshape(rest)
 
 
-def agent_of(plan: Plan, b: Array, number: Array) -> Agent:
-    """Agent `number` of copy b."""
-    return Agent(*at(plan.agents, b, number))
+def agent_of(plan: Plan, b: Array, index: Array) -> Agent:
+    """Agent `index` of copy b."""
+    return Agent(*at(plan.agents, b, index))
 
 
 def marks_of(plan: Plan, b: Array, agent: Agent, side: int) -> tuple[Array, Array]:
@@ -124,7 +124,7 @@ def marks_of(plan: Plan, b: Array, agent: Agent, side: int) -> tuple[Array, Arra
 
 def cut(maps: Array, index: Array, top: Array | int, left: Array | int, side: int) -> Array:
     """dtype[side * side]: the cells of a window of one of the maps [M, k, k]."""
-    slice_ = stage(lambda maps, *corner: cut_block(maps, corner, (1, side, side)))
+    slice_ = materialize(lambda maps, *corner: cut_block(maps, corner, (1, side, side)))
     return slice_(maps, index, jnp.int32(top), jnp.int32(left)).reshape(-1)
 
 
@@ -166,6 +166,6 @@ def footprint_shares(q: int, level: int) -> np.ndarray:
     for g, centre in enumerate(world.centres(q)):
         low = np.clip(centre - half, 0, n - 2 * half)
         inside = np.arange(2 * half) + low - (centre - half)
-        kept = (inside >= 0) & (inside < 2 * half)
-        shares[g][:, kept] = matrix[:, inside[kept]]
+        in_footprint = (inside >= 0) & (inside < 2 * half)
+        shares[g][:, in_footprint] = matrix[:, inside[in_footprint]]
     return shares

@@ -12,9 +12,9 @@ static size, and a message that was not received costs nothing. What the loops f
 (`window_plan`). Maps are changed in place. Resized maps and sums are running values: a resized map changes by
 A_rows (p' - p) A_columns^T over a window.
 
-Fusing clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per map tells
-whether a clip is due; resized probabilities are stored separately for the clipped map and for what lies beyond the
-clip (`types.Excess`), so that clipping need not compute probabilities again.
+A fused message clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per
+map says whether a clip is due; resized probabilities are stored separately for the clipped map and for what lies beyond
+the clip (`types.ClipOverflow`), so that a clip need not compute probabilities again.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from envs_jax.base import Array, pytree
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import P_MIN, probability, read_word
-from envs_jax.coverage.maps.fixed_point import carry, count_flags, fixed, pack_flags, totals
-from envs_jax.coverage.maps.types import Excess, Mapper, Maps, Measurements, Report, Sums
+from envs_jax.coverage.maps.fixed_point import carry, count_flags, pack_flags, to_fixed_point, totals
+from envs_jax.coverage.maps.types import ClipOverflow, MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.coverage.maps.window_plan import (
     Agent,
     Plan,
@@ -47,36 +47,36 @@ from envs_jax.coverage.maps.window_plan import (
     window_side,
 )
 from envs_jax.coverage.world import LATTICE
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """Update the maps of one copy; under vmap every branch is taken: use `update_batch` instead."""
-    batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
-    return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
+    batch = jax.tree.map(lambda leaf: leaf[None], (maps, measurements))
+    return jax.tree.map(lambda leaf: leaf[0], update_batch(config, *batch))
 
 
 @pytree
 class _Work:
-    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window."""
+    """State of the loops. M = B (A + 1) maps, copy after copy; W is the side of the largest window."""
 
     beliefs: Array  # dtype[M, n, n]
     clipped: Array  # float32[M, 11, 11], resized probabilities of the clipped maps
-    excess: Excess  # see `types.Excess`, leaves [M, ...]
-    sums: Array  # int32[B, 10], `Report.before` and the leaves of `types.Sums`
-    measured: Array  # float32[B, A, 11, 11], see `types.Report`
+    excess: ClipOverflow  # see `types.ClipOverflow`, leaves [M, ...]
+    sums: Array  # int32[B, 10], `UpdateStats.before` and the leaves of `types.Sums`
+    measured: Array  # float32[B, A, 11, 11], see `types.UpdateStats`
     change: Array  # dtype[A, W, W], readings of each agent of this copy as summands, 0 outside the footprint
     old: Array  # dtype[A, W, W], the team's map before the update, in the same windows
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
+def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """`update` of [B] copies, one after the other."""
-    agents, n = mapper.num_agents, mapper.n
+    agents, n = config.num_agents, config.n
     copies = maps.beliefs.shape[0]
     count = copies * (agents + 1)
-    side = window_side(mapper, world.LEVELS - 1)
+    side = window_side(config, world.LEVELS - 1)
     excess = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), maps.excess)
     sums = maps.sums
     work = _Work(
@@ -88,8 +88,8 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
         change=jnp.zeros((agents, side, side), maps.beliefs.dtype),
         old=jnp.zeros((agents, side, side), maps.beliefs.dtype),
     )
-    plan = stage(functools.partial(make_plan, mapper))(survey)
-    update = functools.partial(_update_copy, mapper, survey, plan)
+    plan = materialize(functools.partial(make_plan, config))(measurements)
+    update = functools.partial(_update_copy, config, measurements, plan)
     work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(copies), update, work)
     before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
     maps = Maps(
@@ -98,7 +98,7 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
         sums=Sums(carry(weighted), carry(interest), counts),
         excess=jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), work.excess, maps.excess),
     )
-    return maps, Report(measured=work.measured, before=carry(before))
+    return maps, UpdateStats(measured=work.measured, before=carry(before))
 
 
 # The order of work
@@ -113,30 +113,30 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
 
 
-def _update_copy(mapper: Mapper, survey: Measurements, plan: Plan, b: Array, work: _Work) -> _Work:
+def _update_copy(config: MapConfig, measurements: Measurements, plan: Plan, b: Array, work: _Work) -> _Work:
     """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made."""
-    agents = mapper.num_agents
+    agents = config.num_agents
 
     def by_level(step: Callable[..., _Work], work: _Work) -> _Work:
         """Every agent's step: a loop for each altitude, whose windows have a size of their own."""
         for level in range(world.LEVELS):
 
             def turn(i: Array, work: _Work, level: int = level) -> _Work:
-                return step(mapper, level, survey, plan, b, agent_of(plan, b, at(plan.by_level, b, i)), work)
+                return step(config, level, measurements, plan, b, agent_of(plan, b, at(plan.by_level, b, i)), work)
 
             work = jax.lax.fori_loop(at(plan.starts, b, level), at(plan.starts, b, level + 1), turn, work)
         return work
 
-    def send(number: Array, work: _Work) -> _Work:
-        count, targets = at(plan.heard, b, number), at(plan.targets, b, number)
-        own_level = agent_of(plan, b, number).level
+    def send(sender: Array, work: _Work) -> _Work:
+        count, targets = at(plan.heard, b, sender), at(plan.targets, b, sender)
+        sender_level = agent_of(plan, b, sender).level
         for level in range(world.LEVELS):
 
             def turn(i: Array, work: _Work, level: int = level) -> _Work:
                 target = at(targets, i)
-                return _enter(mapper, level, agent_of(plan, b, number), target, _clip(mapper, target, work))
+                return _enter(config, level, agent_of(plan, b, sender), target, _clip(config, target, work))
 
-            work = jax.lax.fori_loop(0, jnp.where(own_level == level, count, 0), turn, work)
+            work = jax.lax.fori_loop(0, jnp.where(sender_level == level, count, 0), turn, work)
         return work
 
     work = by_level(_look, work)  # apart from the next step: a loop that cuts two windows to change one copies the maps
@@ -145,25 +145,25 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: Plan, b: Array, wor
     return by_level(_account, work)
 
 
-def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, agent: Agent, cells: Array) -> Array:
+def _add_resized(config: MapConfig, level: int, resized: Array, target: Array, agent: Agent, cells: Array) -> Array:
     """Return resized maps float32[M, 11, 11] after the cells of a window of map `target` grew by `cells`.
 
     Args:
-        mapper: the geometry.
+        config: the geometry.
         level: altitude index of the agent whose window it is.
         resized: float32[M, 11, 11].
         target: int32[], number of the map.
         agent: the agent.
         cells: float32[side * side].
     """
-    shares = jnp.asarray(block_shares(mapper.q, level)[1])
-    grown = _resized(shares, agent, cells)
+    shares = jnp.asarray(block_shares(config.q, level)[1])
+    grown = _resize(shares, agent, cells)
     corner = (target, agent.block_row, agent.block_column)
     present = cut_block(resized, corner, (1, *grown.shape))
     return put_block(resized, present + grown[None], corner)
 
 
-def _resized(shares: Array, agent: Agent, cells: Array) -> Array:
+def _resize(shares: Array, agent: Agent, cells: Array) -> Array:
     """float32[d, d]: sums of cells [side * side] by their shares [11, d, side] in rows and in columns."""
     side = shares.shape[-1]
     rows = jnp.dot(at(shares, agent.row), cells.reshape(side, side), precision=_EXACT)
@@ -173,43 +173,47 @@ def _resized(shares: Array, agent: Agent, cells: Array) -> Array:
 # Operations on cells [side * side]
 
 
-def _beyond(mapper: Mapper, stored: Array) -> Array:
-    """float32: probability of cells less that of the clipped cells."""
-    storage = mapper.storage
+def _overflow(config: MapConfig, stored: Array) -> Array:
+    """float32: probability of cells minus the probability of the clipped cells."""
+    storage = config.storage
     value = storage.value(stored)
     doubt = probability(storage.log_odds(-jnp.abs(value)))
-    beyond = jnp.where(jnp.abs(value) > storage.limit, jnp.float32(P_MIN) - doubt, jnp.float32(0.0))
-    return jnp.where(value > 0, beyond, -beyond)
+    overflow = jnp.where(jnp.abs(value) > storage.limit, jnp.float32(P_MIN) - doubt, jnp.float32(0.0))
+    return jnp.where(value > 0, overflow, -overflow)
 
 
 # The steps of an update
 
 
-def _look(mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work) -> _Work:
+def _look(
+    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+) -> _Work:
     """Read the cells of a footprint; store the readings, and the team's map there before the update."""
-    side, agents = window_side(mapper, level), mapper.num_agents
+    side, agents = window_side(config, level), config.num_agents
     team = b * (agents + 1) + agents
-    free, occupied = (jnp.asarray(gain) for gain in mapper.storage.gains[:, level])
+    free, occupied = (jnp.asarray(gain) for gain in config.storage.gains[:, level])
 
-    @stage
-    def changes(survey: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
+    @materialize
+    def changes(measurements: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
         """Return readings [side, side] as summands, 0 outside the footprint."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
         rows, columns = agent.top + cells[:, None], agent.left + cells[None, :]
-        truth = ground.marked(survey.terrain, marks >> agents, rows, columns)
+        truth = ground.truth_from_marks(measurements.terrain, marks >> agents, rows, columns)
         height = jnp.int32(level)
-        read = sensor.occupied(survey.source, survey.terrain, agent.number, height, rows, columns, mapper.n, truth)
+        read = sensor.reads_occupied(
+            measurements.source, measurements.terrain, agent.number, height, rows, columns, config.n, truth
+        )
         inside = (marks >> agent.number) & 1 == 1
         return jnp.where(inside, jnp.where(read, occupied, free), jnp.zeros_like(free))
 
-    @stage
+    @materialize
     def signs(change: Array) -> Array:
         """+1 for class 1, -1 for class 0, 0 outside the footprint."""
         return (change == occupied).astype(jnp.float32) - (change == free).astype(jnp.float32)
 
-    here = jax.tree.map(lambda leaf: at(leaf, b), survey)
-    change = changes(here, *marks_of(plan, b, agent, side), agent).reshape(-1)
-    measured = _resized(jnp.asarray(footprint_shares(mapper.q, level)), agent, signs(change))
+    copy_measurements = jax.tree.map(lambda leaf: at(leaf, b), measurements)
+    change = changes(copy_measurements, *marks_of(plan, b, agent, side), agent).reshape(-1)
+    measured = _resize(jnp.asarray(footprint_shares(config.q, level)), agent, signs(change))
     return dataclasses.replace(
         work,
         change=paste(work.change, agent.number, 0, 0, side, change),
@@ -218,16 +222,16 @@ def _look(mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array
     )
 
 
-def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
+def _clip(config: MapConfig, target: Array, work: _Work) -> _Work:
     """Clip the whole of one map where cells may lie beyond the clip."""
 
     def turn(zero: Array, work: _Work) -> _Work:
-        here, n, excess = target + zero, mapper.n, work.excess
-        corner = (here, jnp.int32(0), jnp.int32(0))
+        index, n, excess = target + zero, config.n, work.excess
+        corner = (index, jnp.int32(0), jnp.int32(0))
         cells = cut_block(work.beliefs, corner, (1, n, n))
-        cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
-        excess = Excess(
-            cells=put_block(excess.cells, jnp.zeros((1,), jnp.bool_), (here,)),
+        cells = jnp.where(cells != config.storage.unseen, config.storage.clip(cells), cells)
+        excess = ClipOverflow(
+            cells=put_block(excess.cells, jnp.zeros((1,), jnp.bool_), (index,)),
             probability=put_block(excess.probability, jnp.zeros((1, LATTICE, LATTICE), jnp.float32), corner),
         )
         return dataclasses.replace(work, beliefs=put_block(work.beliefs, cells, corner), excess=excess)
@@ -236,86 +240,92 @@ def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
 
 
 def _enter_own(
-    mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
     """Enter the measurement of an agent into its own map."""
-    return _enter(mapper, level, agent, b * (mapper.num_agents + 1) + agent.number, work)
+    return _enter(config, level, agent, b * (config.num_agents + 1) + agent.number, work)
 
 
-def _enter(mapper: Mapper, level: int, agent: Agent, target: Array, work: _Work) -> _Work:
+def _enter(config: MapConfig, level: int, agent: Agent, target: Array, work: _Work) -> _Work:
     """Enter the measurement of `agent` into a map."""
-    side, storage = window_side(mapper, level), mapper.storage
+    side, storage = window_side(config, level), config.storage
     gains = storage.gains[:, level]
     old = cut(work.beliefs, target, agent.top, agent.left, side)
     change = cut(work.change, agent.number, 0, 0, side)
 
-    @stage
-    def fused(old: Array, change: Array) -> Array:
+    @materialize
+    def fuse(old: Array, change: Array) -> Array:
         return jnp.where(change != 0, storage.fuse(storage.value(old), change), old)
 
-    @stage
+    @materialize
     def largest(new: Array) -> Array:
         return jnp.max(jnp.abs(storage.value(new)).reshape(side, side), axis=0)
 
-    new = fused(old, change)
-    any_beyond = jnp.max(largest(new)) > jnp.asarray(storage.limit)
+    new = fuse(old, change)
+    any_overflow = jnp.max(largest(new)) > jnp.asarray(storage.limit)
 
-    def exceed(zero: Array, excess: Excess) -> Excess:
-        beyond = stage(lambda zero, old, new: _beyond(mapper, new + zero) - _beyond(mapper, old + zero))
-        grown = beyond(zero.astype(new.dtype), old, new)
-        resized = _add_resized(mapper, level, excess.probability, target, agent, grown)
-        return Excess(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
+    def add_overflow(zero: Array, excess: ClipOverflow) -> ClipOverflow:
+        overflow_change = materialize(
+            lambda zero, old, new: _overflow(config, new + zero) - _overflow(config, old + zero)
+        )
+        grown = overflow_change(zero.astype(new.dtype), old, new)
+        resized = _add_resized(config, level, excess.probability, target, agent, grown)
+        return ClipOverflow(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
 
-    growth = stage(lambda old, change: storage.growth(old, change, gains))(old, change)
+    growth = materialize(lambda old, change: storage.growth(old, change, gains))(old, change)
     return dataclasses.replace(
         work,
         beliefs=paste(work.beliefs, target, agent.top, agent.left, side, new),
-        clipped=_add_resized(mapper, level, work.clipped, target, agent, growth),
-        excess=when(at(work.excess.cells, target) | any_beyond, exceed, work.excess),
+        clipped=_add_resized(config, level, work.clipped, target, agent, growth),
+        excess=when(at(work.excess.cells, target) | any_overflow, add_overflow, work.excess),
     )
 
 
 def _account(
-    mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
     """Update the team's sums for the cells of a footprint that no earlier agent's holds."""
-    weights, agents = mapper.weights.relative, mapper.num_agents
-    side, team = window_side(mapper, level), b * (agents + 1) + agents
+    weights, agents = config.weights.relative, config.num_agents
+    side, team = window_side(config, level), b * (agents + 1) + agents
 
-    @stage
+    @materialize
     def kinds(terrain: ground.Terrain, rows: Array, columns: Array, agent: Agent) -> Array:
         """int32[side, side]: 0 for cells that do not count, 1 and 2 for cells of class 0 and 1."""
         marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
-        truth = ground.marked(terrain, marks >> agents, agent.top + cells[:, None], agent.left + cells[None, :])
+        truth = ground.truth_from_marks(
+            terrain, marks >> agents, agent.top + cells[:, None], agent.left + cells[None, :]
+        )
         counts = marks & ((2 << agent.number) - 1) == 1 << agent.number
         return jnp.where(counts, 1 + truth.astype(jnp.int32), 0)
 
     def weighted(word: Array, word_entropy: Array) -> Array:
         """int32: weighted entropy in fixed point, weights of the first, entropy of the second word."""
         _, flags = read_word(word)
-        return fixed(weights.pick(flags["above"], flags["below"]) * read_word(word_entropy)[0])
+        return to_fixed_point(weights.pick(flags["above"], flags["below"]) * read_word(word_entropy)[0])
 
-    @stage
+    @materialize
     def interest(kind: Array, old: Array, new: Array) -> Array:
         """int32: change of the entropy of class-1 cells."""
-        return jnp.where(kind == 2, fixed(read_word(new)[0]) - fixed(read_word(old)[0]), jnp.int32(0))
+        return jnp.where(kind == 2, to_fixed_point(read_word(new)[0]) - to_fixed_point(read_word(old)[0]), jnp.int32(0))
 
-    @stage
+    @materialize
     def flags(kind: Array, old: Array, new: Array) -> Array:
         """Count 2 where a flag becomes true, 1 where it stays, 0 where it becomes false: no byte is negative."""
         were, are = read_word(old)[1], read_word(new)[1]
         changes = [1 + are[name].astype(jnp.int32) - were[name].astype(jnp.int32) for name in ("predicted", "seen")]
         return pack_flags(*(f for change in changes for f in (change, jnp.where(kind == 2, change, 1))))
 
-    terrain = jax.tree.map(lambda leaf: at(leaf, b), survey.terrain)
+    terrain = jax.tree.map(lambda leaf: at(leaf, b), measurements.terrain)
     kind = kinds(terrain, *marks_of(plan, b, agent, side), agent).reshape(-1)
     old = cut(work.old, agent.number, 0, 0, side)
     new = cut(work.beliefs, team, agent.top, agent.left, side)
-    old = stage(mapper.storage.word)(old)
+    old = materialize(config.storage.word)(old)
     # cells that do not count are taken as unchanged
-    new = stage(lambda kind, old, new: jnp.where(kind > 0, new, old))(kind, old, stage(mapper.storage.word)(new))
-    before = stage(lambda old, new: weighted(new, old) - weighted(old, old))(old, new)
-    after = stage(lambda old, new: weighted(new, new) - weighted(old, old))(old, new)
+    new = materialize(lambda kind, old, new: jnp.where(kind > 0, new, old))(
+        kind, old, materialize(config.storage.word)(new)
+    )
+    before = materialize(lambda old, new: weighted(new, old) - weighted(old, old))(old, new)
+    after = materialize(lambda old, new: weighted(new, new) - weighted(old, old))(old, new)
     sums = totals([before, after, interest(kind, old, new)]).reshape(6)
     changes = jnp.concatenate([sums, count_flags(flags(kind, old, new)) - side * side])
     place = (b, jnp.int32(0))

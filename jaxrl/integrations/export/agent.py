@@ -1,6 +1,6 @@
 """A policy exported by jaxrl: `act(observation)` returns its greedy actions.
 
-It needs Python 3.7 and NumPy alone; weights and settings are in weights.npz next to this file.
+It needs only Python 3.7 and NumPy; weights and settings are in weights.npz next to this file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Policy:
 
         Args:
             observation: [A, ...] or [B, A, ...].
-            action_mask: [..., A, n] of bool or of integers 0 and 1, the allowed actions; needed by policies that heed
-                masks, and by no others.
+            action_mask: [..., A, n] of bool or of integers 0 and 1, the allowed actions; only for policies that heed
+                masks, which need it.
             mask_state: coverage: int[..., A, 3], the agents' places on the lattice before the actions.
             next_mask: where masks depend on the actions of earlier agents, and the environment is not coverage:
                 (mask_state, action_mask[A, n], chosen int[A], agent) -> bool[n], as `EnvSpec.next_mask`.
@@ -45,36 +45,36 @@ class Policy:
                 action, one that the policy ignores, or no rule for masks that depend on other agents' actions.
         """
         settings, observation = self.settings, np.asarray(observation)
-        wanted = (settings["agents"], *settings["observation_shape"])
-        single = observation.shape == wanted
-        if observation.shape[-len(wanted) :] != wanted or observation.ndim > len(wanted) + 1:
-            raise ValueError(f"observations need the shape {wanted}, with or without a batch axis before it")
-        views = self._normalized(observation[None] if single else observation)
+        expected_shape = (settings["agents"], *settings["observation_shape"])
+        single = observation.shape == expected_shape
+        if observation.shape[-len(expected_shape) :] != expected_shape or observation.ndim > len(expected_shape) + 1:
+            raise ValueError(f"observations need the shape {expected_shape}, with or without a batch axis before it")
+        views = self._normalize(observation[None] if single else observation)
         if "frames" in settings:
-            views, actions_there = egocentric_views(np.asarray(views, np.float32), np.array(settings["frames"]))
-            outputs = np.take_along_axis(network(self.weights, settings, views), actions_there, -1)
+            views, action_indices = egocentric_views(np.asarray(views, np.float32), np.array(settings["frames"]))
+            outputs = np.take_along_axis(network(self.weights, settings, views), action_indices, -1)
         else:
             outputs = network(self.weights, settings, views)
         mask = self._mask(action_mask, outputs, single)
         if settings["actions"] == "box":
             mean = outputs[..., : settings["numbers"]]
-            actions = self._scaled(np.tanh(mean) if settings["squash"] == "tanh" else np.clip(mean, -1, 1))
+            actions = self._rescale(np.tanh(mean) if settings["squash"] == "tanh" else np.clip(mean, -1, 1))
         elif settings["masking"] == "sequential":
             actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
         else:
             actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
         return actions[0] if single else actions
 
-    def _mask(self, given: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
+    def _mask(self, action_mask: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
         if self.settings["actions"] == "box" or self.settings["masking"] == "none":
-            if given is not None:
+            if action_mask is not None:
                 raise ValueError("the policy was trained without action masks: leave action_mask out")
             return np.ones(outputs.shape, bool)
         shape = outputs.shape[1:] if single else outputs.shape
-        if given is None:
+        if action_mask is None:
             raise ValueError(f"the policy needs action_mask, bool{list(shape)}, true where an action is open")
-        mask = np.asarray(given)
+        mask = np.asarray(action_mask)
         if mask.dtype.kind not in "biu":
             raise ValueError(f"action_mask must be of bool or of integers 0 and 1 (open), not of {mask.dtype}")
         if mask.shape != shape:
@@ -85,14 +85,14 @@ class Policy:
             raise ValueError("action_mask closes every action of an agent: leave at least one open")
         return mask.reshape(outputs.shape) != 0
 
-    def _normalized(self, x: np.ndarray) -> np.ndarray:
+    def _normalize(self, x: np.ndarray) -> np.ndarray:
         """Normalise observations [..., *observation] as in training, by mean and deviation of each number."""
         if "input_mean" not in self.weights:
             return x
         limit, x = self.settings["input_limit"], np.asarray(x, np.float32) - self.weights["input_mean"]
         return np.clip(x / self.weights["input_deviation"], -limit, limit)
 
-    def _scaled(self, action: np.ndarray) -> np.ndarray:
+    def _rescale(self, action: np.ndarray) -> np.ndarray:
         """Rescale actions [B, A, n] in [-1, 1] to the environment's box."""
         settings, (low, high) = self.settings, self.settings["bounds"]
         if (low, high) != (-1, 1):
@@ -134,13 +134,13 @@ def egocentric_views(views: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray,
     Returns:
         [..., 11, 11, 10], and int[..., n].
     """
-    flat, turned, there = views.reshape(-1, *views.shape[-3:]), [], []
+    flat, turned, action_indices = views.reshape(-1, *views.shape[-3:]), [], []
     for view in flat:
         inside = view[:, :, 2] > 0  # the part of the surroundings that lies in the area
         left, right = inside[:5, 5].sum(), inside[6:, 5].sum()
         below, above = inside[5, :5].sum(), inside[5, 6:].sum()
         x, y = min(left, right), min(below, above)
-        there.append(frames[4 * (left > right) + 2 * (below > above) + (x > y)])
+        action_indices.append(frames[4 * (left > right) + 2 * (below > above) + (x > y)])
         view = view[::-1] if left > right else view
         view = view[:, ::-1] if below > above else view
         view = view.swapaxes(0, 1) if x > y else view
@@ -148,7 +148,7 @@ def egocentric_views(views: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray,
         low, high = min(x, y), max(x, y)
         turned.append(np.concatenate([view, wide[low : low + 11, high : high + 11]], axis=2))
     shape = (*views.shape[:-3], *turned[0].shape)
-    return np.stack(turned).reshape(shape), np.stack(there).reshape(*views.shape[:-3], frames.shape[1])
+    return np.stack(turned).reshape(shape), np.stack(action_indices).reshape(*views.shape[:-3], frames.shape[1])
 
 
 def coverage_mask(
@@ -161,8 +161,8 @@ def coverage_mask(
         highest: int[3], largest place on the lattice.
         places: int[A, 3], before the moves.
         boundary: bool[A, n], moves that stay inside the area.
-        chosen: int[A], of which those of earlier agents count.
-        agent: whose.
+        chosen: int[A], the actions; only those of agents 0 .. agent - 1 are read.
+        agent: whose moves are returned.
     """
     mask = boundary[agent].copy()
     lateral = np.any(moves[:, :2] != 0, -1)

@@ -44,7 +44,7 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
         format: safetensors (parameters), stablehlo or onnx (the greedy policy as a function), numpy (the same as a
             Python file), jidi (an agent for the Jidi platform).
         path: directory to write to, made if absent; files of the same names in it are replaced.
-        greedy: for jidi, whose agent samples its actions otherwise; the other formats have greedy actions alone.
+        greedy: for jidi, whose agent otherwise samples its actions; the other formats always act greedily.
 
     Returns:
         the files' paths.
@@ -65,7 +65,7 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
 
 
 def description(policy: Policy) -> dict[str, Any]:
-    """Return what is known of a policy, for JSON."""
+    """Describe a policy for JSON: algorithm, environment, versions, checkpoint, settings."""
     config = policy.config
     return {
         "algorithm": config.algo if config else type(policy.algo).__name__.lower(),
@@ -116,7 +116,7 @@ def _onnx(policy: Policy) -> dict[str, bytes]:
 
 
 def _manifest(policy: Policy, greedy: Greedy, call: str, more: Mapping[str, Any]) -> bytes:
-    """Return the JSON file beside a function: how it is called, with which arrays, and what is known of the policy."""
+    """Return the JSON file that belongs to a function: how to call it, its arrays, and what is known of the policy."""
 
     def rows(arguments: Any) -> list[dict[str, Any]]:
         return [

@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.progress import ended
+from envs_jax.progress import final_progress
 from jaxrl.runtime.policy import Policy
 
 PLATFORMS = ("cpu", "cuda")
@@ -59,7 +59,7 @@ class Greedy:
 
 
 def greedy_of(policy: Policy) -> Greedy:
-    """Return the greedy function of a policy, of those arrays alone that its actions depend on."""
+    """Return the greedy function of a policy; it takes only the arrays that the actions depend on."""
     shapes = policy._blank
     fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
     indices = jax.ShapeDtypeStruct((1,), jnp.int32)
@@ -68,7 +68,7 @@ def greedy_of(policy: Policy) -> Greedy:
     )
     count = len(fields)
 
-    def one(*arrays: Array) -> list[Array]:
+    def act_once(*arrays: Array) -> list[Array]:
         """Act in one environment: leaves of the time step, then of the carry -> action, then leaves of the carry."""
         single = [x[None] for x in arrays]
         timestep = jax.tree_util.tree_unflatten(structure, single[:count])
@@ -79,43 +79,49 @@ def greedy_of(policy: Policy) -> Greedy:
             jax.tree_util.tree_unflatten(carry_structure, single[count:]),
         )
         keys = jax.random.split(jax.random.key(0), 1)
-        action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, ended(), "greedy")
+        action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, final_progress(), "greedy")
         return [x[0] for x in (action, *jax.tree.leaves(carry))]
 
     leaves = [_argument(path, leaf) for path, leaf in fields]
     leaves += [_argument((jax.tree_util.GetAttrKey("carry"), *path), leaf) for path, leaf in carries]
-    kept: list[int] = []  # leaves of the carry that actions depend on, now or later
+    carry_indices: list[int] = []  # leaves of the carry that actions depend on, now or later
     while True:
-        used = _used(functools.partial(_some, one, [0, *(1 + i for i in kept)]), leaves)
+        used = _find_used_arguments(
+            functools.partial(_select_results, act_once, [0, *(1 + i for i in carry_indices)]), leaves
+        )
         needed = [i - count for i in used if i >= count]
-        if set(needed) <= set(kept):
+        if set(needed) <= set(carry_indices):
             break
-        kept = sorted({*kept, *needed})
+        carry_indices = sorted({*carry_indices, *needed})
     inputs = [i for i in used if i < count]
-    action = jax.eval_shape(one, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))[0]
+    action = jax.eval_shape(act_once, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))[0]
 
     def function(*arrays: Any) -> Any:
-        given = dict(zip(inputs, arrays[: len(inputs)], strict=True))
-        given |= zip([count + i for i in kept], arrays[-1] if kept else (), strict=True)
+        leaf_values = dict(zip(inputs, arrays[: len(inputs)], strict=True))
+        leaf_values |= zip([count + i for i in carry_indices], arrays[-1] if carry_indices else (), strict=True)
 
-        def row(given: dict[int, Array]) -> list[Array]:
+        def act_row(leaf_values: dict[int, Array]) -> list[Array]:
             def blank(i: int) -> Array:
                 return jnp.zeros(leaves[i].shape, leaves[i].dtype)
 
-            return _some(one, [0, *(1 + i for i in kept)], *(given.get(i, blank(i)) for i in range(len(leaves))))
+            return _select_results(
+                act_once,
+                [0, *(1 + i for i in carry_indices)],
+                *(leaf_values.get(i, blank(i)) for i in range(len(leaves))),
+            )
 
-        action, *carry = jax.vmap(row)(given)
-        return (action, tuple(carry)) if kept else action
+        action, *carry = jax.vmap(act_row)(leaf_values)
+        return (action, tuple(carry)) if carry_indices else action
 
     return Greedy(
         tuple(leaves[i] for i in inputs),
-        tuple(leaves[count + i] for i in kept),
+        tuple(leaves[count + i] for i in carry_indices),
         Argument("action", action.shape, jnp.dtype(action.dtype).name),
         function,
     )
 
 
-def _some(function: Callable[..., list[Array]], which: Sequence[int], *arrays: Array) -> list[Array]:
+def _select_results(function: Callable[..., list[Array]], which: Sequence[int], *arrays: Array) -> list[Array]:
     """Return some of the results of a function."""
     results = function(*arrays)
     return [results[i] for i in which]
@@ -127,7 +133,7 @@ def _argument(path: tuple[Any, ...], leaf: Any) -> Argument:
     return Argument(name, tuple(leaf.shape[1:]), jnp.dtype(leaf.dtype).name)
 
 
-def _used(function: Callable[..., Any], arguments: Sequence[Argument]) -> list[int]:
+def _find_used_arguments(function: Callable[..., Any], arguments: Sequence[Argument]) -> list[int]:
     """Return which arguments a function's results depend on."""
     shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments]
     return list(jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes).module_kept_var_idx)

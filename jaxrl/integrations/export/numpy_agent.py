@@ -1,4 +1,4 @@
-"""A policy as agent.py and weights.npz, which need NumPy alone: the settings of `agent.Policy`."""
+"""A policy as agent.py and weights.npz, which need only NumPy: the settings of `agent.Policy`."""
 
 import math
 from pathlib import Path
@@ -31,7 +31,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
     """Return the settings of `agent.Policy`.
 
     Raises:
-        UsageError: agent.py does not act as this algorithm does, or has not its network.
+        UsageError: agent.py does not act as this algorithm does, or does not have its network.
     """
     algo, spec = policy.algo, policy.algo.spec
     acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
@@ -77,7 +77,7 @@ def agent_files(policy: Policy) -> dict[str, bytes]:
     if isinstance(policy.algo, Student | Ppo):
         params = params["actor"]
     if isinstance(policy.algo, Ppo):
-        actor, known = params["params"], policy.params["statistics"].get("actor")
-        moments = {"input": {"mean": known.mean, "deviation": known.deviation}} if known else {}
+        actor, statistics = params["params"], policy.params["statistics"].get("actor")
+        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}} if statistics else {}
         params = {"params": dict(actor.get("means", actor)) | moments}  # "means" of `GaussianOutputs`
     return {AGENT.name: source(AGENT), WEIGHTS: weights_file(settings, params)}

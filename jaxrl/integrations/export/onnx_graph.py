@@ -50,15 +50,15 @@ def to_onnx(greedy: Greedy) -> bytes:
     for result, argument in zip(results, outputs, strict=True):
         graph.op("Identity", result, name=argument.name)
 
-    def described(argument: Argument) -> Any:
+    def describe(argument: Argument) -> Any:
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(argument.dtype))
         return onnx.helper.make_tensor_value_info(argument.name, kind, ["batch", *argument.shape])
 
-    made = onnx.helper.make_graph(
-        graph.nodes, "greedy", list(map(described, inputs)), list(map(described, outputs)), graph.constants
+    graph_proto = onnx.helper.make_graph(
+        graph.nodes, "greedy", list(map(describe, inputs)), list(map(describe, outputs)), graph.constants
     )
     model = onnx.helper.make_model(
-        made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="jaxrl"
+        graph_proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="jaxrl"
     )
     onnx.checker.check_model(model)
     return model.SerializeToString()
@@ -130,34 +130,34 @@ class _Graph:
         def read(x: Any) -> Any:
             return x.val if isinstance(x, Literal) else values[x]
 
-        for eqn in _needed(jaxpr):
-            given = [read(x) for x in eqn.invars]
+        for eqn in _needed_equations(jaxpr):
+            operands = [read(x) for x in eqn.invars]
             inner = next((eqn.params[key] for key in INNER if key in eqn.params), None)
             if inner is not None and eqn.primitive.name not in LOOPS:
-                results = self.call(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), given)
-            elif any(isinstance(x, str) for x in given) or not all(
+                results = self.call(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), operands)
+            elif any(isinstance(x, str) for x in operands) or not all(
                 _is_static(n) for x in eqn.outvars for n in _sizes(x)
             ):
-                results = self._apply(eqn, given)
+                results = self._apply(eqn, operands)
             else:
-                found = eqn.primitive.bind(*given, **eqn.params)
-                results = list(found) if eqn.primitive.multiple_results else [found]
+                result = eqn.primitive.bind(*operands, **eqn.params)
+                results = list(result) if eqn.primitive.multiple_results else [result]
             values.update(zip(eqn.outvars, results, strict=True))
         return [read(x) for x in jaxpr.outvars]
 
-    def _apply(self, eqn: Any, given: list[Any]) -> list[Any]:
+    def _apply(self, eqn: Any, operands: list[Any]) -> list[Any]:
         kind = eqn.primitive.name
         if kind in SAME:
-            return [self.op(SAME[kind], *given)]
+            return [self.op(SAME[kind], *operands)]
         if kind in REDUCE:
-            return [self.op(REDUCE[kind], given[0], _whole(eqn.params["axes"]), keepdims=0)]
+            return [self.op(REDUCE[kind], operands[0], _int64(eqn.params["axes"]), keepdims=0)]
         if kind not in RULES:
             raise UsageError(
                 f"the onnx format is not available because it has no rule for '{kind}', which this policy computes: "
                 "choose --format stablehlo"
             )
-        made = RULES[kind](self, eqn, *given)
-        return made if isinstance(made, list) else [made]
+        result = RULES[kind](self, eqn, *operands)
+        return result if isinstance(result, list) else [result]
 
 
 def _is_static(size: Any) -> bool:
@@ -168,21 +168,21 @@ def _dtype(dtype: Any) -> np.dtype:
     return np.dtype(np.float32) if dtype == jnp.bfloat16 else np.dtype(dtype)
 
 
-def _needed(jaxpr: Any) -> list[Any]:
+def _needed_equations(jaxpr: Any) -> list[Any]:
     """Return the equations that the results depend on, in order."""
-    wanted, kept = {x for x in jaxpr.outvars if not isinstance(x, Literal)}, []
+    needed, equations = {x for x in jaxpr.outvars if not isinstance(x, Literal)}, []
     for eqn in reversed(jaxpr.eqns):
-        if wanted & set(eqn.outvars):
-            kept.append(eqn)
-            wanted |= {x for x in eqn.invars if not isinstance(x, Literal)}
-    return kept[::-1]
+        if needed & set(eqn.outvars):
+            equations.append(eqn)
+            needed |= {x for x in eqn.invars if not isinstance(x, Literal)}
+    return equations[::-1]
 
 
 def _sizes(variable: Any) -> tuple[Any, ...]:
     return variable.aval.shape
 
 
-def _whole(numbers: Sequence[int]) -> np.ndarray:
+def _int64(numbers: Sequence[int]) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
@@ -193,7 +193,7 @@ def _logical(operator: str) -> Callable[..., str]:
     """Return the rule of a reduction of bools, as one of integers."""
 
     def rule(graph: _Graph, eqn: Any, x: Any) -> str:
-        reduced = graph.op(operator, graph.cast(x, np.int32), _whole(eqn.params["axes"]), keepdims=0)
+        reduced = graph.op(operator, graph.cast(x, np.int32), _int64(eqn.params["axes"]), keepdims=0)
         return graph.cast(reduced, np.bool_)
 
     return rule
@@ -202,8 +202,8 @@ def _logical(operator: str) -> Callable[..., str]:
 def _arg(operator: str) -> Callable[..., str]:
     def rule(graph: _Graph, eqn: Any, x: Any) -> str:
         (axis,) = eqn.params["axes"]
-        found = graph.op(operator, x, axis=int(axis), keepdims=0)  # the first of equals, as in JAX
-        return graph.cast(found, eqn.params["index_dtype"])
+        index = graph.op(operator, x, axis=int(axis), keepdims=0)  # the first of equals, as in JAX
+        return graph.cast(index, eqn.params["index_dtype"])
 
     return rule
 
@@ -244,18 +244,18 @@ def _convolution(graph: _Graph, eqn: Any, x: Any, kernel: Any) -> str:
 
 
 def _dot(graph: _Graph, eqn: Any, x: Any, y: Any) -> str:
-    (of_x, of_y), (batch_x, batch_y) = eqn.params["dimension_numbers"]
+    (contract_x, contract_y), (batch_x, batch_y) = eqn.params["dimension_numbers"]
     ranks = [len(_sizes(variable)) for variable in eqn.invars]
-    if not batch_x and ranks[1] == 2 and tuple(of_x) == (ranks[0] - 1,) and tuple(of_y) == (0,):
+    if not batch_x and ranks[1] == 2 and tuple(contract_x) == (ranks[0] - 1,) and tuple(contract_y) == (0,):
         return graph.op("MatMul", x, y)
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     left, right = [next(letters) for _ in range(ranks[0])], [next(letters) for _ in range(ranks[1])]
-    for i, j in zip((*of_x, *batch_x), (*of_y, *batch_y), strict=True):
+    for i, j in zip((*contract_x, *batch_x), (*contract_y, *batch_y), strict=True):
         right[j] = left[i]
-    kept = [left[i] for i in batch_x]
-    kept += [letter for i, letter in enumerate(left) if i not in (*of_x, *batch_x)]
-    kept += [letter for j, letter in enumerate(right) if j not in (*of_y, *batch_y)]
-    return graph.op("Einsum", x, y, equation=f"{''.join(left)},{''.join(right)}->{''.join(kept)}")
+    output = [left[i] for i in batch_x]
+    output += [letter for i, letter in enumerate(left) if i not in (*contract_x, *batch_x)]
+    output += [letter for j, letter in enumerate(right) if j not in (*contract_y, *batch_y)]
+    return graph.op("Einsum", x, y, equation=f"{''.join(left)},{''.join(right)}->{''.join(output)}")
 
 
 def _gather(graph: _Graph, eqn: Any, x: Any, index: Any) -> str:
@@ -271,13 +271,13 @@ def _gather(graph: _Graph, eqn: Any, x: Any, index: Any) -> str:
                          "choose --format stablehlo")  # fmt: skip
     index = graph.reshape(index, _sizes(eqn.invars[1])[:-1])
     index = graph.op("Min", graph.op("Max", graph.cast(index, np.int64), np.int64(0)), np.int64(shape[axis] - 1))
-    found = graph.op("Gather", x, index, axis=int(axis))
+    slices = graph.op("Gather", x, index, axis=int(axis))
     indexed = len(_sizes(eqn.invars[1])) - 1
     places = [int(i) for i in numbers.offset_dims]
     others = [i for i in range(len(_sizes(eqn.outvars[0]))) if i not in places]
-    order = places[:axis] + others + places[axis:]  # where each axis of `found` goes
+    order = places[:axis] + others + places[axis:]  # where each axis of `slices` goes
     assert len(others) == indexed
-    return graph.op("Transpose", found, perm=_ints(np.argsort(order)))
+    return graph.op("Transpose", slices, perm=_ints(np.argsort(order)))
 
 
 def _window_batch_axes(eqn: Any) -> int | None:
@@ -295,19 +295,20 @@ def _window_batch_axes(eqn: Any) -> int | None:
 def _window(graph: _Graph, eqn: Any, x: Any, index: Any, batch_axes: int) -> str:
     """Select among the slices at all possible starts, axis after axis."""
     numbers, shape, sizes = eqn.params["dimension_numbers"], _sizes(eqn.invars[0]), eqn.params["slice_sizes"]
-    own = 0 if numbers.operand_batching_dims else batch_axes  # axes that x lacks
-    if own:
-        x = graph.op("Unsqueeze", x, _whole(range(own)))
+    missing_axes = 0 if numbers.operand_batching_dims else batch_axes  # axes that x lacks
+    if missing_axes:
+        x = graph.op("Unsqueeze", x, _int64(range(missing_axes)))
     for k, axis in enumerate(map(int, numbers.start_index_map)):
         last = shape[axis] - sizes[axis]  # indices are clipped to the starts that leave the window inside
         if last == 0:
             continue
-        start = graph.op("Slice", index, _whole([k]), _whole([k + 1]), _whole([batch_axes]))
+        start = graph.op("Slice", index, _int64([k]), _int64([k + 1]), _int64([batch_axes]))
         start = graph.op("Min", graph.op("Max", graph.cast(start, np.int64), np.int64(0)), np.int64(last))
-        rest = len(shape) + own - batch_axes - 1
-        start = graph.op("Unsqueeze", start, _whole(range(batch_axes + 1, batch_axes + 1 + rest))) if rest else start
+        rest = len(shape) + missing_axes - batch_axes - 1
+        start = graph.op("Unsqueeze", start, _int64(range(batch_axes + 1, batch_axes + 1 + rest))) if rest else start
         places = [
-            graph.op("Slice", x, _whole([s]), _whole([s + sizes[axis]]), _whole([axis + own])) for s in range(last + 1)
+            graph.op("Slice", x, _int64([s]), _int64([s + sizes[axis]]), _int64([axis + missing_axes]))
+            for s in range(last + 1)
         ]
         x = places[0]
         for s, place in enumerate(places[1:], start=1):
@@ -318,14 +319,14 @@ def _window(graph: _Graph, eqn: Any, x: Any, index: Any, batch_axes: int) -> str
 def _reverse(graph: _Graph, eqn: Any, x: Any) -> str:
     axes = eqn.params["dimensions"]
     last, before_first = [-1] * len(axes), [np.iinfo(np.int64).min] * len(axes)
-    return graph.op("Slice", x, _whole(last), _whole(before_first), _whole(axes), _whole([-1] * len(axes)))
+    return graph.op("Slice", x, _int64(last), _int64(before_first), _int64(axes), _int64([-1] * len(axes)))
 
 
 def _pad(graph: _Graph, eqn: Any, x: Any, value: Any) -> str:
     low, high, inner = zip(*eqn.params["padding_config"], strict=True)
     if any(inner) or min(*low, *high) < 0:
         raise UsageError("the onnx format is not available because the policy pads between entries")
-    return graph.op("Pad", x, _whole([*low, *high]), value)
+    return graph.op("Pad", x, _int64([*low, *high]), value)
 
 
 def _power(graph: _Graph, eqn: Any, x: Any) -> str:
@@ -342,7 +343,7 @@ def _scatter(graph: _Graph, eqn: Any, x: Any, index: Any, update: Any) -> str:
     shape = _sizes(eqn.invars[0])
     line = np.arange(shape[axes[0]], dtype=np.int32).reshape([-1 if i == axes[0] else 1 for i in range(len(shape))])
     hit = graph.op("Equal", line, graph.cast(index, np.int32))
-    return graph.op("Where", hit, graph.op("Unsqueeze", update, _whole(axes)), x)
+    return graph.op("Where", hit, graph.op("Unsqueeze", update, _int64(axes)), x)
 
 
 def _select(graph: _Graph, eqn: Any, which: Any, *cases: Any) -> str:
@@ -358,18 +359,18 @@ def _slice(graph: _Graph, eqn: Any, x: Any) -> str:
     begin, end = eqn.params["start_indices"], eqn.params["limit_indices"]
     end = [size if _is_static(size) else np.iinfo(np.int64).max for size in end]
     strides = eqn.params["strides"] or [1] * len(end)
-    return graph.op("Slice", x, _whole(begin), _whole(end), _whole(range(len(end))), _whole(strides))
+    return graph.op("Slice", x, _int64(begin), _int64(end), _int64(range(len(end))), _int64(strides))
 
 
 def _split(graph: _Graph, eqn: Any, x: Any) -> list[str]:
     ends = np.cumsum([0, *eqn.params["sizes"]])
-    axis = _whole([eqn.params["axis"]])
-    return [graph.op("Slice", x, _whole([a]), _whole([b]), axis) for a, b in itertools.pairwise(ends)]
+    axis = _int64([eqn.params["axis"]])
+    return [graph.op("Slice", x, _int64([a]), _int64([b]), axis) for a, b in itertools.pairwise(ends)]
 
 
 def _stack(graph: _Graph, eqn: Any, *parts: Any) -> str:
     axis = int(eqn.params["axis"])
-    return graph.op("Concat", *(graph.op("Unsqueeze", part, _whole([axis])) for part in parts), axis=axis)
+    return graph.op("Concat", *(graph.op("Unsqueeze", part, _int64([axis])) for part in parts), axis=axis)
 
 
 def _resize(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:

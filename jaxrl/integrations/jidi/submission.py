@@ -1,11 +1,11 @@
 """A snakes agent for the Jidi platform, exported by jaxrl. The platform calls `my_controller`.
 
-It needs NumPy alone (and Python 3.7); weights and settings are in weights.npz next to this file. Observations and
-masks are those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are
-reimplemented here only because the platform has no JAX and passes lists of cells; jaxrl's tests check that both agree.
+It needs only Python 3.7 and NumPy; weights and settings are in weights.npz next to this file. Observations and masks
+are the same as in jaxrl's envs_jax/snakes, where observation.py and obs_full.py explain every value. They are written
+again here only because the platform has no JAX and passes lists of cells; jaxrl's tests check that both agree.
 
-A snake's heading is not given: `last_direction` is one step old. It is taken as the direction from its second segment
-to its head, which is wrong only right after some respawns across the edge of the board.
+The platform does not say where a snake heads: `last_direction` is one step old. Here a snake heads from its second
+segment to its head, which is wrong only right after some respawns across the edge of the board.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy import random  # which NumPy would load at the first call
 from jaxrl.integrations.numpy_networks import network  # copied in its place by the export
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
-RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of full.py
+RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of obs_full.py
 
 
 class Board:
@@ -36,32 +36,32 @@ class Board:
         beans: cells (row, column) in the platform's order.
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
-        own: which of them is controlled.
-        taken: the cells of bodies, and after how many moves they are free, one later where the snake may eat: a bean
-            lies beside its head; REACH + 1 for longer.
+        controlled: which of them is controlled.
+        occupied: the cells of bodies, and after how many moves they are free, one later where the snake may eat
+            because a bean lies next to its head; REACH + 1 for longer.
     """
 
     def __init__(self, observation: dict[Any, Any], settings: dict[str, Any]) -> None:
         self.height, self.width = observation["board_height"], observation["board_width"]
-        self.most_beans = settings["beans"]
+        self.max_beans = settings["beans"]
         self.beans = [(int(r), int(c)) for r, c in observation[1]]
         snakes = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
         self.half = len(snakes) // 2
-        side, self.own = divmod(observation["controlled_snake_index"] - 2, self.half)
+        side, self.controlled = divmod(observation["controlled_snake_index"] - 2, self.half)
         self.snakes = snakes[self.half :] + snakes[: self.half] if side else snakes
         last = REACH + 1
-        self.taken = {}
+        self.occupied = {}
         for body in snakes:
-            hungry = any(self.beside(cell, move) in self.beans for cell in body[:1] for move in MOVES)
-            self.taken.update({cell: min(k + hungry, last) for k, cell in enumerate(reversed(body), 1)})
+            hungry = any(self.neighbour(cell, move) in self.beans for cell in body[:1] for move in MOVES)
+            self.occupied.update({cell: min(k + hungry, last) for k, cell in enumerate(reversed(body), 1)})
 
-    def beside(self, cell: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
+    def neighbour(self, cell: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
         """The neighbour of a cell on the torus."""
         return (cell[0] + move[0]) % self.height, (cell[1] + move[1]) % self.width
 
     def difference(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of the short way from b to a."""
-        return _wrapped(a[0] - b[0], self.height), _wrapped(a[1] - b[1], self.width)
+        return _wrap_offset(a[0] - b[0], self.height), _wrap_offset(a[1] - b[1], self.width)
 
     def others(self, i: int) -> list[int]:
         """All snakes but i."""
@@ -74,10 +74,10 @@ class Board:
 
     def blocked(self, i: int) -> list[bool]:
         """Return whether a body lies up, down, left, right of snake i, ignoring tails that surely move (its own)."""
-        return [cell != self.snakes[i][-1] and self.taken.get(cell, 0) > 1 for cell in self._around(i)]
+        return [cell != self.snakes[i][-1] and self.occupied.get(cell, 0) > 1 for cell in self._around(i)]
 
     def _around(self, i: int) -> list[tuple[int, int]]:
-        return [self.beside(self.snakes[i][0], move) for move in MOVES]
+        return [self.neighbour(self.snakes[i][0], move) for move in MOVES]
 
     def open_directions(self, i: int) -> list[bool]:
         """Directions neither backwards nor blocked; if none is left, towards tails; else all but backwards."""
@@ -91,7 +91,7 @@ class Board:
         return next(choice for choice in (free, risky, onward) if any(choice))
 
 
-def _wrapped(x: int, size: int) -> int:
+def _wrap_offset(x: int, size: int) -> int:
     """Wrap an offset to the shorter way around a torus of `size` cells; exactly half keeps its sign."""
     if abs(x) <= size // 2:
         return x
@@ -116,9 +116,9 @@ def obs30(board: Board, i: int) -> list[float]:
 
 def obs35(board: Board, i: int) -> list[float]:
     """35 values."""
-    own, nearest = len(board.snakes[i]), _nearest_beans(board, i, 0)
-    threats = [_threat(board, i, k) / own for k in (3, 4)]
-    return [*obs26(board, i)[:16], *nearest, own / 20, *_heads(board, board.others(i)), *threats]
+    length, nearest = len(board.snakes[i]), _nearest_beans(board, i, 0)
+    threats = [_threat(board, i, k) / length for k in (3, 4)]
+    return [*obs26(board, i)[:16], *nearest, length / 20, *_heads(board, board.others(i)), *threats]
 
 
 def _place_and_codes(board: Board, i: int) -> list[float]:
@@ -127,11 +127,11 @@ def _place_and_codes(board: Board, i: int) -> list[float]:
     codes = dict.fromkeys(board.beans, 1)
     for k, body in enumerate(board.snakes):
         codes.update(dict.fromkeys(body, k + 2))
-    return [*head, *(codes.get(board.beside(head, move), 0) for move in MOVES)]
+    return [*head, *(codes.get(board.neighbour(head, move), 0) for move in MOVES)]
 
 
 def _beans(board: Board) -> list[int]:
-    missing = board.most_beans - len(board.beans)
+    missing = board.max_beans - len(board.beans)
     return [x for bean in board.beans for x in bean] + [0, 0] * missing
 
 
@@ -141,10 +141,10 @@ def _heads(board: Board, snakes: list[int]) -> list[float]:
 
 def _nearest_beans(board: Board, i: int, missing: float) -> list[float]:
     """Columns, rows and distance to the two nearest beans, ties in list order."""
-    ways = [board.difference(bean, board.snakes[i][0]) for bean in board.beans]
-    ways.sort(key=lambda way: way[0] ** 2 + way[1] ** 2)
-    found = [(columns, rows, np.hypot(rows, columns)) for rows, columns in ways[:2]]
-    return [x for bean in [*found, (0, 0, missing), (0, 0, missing)][:2] for x in bean]
+    offsets = [board.difference(bean, board.snakes[i][0]) for bean in board.beans]
+    offsets.sort(key=lambda way: way[0] ** 2 + way[1] ** 2)
+    nearest = [(columns, rows, np.hypot(rows, columns)) for rows, columns in offsets[:2]]
+    return [x for bean in [*nearest, (0, 0, missing), (0, 0, missing)][:2] for x in bean]
 
 
 def _threat(board: Board, i: int, k: int) -> float:
@@ -163,14 +163,14 @@ def obs_full(board: Board, i: int) -> list[float]:
     others = [x for k in board.others(i) for x in _other(board, i, k)]
     cells = _room(board, i)
     room = [_share(count, most) for most in (20, 100) for count in cells]
-    own = _share(len(board.snakes[i]), 20)
-    return [*crop.ravel(), *sides, own, *_described_beans(board, i), *others, *room]
+    length = _share(len(board.snakes[i]), 20)
+    return [*crop.ravel(), *sides, length, *_bean_features(board, i), *others, *room]
 
 
 def _planes(board: Board) -> np.ndarray:
     """[4, height, width]: moves until a cell is free, heads of the own team, heads of the other, beans."""
     planes = np.zeros((4, board.height, board.width))
-    for cell, moves in board.taken.items():
+    for cell, moves in board.occupied.items():
         planes[0][cell] = moves * ONE // (REACH + 1)
     for k, body in enumerate(board.snakes):
         if body:
@@ -195,26 +195,26 @@ def _other(board: Board, i: int, k: int) -> list[int]:
         return [0] * 5
     rows, columns = board.difference(board.snakes[k][0], board.snakes[i][0])
     half_h, half_w = _halves(board)
-    way = [_share(rows, half_h), _share(columns, half_w), _share(abs(rows) + abs(columns), half_h + half_w)]
-    return [*way, _share(len(board.snakes[k]), 20), ONE if k < board.half else -ONE]
+    offset = [_share(rows, half_h), _share(columns, half_w), _share(abs(rows) + abs(columns), half_h + half_w)]
+    return [*offset, _share(len(board.snakes[k]), 20), ONE if k < board.half else -ONE]
 
 
-def _described_beans(board: Board, i: int) -> list[int]:
+def _bean_features(board: Board, i: int) -> list[int]:
     """Five numbers for each bean, nearest by steps first: rows, columns, steps, lead over all others, over mates."""
     half_h, half_w = _halves(board)
     most = half_h + half_w
     beans = []
     for bean in board.beans:
-        ways = [board.difference(bean, body[0]) if body else (half_h, half_w) for body in board.snakes]
-        steps = [abs(rows) + abs(columns) for rows, columns in ways]
+        offsets = [board.difference(bean, body[0]) if body else (half_h, half_w) for body in board.snakes]
+        steps = [abs(rows) + abs(columns) for rows, columns in offsets]
         leads = []
         for group in (len(steps), board.half):
             opponent = min([step for k, step in enumerate(steps[:group]) if k != i], default=most)
             leads.append(max(-4, min(4, min(opponent, most) - steps[i])) * ONE // 4)
-        way = [_share(ways[i][0], half_h), _share(ways[i][1], half_w), _share(steps[i], most)]
-        beans.append((steps[i], [*way, *leads]))
+        offset = [_share(offsets[i][0], half_h), _share(offsets[i][1], half_w), _share(steps[i], most)]
+        beans.append((steps[i], [*offset, *leads]))
     beans.sort(key=lambda bean: bean[0])  # stable: ties stay in list order
-    return [x for _, values in beans for x in values] + [0] * 5 * (board.most_beans - len(beans))
+    return [x for _, values in beans for x in values] + [0] * 5 * (board.max_beans - len(beans))
 
 
 def _room(board: Board, i: int) -> list[int]:
@@ -226,12 +226,12 @@ def _room(board: Board, i: int) -> list[int]:
     first = sum(1 << r * width for r in range(board.height))  # columns
     last = first << width - 1
     leaving = [0] * (REACH + 2)  # bodies' cells by the number of moves until they are free
-    for (r, c), moves in board.taken.items():
+    for (r, c), moves in board.occupied.items():
         leaving[moves] |= 1 << r * width + c
     free = [(1 << size) - 1 - sum(leaving[min(k, REACH) + 1 :]) for k in range(1, STEPS + 1)]
     counts = []
     for move in MOVES:
-        r, c = board.beside(board.snakes[i][0], move)
+        r, c = board.neighbour(board.snakes[i][0], move)
         cells = (1 << r * width + c) & free[0]
         for now in free[1:]:
             rows = cells << width | cells >> size - width | cells >> width | cells << size - width
@@ -280,9 +280,9 @@ def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continu
     it is the most probable one.
     """
     board = Board(observation, POLICY.settings)
-    logits = POLICY.logits(POLICY.team(board))[board.own]
+    logits = POLICY.logits(POLICY.team(board))[board.controlled]
     if POLICY.settings["masking"]:
-        logits = np.where(board.open_directions(board.own), logits, -np.inf)
+        logits = np.where(board.open_directions(board.controlled), logits, -np.inf)
     if not POLICY.settings["greedy"]:
         logits = logits + random.gumbel(size=len(logits))  # Gumbel-max: the argmax is a sample from the softmax
     chosen = int(np.argmax(logits))

@@ -23,7 +23,7 @@ from envs_jax.batch import constant
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, counting, total, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
-from envs_jax.stages import stage
+from envs_jax.stages import materialize
 
 RADIUS = 3
 SIDE = 2 * RADIUS + 1
@@ -41,23 +41,24 @@ def size(snakes: int, beans: int) -> int:
 def leaving(board: Board, game: Game) -> list[Array]:
     """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves, see `body` above."""
     low, high = game.toward[:, 0], game.toward[:, 1]
-    ways = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
+    by_direction = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
     def ahead(cells: Array, steps: int = 1) -> Array:
-        """Return the cells so many steps ahead; the second of a split tail has the direction of the first."""
-        parts = {d: cells & way for d, way in ways.items()}
+        """Return the cells `steps` ahead; the second cell of a split tail has the direction of the first."""
+        parts = {d: cells & way for d, way in by_direction.items()}
         for _ in range(steps):
             parts = {d: board.seen_from(part, d ^ 1) for d, part in parts.items()}
         return union(jnp.stack(list(parts.values())))
 
     beans = bean_plane(board, game)
-    near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
-    there, hungry = game.length > 0, union(board.mark(game.head) & near[:, None]) != 0  # a bean lies next to the head
-    head, tail = (board.mark(jnp.where(there, place, NOWHERE)) for place in (game.head, game.tail))
+    next_to_bean = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
+    alive = game.length > 0
+    hungry = union(board.mark(game.head) & next_to_bean[:, None]) != 0  # a bean lies next to the head
+    head, tail = (board.mark(jnp.where(alive, place, NOWHERE)) for place in (game.head, game.tail))
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
-    step = stage(ahead)
+    step = materialize(ahead)
     for k in range(1, REACH):
         moving = planes[-1] & ~heads
         if k > 2:
@@ -72,7 +73,7 @@ def share(value: Array, most: int) -> Array:
     return jnp.clip(jnp.round(value.astype(jnp.float32) * (ONE / most)), -ONE, ONE).astype(jnp.int32)
 
 
-def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
+def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
     """int32[4, A, ...]: number of cells that a snake can reach in 1 to MOVES moves, by direction of the first.
 
     Bodies leave cells as `leaving` says and enter none; what stays for longer than REACH moves stays.
@@ -80,15 +81,15 @@ def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
     head = game.head[:agents]
 
     def enter(head: Array, free: Array) -> Array:
-        beside = [board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)]
-        return jnp.stack(beside, 1) & free[:, None, None]
+        neighbours = [board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)]
+        return jnp.stack(neighbours, 1) & free[:, None, None]
 
     def spread(cells: Array, free: Array) -> Array:
         around = [board.seen_from(cells, d) for d in range(4)]
         return union(jnp.stack([cells, *around])) & free[:, None, None]
 
     free = ~body_plane(game) & board.full_row | leave[0]
-    further, cells = stage(spread), stage(enter)(head, free)
+    further, cells = materialize(spread), materialize(enter)(head, free)
     for k in range(1, MOVES):
         free = free | leave[k] if k < REACH else free
         cells = further(cells, free)
@@ -113,7 +114,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
         """uint32[S, planes, A, ...]: rows of the crop."""
         return jnp.stack(board.around(planes, place[None], RADIUS))
 
-    words = stage(cut)(jnp.stack(planes, 1), game.head[:agents])
+    words = materialize(cut)(jnp.stack(planes, 1), game.head[:agents])
     shifts = constant(np.arange(SIDE, dtype=np.uint32), words.shape[1:])[None]
     bits = (words[:, None] >> shifts & jnp.uint32(1)).astype(jnp.int32)  # [S, S, planes, A]
     bits = jnp.moveaxis(bits, 2, 0)
@@ -124,37 +125,38 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
 
 def columns(board: Board, game: Game, agents: int, teams: int, square: bool = False) -> Array:
     """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn."""
-    there = game.length[:agents] > 0
+    alive = game.length[:agents] > 0
     leave = leaving(board, game)
-    behind = room(board, game, agents, leave)
+    reachable = reachable_cells(board, game, agents, leave)
     values = jnp.concatenate(
         [
             _crop(board, game, agents, teams, leave),
-            stage(lambda game: _rest(board, game, agents, teams, leave[0], square))(game),
-            share(behind, 20),
-            share(behind, 100),
+            materialize(lambda game: _rest(board, game, agents, teams, leave[0], square))(game),
+            share(reachable, 20),
+            share(reachable, 100),
         ]
     )
-    return jnp.where(there[None], values, 0).astype(jnp.int8)
+    return jnp.where(alive[None], values, 0).astype(jnp.int8)
 
 
-def _blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
-    """bool[A, ...] for each direction: a body lies there, apart from the tails uint32[H, ...] and the own tail."""
+def _find_blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
+    """bool[A, ...] for each direction: a body lies there, except the tails uint32[H, ...] and the snake's own tail."""
     head = game.head[:agents]
-    near = board.around((body_plane(game) & ~tails)[:, None], head, 1)
-    taken = [bit(near[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
-    return [x & (board.beside(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(taken)]
+    around = board.around((body_plane(game) & ~tails)[:, None], head, 1)
+    bodies = [bit(around[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+    return [x & (board.neighbour(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(bodies)]
 
 
 def open_directions(board: Board, game: Game, agents: int) -> Array:
     """bool[A, 4, ...]: directions that are not backwards and lead to cells that are surely free after the move.
 
-    Where there is none, those that lead to the tail of a snake that may eat; then all but backwards.
+    If there is none, the directions that lead to the tail of a snake that may eat; if there is none either, all but
+    backwards.
     """
     back = jnp.stack([game.direction[:agents] == d ^ 1 for d in range(4)], 1)
     open_ = ~back
     for tails in (union(board.mark(game.tail), 1), leaving(board, game)[0]):
-        free = ~back & ~jnp.stack(_blocked(board, game, agents, tails), 1)
+        free = ~back & ~jnp.stack(_find_blocked(board, game, agents, tails), 1)
         open_ = jnp.where(jnp.any(free, 1, keepdims=True), free, open_)
     return open_
 
@@ -163,7 +165,7 @@ def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, squar
     """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
-    values += [ONE * taken.astype(jnp.int32) for taken in _blocked(board, game, agents, tails)]
+    values += [ONE * is_blocked.astype(jnp.int32) for is_blocked in _find_blocked(board, game, agents, tails)]
     values.append(share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
     if square:
@@ -172,11 +174,11 @@ def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, squar
     index = others_of(game, agents, game.head.shape[0] - 1)
     others, lengths = pick(game.head, index), pick(game.length, index)
     rows, cols = difference(board, others, head[None])
-    there = lengths > 0
+    alive = lengths > 0
     mate = (index < game.head.shape[0] // 2) & (teams == 2)
-    rows, cols = (jnp.where(there, x, 0) for x in (rows, cols))
+    rows, cols = (jnp.where(alive, x, 0) for x in (rows, cols))
     features = [share(rows, half_h), share(cols, half_w), share(jnp.abs(rows) + jnp.abs(cols), half_h + half_w)]
-    features += [share(lengths, 20), jnp.where(there, jnp.where(mate, ONE, -ONE), 0)]
+    features += [share(lengths, 20), jnp.where(alive, jnp.where(mate, ONE, -ONE), 0)]
     return jnp.stack(values + [feature[j] for j in range(len(index)) for feature in features])
 
 
@@ -189,26 +191,26 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
     beans, snakes = game.beans, game.head.shape[0]
     count = len(beans)
 
-    def measured(game: Game) -> tuple[Array, ...]:
+    def measure_steps(game: Game) -> tuple[Array, ...]:
         """int32[K, n, ...] three times."""
         rows, cols = difference(board, beans[:, None], game.head[None])
         steps = jnp.where(game.length[None] > 0, jnp.abs(rows) + jnp.abs(cols), half_h + half_w)
         return rows, cols, steps
 
-    def described(rows: Array, cols: Array, steps: Array) -> tuple[Array, Array]:
+    def describe_beans(rows: Array, cols: Array, steps: Array) -> tuple[Array, Array]:
         """int32[5, K, A, ...], values in list order; int32[K, A, ...], position by steps."""
-        mine = constant(np.eye(snakes, dtype=bool)[:, :agents], game.steps.shape)[None]  # [1, n, A]
+        is_self = constant(np.eye(snakes, dtype=bool)[:, :agents], game.steps.shape)[None]  # [1, n, A]
         lead = []
         for group in (snakes, snakes // 2 if teams == 2 else snakes):
-            others = jnp.where(mine[:, :group], half_h + half_w, steps[:, :group, None])
+            others = jnp.where(is_self[:, :group], half_h + half_w, steps[:, :group, None])
             lead.append(jnp.clip(jnp.min(others, 1) - steps[:, :agents], -4, 4) * (ONE // 4))
-        there = (beans != NOWHERE)[:, None]
-        own = steps[:, :agents]
+        exists = (beans != NOWHERE)[:, None]
+        own_steps = steps[:, :agents]
         features = [share(rows[:, :agents], half_h), share(cols[:, :agents], half_w)]
-        features = [jnp.where(there, x, 0) for x in (*features, share(own, half_h + half_w), *lead)]
-        rank = jnp.where(there, own, 1 << 20) * count + counting(count, own[0])
+        features = [jnp.where(exists, x, 0) for x in (*features, share(own_steps, half_h + half_w), *lead)]
+        rank = jnp.where(exists, own_steps, 1 << 20) * count + counting(count, own_steps[0])
         return jnp.stack(features), jnp.sum(rank[None] < rank[:, None], 1, dtype=jnp.int32)
 
-    features, position = stage(described)(*stage(measured)(game))
+    features, position = materialize(describe_beans)(*materialize(measure_steps)(game))
     ordered = [jnp.sum(jnp.where((position == k)[None], features, 0), 1, dtype=features.dtype) for k in range(count)]
     return [values[j] for values in ordered for j in range(len(features))]

@@ -53,15 +53,15 @@ def opponent_key(key: Array, steps: Array) -> Array:
 
 def _nth_bit(word: Array, rank: Array) -> Array:
     """int32: number of the set bit with `rank` lower set bits."""
-    found = jnp.zeros_like(rank)
+    position = jnp.zeros_like(rank)
     for width in (16, 8, 4, 2, 1):
         lower = word & jnp.uint32((1 << width) - 1)
         below = jax.lax.population_count(lower).astype(jnp.int32)
         above = rank >= below
         rank = jnp.where(above, rank - below, rank)
         word = jnp.where(above, word >> jnp.uint32(width), lower)
-        found = found + jnp.where(above, width, 0)
-    return found
+        position = position + jnp.where(above, width, 0)
+    return position
 
 
 def nth_cell(plane: Array, rank: Array) -> tuple[Array, Array]:
@@ -95,7 +95,7 @@ def refill(board: Board, game: Game, words: Array) -> Game:
         words: uint32[K, ...], random.
     """
 
-    def one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def place_bean(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         free, beans = carry
         bean = jax.lax.dynamic_index_in_dim(beans, k, keepdims=False)
         word = jax.lax.dynamic_index_in_dim(words, k, keepdims=False)
@@ -104,9 +104,10 @@ def refill(board: Board, game: Game, words: Array) -> Game:
         bean = jnp.where((bean == NOWHERE) & (count > 0), drawn, bean)
         return free & ~board.mark(bean), jax.lax.dynamic_update_index_in_dim(beans, bean, k, 0)
 
-    kept = jnp.min(total((game.beans != NOWHERE).astype(jnp.int32))) if on_cpu() else 0  # missing ones are last
+    # missing ones are last
+    first_missing = jnp.min(total((game.beans != NOWHERE).astype(jnp.int32))) if on_cpu() else 0
     start = (free_plane(board, game), game.beans)
-    _, beans = jax.lax.fori_loop(kept, len(game.beans), one, start, unroll=not on_cpu())
+    _, beans = jax.lax.fori_loop(first_missing, len(game.beans), place_bean, start, unroll=not on_cpu())
     return dataclasses.replace(game, beans=beans)
 
 
@@ -121,19 +122,19 @@ def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
     """
     free = jnp.broadcast_to(board.full_row, (board.height, *words.shape[1:]))
 
-    def one(free: Array, word: Array) -> tuple[Array, tuple[Array, ...]]:
+    def place_snake(free: Array, word: Array) -> tuple[Array, tuple[Array, ...]]:
         neighbour = [board.seen_from(free, d) for d in range(4)]
         room = [free & neighbour[d] & board.seen_from(neighbour[d], d) for d in range(4)]
         plane = jnp.concatenate(room)  # [4 H]: tails by direction
         index, column = nth_cell(plane, one_of(word, count_cells(plane)))
         direction = index // board.height
         tail = place(index - board.height * direction, column)
-        middle = board.beside(tail, direction)
-        head = board.beside(middle, direction)
+        middle = board.neighbour(tail, direction)
+        head = board.neighbour(middle, direction)
         cells = board.mark(head) | board.mark(middle) | board.mark(tail)
         return free & ~cells, (cells, head, tail, direction)
 
-    _, (cells, head, tail, direction) = jax.lax.scan(one, free, words[:snakes])
+    _, (cells, head, tail, direction) = jax.lax.scan(place_snake, free, words[:snakes])
     body = jnp.moveaxis(cells, 0, 1)
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)
     game = Game(
