@@ -164,6 +164,8 @@ def make_train(
     run = build_run(config, custom=_custom(networks, optimizers))
     remaining = Position().remaining(run.algo.phases, run.trainer.layout.num_envs, run.config.run.total_env_steps)
     whole = run.trainer.make_train_fn(remaining)
+    with usage_errors(traced=True):
+        run.trainer.shapes()
 
     def train_with_key(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
         check_key(key)

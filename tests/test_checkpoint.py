@@ -469,9 +469,9 @@ import itertools, json, resource, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, "tests")
 from test_checkpoint import make_state
-from jaxrl.cli.entry import silence_failed_saves
+from jaxrl.cli.entry import hide_repeated_errors
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-silence_failed_saves()
+hide_repeated_errors()
 """
 
 FULL_DISK = """

@@ -55,7 +55,11 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
 
     def init(id: str | None, **arguments: Any) -> Any:
         service.begin(id=id, **arguments)
-        return SimpleNamespace(id=id or "id-1", step=service.first, log=service.log, finish=service.ended.append)
+
+        def finish(exit_code: int) -> None:
+            service.ended.append(exit_code)
+
+        return SimpleNamespace(id=id or "id-1", step=service.first, log=service.log, finish=finish)
 
     package = SimpleNamespace(init=init, login=lambda **_: False, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", package)

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -244,7 +245,7 @@ def test_chunks_give_the_same_gradients() -> None:
         learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
         networks.append(learn(AlgoState(init_params(algo), ()), jax.random.key(1))[0].replicated)
     for part in ("actor", "critic"):
-        np.testing.assert_allclose(*(getattr(x, part).params for x in networks), rtol=1e-3, atol=1e-5)
+        chex.assert_trees_all_close(*(getattr(x, part).params for x in networks), rtol=1e-3, atol=1e-5)
 
 
 # ---------------------------------------------------------------- acting

@@ -86,7 +86,7 @@ def empty(rows: int) -> Replay:
 write = jax.jit(replays.write, donate_argnums=0)
 
 
-@functools.partial(jax.jit, static_argnames=("number", "n"))
+@functools.partial(jax.jit, static_argnames=("count", "n"))
 def draw(replay: Replay, key: Any, count: int, n: int) -> Any:
     keys = jax.random.split(key, SHARDS)
     index, weight = jax.vmap(lambda key, end, head, filled: replays.sample_uniform(key, end, head, filled, count, n))(

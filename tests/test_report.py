@@ -344,7 +344,7 @@ def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with Console(stream=stream) as console:
         console.block(INFO)
         console.say("one sentence " * 10)
-    lines = stream.getvalue().splitlines()
+    lines = stream.getvalue().replace("\r\x1b[K", "").splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-2:] == ["one sentence" + 5 * " one sentence", "  one sentence" + 3 * " one sentence"]
 

@@ -34,7 +34,7 @@ from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import memory_plan, pieces, session, signals
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import _cut_short, build_run, compile_run, fixed_settings
+from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.signals import StopSignals
@@ -159,7 +159,7 @@ def test_remaining_iterations(
 def test_a_total_that_cuts_phases_short_is_told(
     phases: tuple[Phase, ...], total_env_steps: int, cut: str | None
 ) -> None:
-    message = _cut_short(phases, 8, total_env_steps)
+    message = _warn_of_incomplete_phases(phases, 8, total_env_steps)
     assert (cut is None) == (message is None)
     if cut:
         more = " or more" if OPEN in phases else ""

@@ -324,7 +324,7 @@ def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any
 
     def shape(path: Any, part: Any) -> Any:
         leaf, parts = find(path), jax.tree.leaves(part)
-        if leaf is None or jax.tree_util.all_leaves([part]):
+        if leaf is None or not parts or jax.tree_util.all_leaves([part]):
             return part
         size = sum(math.prod(x.shape) for x in parts) // math.prod(leaf.shape[:-1])
         sharding = getattr(parts[0], "sharding", None)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_expert_dataset import saved
+from test_expert_dataset import save
 from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
@@ -118,7 +118,7 @@ FIELDS = [
 @given(st.sampled_from(FIELDS), st.sampled_from(SHAPES), st.sampled_from(KINDS), st.none() | st.integers(0, 2**32))
 def test_expert_datasets(tmp_path_factory: Any, name: str, shape: Any, kind: str, seed: int | None) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.npz"
-    saved(file, **({name: np.zeros(shape, kind)} if seed is None else {}))
+    save(file, **({name: np.zeros(shape, kind)} if seed is None else {}))
     if seed is not None:
         file.write_bytes(damage(file.read_bytes(), seed))
     read_or_refuse(expert_dataset.read, file)
