@@ -338,7 +338,8 @@ def test_whatever_happens_to_files_no_other_state_is_read(three: Path, data: st.
             kind = data.draw(st.sampled_from([flip, cut, grow, remove, exchange, "copy", "lose"]))
             folders = sorted({path.relative_to(folder).parts[0] for path in files})
             if kind == "copy":
-                shutil.copytree(folder / data.draw(st.sampled_from(folders)), folder / "0000000009", dirs_exist_ok=True)
+                shutil.rmtree(folder / "0000000009", ignore_errors=True)
+                shutil.copytree(folder / data.draw(st.sampled_from(folders[:3])), folder / "0000000009")
             elif kind == "lose" and len(folders) > 1:
                 shutil.rmtree(folder / data.draw(st.sampled_from(folders)))
             elif kind is exchange:
@@ -362,9 +363,7 @@ def test_no_intact_checkpoint(three: Path, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         flip_largest(tmp_path / f"{step:010d}")
     with Checkpoints(tmp_path) as checkpoints:
-        sentence = (
-            rf"^no intact checkpoint in {tmp_path} \(checkpoint .*3 is damaged: arrays/.* has changed since .* start"
-        )
+        sentence = rf"^no intact checkpoint in {tmp_path} \(checkpoint .*3 is damaged: \S+ (has changed since|cannot be used).* start"
         for read in (checkpoints.newest, lambda: checkpoints.restore(jax.eval_shape(make_state))):
             with pytest.raises(CheckpointError, match=sentence):
                 read()

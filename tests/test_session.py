@@ -486,10 +486,10 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
     quiet = Console(stream=io.StringIO())
-    assert runs._resumable(tmp_path, resumed, config, quiet)[0] == 1
+    assert runs._find_resume_point(tmp_path, resumed, config, quiet)[0] == 1
     edited = build_run(config.with_run(learn_chunk=1), resuming=True)
     with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
-        runs._resumable(tmp_path, edited, config, quiet)
+        runs._find_resume_point(tmp_path, edited, config, quiet)
 
 
 def test_episodes_count_their_resets_as_steps() -> None:
