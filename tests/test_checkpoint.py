@@ -362,7 +362,8 @@ def test_no_intact_checkpoint(three: Path, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         flip_largest(tmp_path / f"{step:010d}")
     with Checkpoints(tmp_path) as checkpoints:
-        sentence = rf"^no intact checkpoint in {tmp_path} \(checkpoint .*3 is damaged: \S+ (has changed since|cannot be used).* start"
+        harm = r"\S+ (has changed since|cannot be used)"
+        sentence = rf"^no intact checkpoint in {tmp_path} \(checkpoint .*3 is damaged: {harm}.* start"
         for read in (checkpoints.newest, lambda: checkpoints.restore(jax.eval_shape(make_state))):
             with pytest.raises(CheckpointError, match=sentence):
                 read()

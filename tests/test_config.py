@@ -246,7 +246,7 @@ def test_help_begins_with_what_everybody_needs(capsys: pytest.CaptureFixture[str
     assert set(flags[:9]) == {"--help", "--algo", "--env", "--config", "--resume", "--num_envs", "--total_env_steps",
                               "--total_episodes", "--max_seconds"}  # fmt: skip
     assert flags[-4:] == ["--coordinator", "--num_hosts", "--host_index", "--host_timeout"]
-    assert "discount (0 to 1; default: 0.99)" in text
+    assert "discount factor per step (0 to 1; default: 0.99)" in text
 
 
 def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixture[str]) -> None:

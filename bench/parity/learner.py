@@ -31,7 +31,7 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 0.15}
 
 
 def missions(num_missions: int, steps: int) -> tuple[Trajectory, TimeStep]:
-    """Random observations in [0, 1], open actions and rewards, [steps, num_missions, ...]; the missions end after them."""
+    """Random observations in [0, 1], open actions and rewards, [steps, num_missions, ...]; then the missions end."""
     rng = np.random.default_rng(0)
     lead = (steps, num_missions)
     mask = rng.random((*lead, AGENTS, ACTIONS)) < 0.8
