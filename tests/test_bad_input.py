@@ -59,6 +59,9 @@ USAGE = {
         "differ in length: use --total_env_steps",
     ),
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
+    "two schedules of one bonus": (
+        "--algo coma --entropy_anneal 500", "entropy_anneal and entropy_anneal_fraction exclude each other",
+    ),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "no such file": ("--config {here}/none.yaml", "there is no file '{here}/none.yaml': name a YAML file"),

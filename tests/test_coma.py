@@ -649,6 +649,9 @@ def test_entropy_bonus_is_taken_off_the_loss() -> None:
     falling = small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal=100)
     weight = jax.jit(falling.entropy_bonus)
     close([weight(progress(episodes=e)) for e in (0, 50, 100, 900)], [0.4, 0.25, 0.1, 0.1], 1e-6)
+    by_share = jax.jit(small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal_fraction=0.75).entropy_bonus)
+    shares = [dataclasses.replace(start(), fraction=jnp.float32(share)) for share in (0.0, 0.375, 0.75, 1.0)]
+    close([by_share(moment) for moment in shares], [0.4, 0.25, 0.1, 0.1], 1e-6)
     close(jax.jit(small(entropy_weight=0.4).entropy_bonus)(progress(episodes=900)), 0.4, 1e-6)
 
 

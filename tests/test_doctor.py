@@ -34,7 +34,7 @@ def bare_machine(monkeypatch, tmp_path):
     """No GPU and no plugin, wherever the tests run."""
     monkeypatch.setattr(diagnosis, "find_nvidia", lambda: None)
     monkeypatch.setattr(diagnosis, "installed_plugins", dict)
-    monkeypatch.setattr(doctor, "enable_compilation_cache", lambda: None)
+    monkeypatch.setattr(doctor, "speed_up_start", lambda: None)
     for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 

@@ -67,7 +67,7 @@ def test_a_damaged_program_in_the_cache_is_replaced(
 
     with warnings.catch_warnings():
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-        process.enable_compilation_cache()
+        process.speed_up_start()
         try:
             assert compile_again(3) == compile_again(5) == ""
             entries = {path: path.read_bytes() for path in tmp_path.glob("*damaged_probe*-cache")}

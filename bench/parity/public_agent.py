@@ -29,7 +29,7 @@ from envs_jax.batch import start_statistics, update_statistics, where
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.segments import to_segments
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
@@ -120,7 +120,7 @@ def player(name: str) -> tuple[EvalPolicy, str]:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
-    enable_compilation_cache()
+    speed_up_start()
     parser = measure.parser("python -m bench.parity.public_agent", __doc__)
     parser.add_argument("players", nargs="+", metavar="PLAYER", help="let this run directory or scripted player play")
     parser.add_argument(

@@ -19,7 +19,7 @@ import numpy as np
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import parse_int
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
@@ -124,7 +124,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
-    enable_compilation_cache()
+    speed_up_start()
     parser = Parser(prog="python -m bench.parity.published_coverage", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--episodes", default="200", metavar="N", help="play N missions per policy (default: 200)")

@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import parse_int
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
@@ -136,7 +136,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
-    enable_compilation_cache()
+    speed_up_start()
     parser = measure.parser("python -m bench.parity.published_snakes", __doc__)
     parser.add_argument("--episodes", default="2000", metavar="N", help="play N games per pair (default: 2000)")
     parser.add_argument("--seed", default="0", metavar="N", help="draw the games by this seed (default: 0)")

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from bench.harness import measure
 from bench.studies.learning import selection_curve
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
     result = measure.header(f"studies.{KIND}", argv, quick=False)
     result |= {"start": parsed.start, "reward": parsed.reward, "episodes": episodes, "rows": []}
     changes = {"start": parsed.start} | REWARDS[parsed.reward]
-    enable_compilation_cache()
+    speed_up_start()
     for seed in seeds:
         row = run_seed(seed, missions, changes, folder, episodes)
         result["rows"].append(row)

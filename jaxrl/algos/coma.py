@@ -114,8 +114,15 @@ class Coma(Algorithm):
         "weight of the entropy bonus, for the masked policy without exploration (arXiv 1602.01783)",
         between=(0, 1e6),
     )
-    entropy_final: float = setting(0.0, "weight of the entropy bonus after entropy_anneal episodes", between=(0, 1e6))
+    entropy_final: float = setting(
+        0.0, "weight of the entropy bonus after entropy_anneal or entropy_anneal_fraction", between=(0, 1e6)
+    )
     entropy_anneal: int = setting(0, "episodes over which the bonus changes linearly; 0 = constant", between=(0, 1e12))
+    entropy_anneal_fraction: float = setting(
+        0.0,
+        "share of the run over which the bonus changes linearly, instead of entropy_anneal; 0 = not used",
+        between=UNIT,
+    )
     critic_warmup: int = setting(0, "episodes at the start that train only the critic", between=(0, 1e12))
     advantage: Literal["critic", "return"] = setting(
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
@@ -143,6 +150,8 @@ class Coma(Algorithm):
                 f"eps_min {self.eps_min:g} exceeds eps_max {self.eps_max:g}, and exploration falls from eps_max to "
                 "eps_min: lower eps_min or raise eps_max"
             )
+        if self.entropy_anneal and self.entropy_anneal_fraction:
+            raise ValueError("entropy_anneal and entropy_anneal_fraction exclude each other: set one of them to 0")
         self.batches.check(self.num_epochs, self.actor_epochs)
 
     # Targets, losses and updates
@@ -332,7 +341,11 @@ class Coma(Algorithm):
 
     def entropy_bonus(self, progress: Progress) -> Array:
         """Return the weight of the entropy bonus after the episodes so far."""
-        share = jnp.minimum(total(progress.episodes) / self.entropy_anneal, 1.0) if self.entropy_anneal else 0.0
+        share: Array | float = 0.0
+        if self.entropy_anneal_fraction:
+            share = jnp.minimum(progress.fraction / self.entropy_anneal_fraction, 1.0)
+        elif self.entropy_anneal:
+            share = jnp.minimum(total(progress.episodes) / self.entropy_anneal, 1.0)
         return jnp.float32(self.entropy_weight + (self.entropy_final - self.entropy_weight) * share)
 
     def schedules(self, progress: Progress) -> dict[str, Array]:

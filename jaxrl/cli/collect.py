@@ -18,7 +18,7 @@ from envs_jax.base import short_repr
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
@@ -49,7 +49,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    enable_compilation_cache()
+    speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:
         raise UsageError(

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.process import divide_cores, enable_compilation_cache
+from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import diagnosis
 from jaxrl.runtime import load as loading
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             config = loading.resolve_config(request.config)
     if config is not None:
         divide_cores(config.run.cpu_devices)
-    enable_compilation_cache()
+    speed_up_start()
     bad = []
     sections: Iterable[diagnosis.Section] = diagnosis.checks(config, resuming)
     if request is not None and request.resume is not None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_int, add_seed, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output, write_output
@@ -53,7 +53,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    enable_compilation_cache()
+    speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags, source_required=True)
     task = own_task(flags)
     evaluated_policy = read() if task is None else read("task")

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxrl.cli.threefry import compile_random_bits_quickly
 from jaxrl.common.files import cache_root
 
 _DAMAGED = "Error reading persistent compilation cache entry"  # the beginning of JAX's warning
@@ -26,7 +27,13 @@ def divide_cores(devices: int) -> None:
             jax.config.update("jax_num_cpu_devices", number)
 
 
-def enable_compilation_cache() -> None:
+def speed_up_start() -> None:
+    """Compile less: keep programs between runs, and compile JAX's random bits in fewer kernels (same bits)."""
+    compile_random_bits_quickly()
+    _enable_compilation_cache()
+
+
+def _enable_compilation_cache() -> None:
     """Keep compiled programs in ~/.cache/jaxrl, unless the user has set JAX's folder or minimum compile time.
 
     Entries that JAX cannot read are deleted, because JAX compiles such a program again but never replaces an entry.

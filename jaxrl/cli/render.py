@@ -15,7 +15,7 @@ from pathlib import Path
 from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.policies import parse
-from jaxrl.cli.process import enable_compilation_cache
+from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_int, add_seed
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_output
@@ -46,7 +46,7 @@ def _out(text: str | None) -> Path:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     began = time.monotonic()
-    enable_compilation_cache()
+    speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
     path = _out(flags.out)
     evaluated_policy = records.with_opponents(read())

@@ -10,7 +10,7 @@ import jax
 
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
-from jaxrl.cli.process import divide_cores, enable_compilation_cache
+from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError
 from jaxrl.report.console import fold
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is None:
         divide_cores(request.config.run.cpu_devices)
-    enable_compilation_cache()
+    speed_up_start()
     with hosts.join(place, flags.host_timeout):
         if place is not None:
             requested = {
