@@ -1,4 +1,4 @@
-"""Reward and success of a step. Leading axes are coordinates, trailing ones the batch."""
+"""Reward of a step; `env.py` decides success. Leading axes are coordinates, trailing ones the batch."""
 
 import jax.numpy as jnp
 import numpy as np

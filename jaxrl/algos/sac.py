@@ -9,10 +9,10 @@ with states s and actions a, in this order:
    k = `n_step` steps, fewer at an episode's end. An episode that terminated has no second term.
 2. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
 3. At every `actor_update_period`th update the actor takes a step on mean (alpha log pi(a | s) - min_c Q_c(s, a)), with
-   a sampled from pi and the new critics, and log alpha a step on mean alpha (- log pi(a | s) - H), with alpha before
-   the step in the first loss, and the entropy H to which the policy is steered.
+   a sampled from pi and the new critics, and log alpha a step on mean alpha (- log pi(a | s) - H), where H is the
+   entropy to which the policy is steered; both losses use alpha from before the step.
 
-The weight w is 1, and 0 for padding of the batch. `off_policy` says when updates are made; a run may begin with random
+The weight w is 1, and 0 for rows that hold only the end of an episode. `off_policy` says when updates are made; a run may begin with random
 steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own observation and action.
 
 Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log

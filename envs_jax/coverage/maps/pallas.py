@@ -2,7 +2,7 @@
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
 and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,
-for the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_observations` resizes one
+for the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one
 agent's readings. Plain array code adds up the strips.
 
 Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On
@@ -32,7 +32,7 @@ from envs_jax.coverage.world import LATTICE, Box
 
 _ROWS, _COLUMNS = 16, 128  # of a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
 _SWEEP_WARPS, _LOOK_WARPS = 8, 4
-_CHUNK = (16, 64)  # cells that `_observations` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
+_CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
 _SIDE = 16
 
 # What a program needs to know about an agent, int32 each, one after another in a row of words
