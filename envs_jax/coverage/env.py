@@ -2,9 +2,9 @@
 
 Measurement index k counts the measurements of an agent: k = 0 is taken at the start, k = t + 1 after the move of step
 t. The state at time t holds the local beliefs with everything up to the messages of time t fused in, and the team's
-belief with measurements 0 to t of all agents. A step moves all agents at once, then every agent measures and enters its
-own readings, then the messages of time t + 1 are fused, then the team's map (`maps/__init__.py` has the rule). A mission has budget + 1 steps and never
-ends earlier.
+belief with measurements 0 to t of all agents. A step moves all agents at once, then every agent measures and enters
+its own readings, then the messages of time t + 1 are fused, then the team's map (`maps/__init__.py` has the rule). A
+mission has budget + 1 steps and never ends earlier.
 """
 
 import dataclasses

@@ -18,10 +18,11 @@ average. The file goes on in this order: settings, targets and losses, the train
 `team`, minibatches in `episodes`.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
-episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio` is set); Adam;
-networks without memory; means, not sums, over agents and steps. New here: exploration is mixed over all actions and
-then masked, and this policy is the one that is trained; all episodes of a training step act with the same epsilon;
-transitions are shuffled within each logical shard; `clip_ratio` holds in every epoch; truncated episodes bootstrap.
+episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
+is set); Adam; networks without memory; means, not sums, over agents and steps. New here: exploration is mixed over all
+actions and then masked, and this policy is the one that is trained; all episodes of a training step act with the same
+epsilon; transitions are shuffled within each logical shard; `clip_ratio` holds in every epoch; truncated episodes
+bootstrap.
 """
 
 import dataclasses
@@ -342,7 +343,7 @@ class Coma(Algorithm):
         return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(episode / self.eps_anneal, 1.0)
 
     def entropy_bonus(self, progress: Progress) -> Array:
-        """Return the weight of the entropy bonus float32[] at the present share of the run, or after the episodes so far."""
+        """Return the weight float32[] of the entropy bonus now."""
         share: Array | float = 0.0
         if self.entropy_anneal_fraction:
             share = jnp.minimum(progress.fraction / self.entropy_anneal_fraction, 1.0)

@@ -12,8 +12,9 @@ with states s and actions a, in this order:
    a sampled from pi and the new critics, and log alpha a step on mean alpha (- log pi(a | s) - H), where H is the
    entropy to which the policy is steered; both losses use alpha from before the step.
 
-The weight w is 1, and 0 for rows that hold only the end of an episode. `off_policy` says when updates are made; a run may begin with random
-steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own observation and action.
+The weight w is 1, and 0 for rows that hold only the end of an episode. `off_policy` says when updates are made; a run
+may begin with random steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own
+observation and action.
 
 Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log
 standard deviation, where the paper's code clips (argator18's collective-learning pipeline, see `collective`, does the
