@@ -57,6 +57,11 @@ def thousands(numbers: float | Iterable[float]) -> str:
     return form(numbers, ".0f", 1e-3) + " k"
 
 
+def seed_minutes(stages: Mapping[str, Any]) -> float:
+    """Return the CPU minutes of all stages of one seed."""
+    return sum(float(stage["cpu_seconds"]) for stage in stages.values()) / 60
+
+
 def minutes_to(runs: Iterable[Mapping[str, Any]], entropy: float) -> str:
     """Return the minutes after which selection evaluations of each run first reach an entropy: "5.8, 6.1"."""
     firsts = [next((point for point in run["selection"] if point["entropy"] <= entropy), None) for run in runs]
@@ -185,7 +190,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(form, percent, thousands, between, mean_range, interval, format_si),
-        *(missions_to, minutes_to, seconds_to, first_above, scores, within, wrapped),
+        *(seed_minutes, missions_to, minutes_to, seconds_to, first_above, scores, within, wrapped),
     )
 }
 FILTERS |= {"mean": lambda values: statistics.fmean(values), "median": lambda values: statistics.median(values)}
