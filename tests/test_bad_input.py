@@ -60,7 +60,7 @@ USAGE = {
     ),
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
     "two schedules of one bonus": (
-        "--algo coma --entropy_anneal 500", "entropy_anneal and entropy_anneal_fraction exclude each other",
+        "--algo coma --entropy_anneal 500", "entropy_anneal_fraction 0.75 exclude each other",
     ),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
@@ -115,7 +115,7 @@ RUN_TIME = {
     "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "lower --buffer_size from 900000000 to about "),
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
     "a long run": (f"--resume {'x' * 5000}", "cannot be read (File name too long)"),
-    "a folder that takes none": (f"{TINY} --runs /proc/nope", "(/proc is not writable: "),
+    "a folder that takes none": (f"{TINY} --runs /proc/nope", "(no folder can be made in /proc: "),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
 
@@ -304,7 +304,7 @@ def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypat
     if os.getuid() == 0:  # to whom everything is allowed
         monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert train.main([*TINY.split(), "--runs", "locked/runs"]) == 1
-    one_sentence(capsys.readouterr().err, "locked is not writable: Permission denied); choose another with --runs")
+    one_sentence(capsys.readouterr().err, "locked: Permission denied); choose another with --runs")
     assert list((here / "locked").iterdir()) == []
 
 

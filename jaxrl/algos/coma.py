@@ -154,7 +154,10 @@ class Coma(Algorithm):
                 "eps_min: lower eps_min or raise eps_max"
             )
         if self.entropy_anneal and self.entropy_anneal_fraction:
-            raise ValueError("entropy_anneal and entropy_anneal_fraction exclude each other: set one of them to 0")
+            raise ValueError(
+                f"entropy_anneal {self.entropy_anneal} and entropy_anneal_fraction {self.entropy_anneal_fraction:g} "
+                "exclude each other: set one of them to 0 (--entropy_anneal_fraction 0 where the preset has it)"
+            )
         self.batches.check(self.num_epochs, self.actor_epochs)
 
     # Targets, losses and updates

@@ -1,9 +1,8 @@
 """python -m jaxrl.export RUN --format FORMAT --out DIR: write the policy of a run as files for other programs.
 
 safetensors: policy.safetensors holds the parameters by name. stablehlo: policy.stablehlo is the greedy policy as a
-function for JAX, without jaxrl. onnx: policy.onnx is the same function for ONNX runtimes. numpy: agent.py and
-weights.npz are the same function in Python, with only NumPy. Each of them comes with policy.json, which says how the
-function is called.
+function for JAX, without jaxrl. onnx: policy.onnx is the same function for ONNX runtimes. Both come with policy.json,
+which says how the function is called. numpy: agent.py and weights.npz are the same function in Python, with only NumPy.
 
 jidi: submission.py and weights.npz play the snakes games of the Jidi platform, 3v3 and 1v1, on either side, with only
 NumPy. Actions are sampled from the policy, without exploration; with --greedy they are its best actions.

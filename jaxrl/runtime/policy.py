@@ -126,7 +126,10 @@ class Policy:
         """Return a time step [B] from the caller's arrays, and whether they are of a single environment."""
         timestep = observation if isinstance(observation, TimeStep) else None
         observations = observation if timestep is None else timestep.observation
-        arrays = [jnp.asarray(x) for x in jax.tree.leaves(observations)]
+        try:
+            arrays = [jnp.asarray(x) for x in jax.tree.leaves(observations)]
+        except TypeError as error:
+            raise ValueError(f"observations of '{self.env.spec.name}' are arrays of numbers: {error}") from None
         shapes = [x.shape[1:] for x in jax.tree.leaves(self._blank.observation)]
         single = [x.shape for x in arrays] == shapes
         if not single and [x.shape[1:] for x in arrays] != shapes:

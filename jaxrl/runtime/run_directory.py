@@ -108,7 +108,7 @@ def _why_not_writable(folder: Path) -> str:
     try:
         os.rmdir(tempfile.mkdtemp(dir=folder))
     except OSError as error:
-        return f"{folder} is not writable: {error.strerror}"
+        return f"no folder can be made in {folder}: {error.strerror}"
     return ""
 
 
