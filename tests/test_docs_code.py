@@ -103,7 +103,7 @@ EXCEPT = {
     ("docs/algorithms/collective.md", "python -m jaxrl"): "long",
     ("docs/environments/reach.md", "python -m jaxrl"): "long",
     ("docs/environments/snakes.md", "python -m jaxrl"): "long",
-    ("docs/gpu.md", "python -m jaxrl.train"): "long",
+    ("docs/gpu.md", "import jax, jaxrl"): "long",
     ("docs/presets.md", "python -m jaxrl.train --config coma"): "long",
     ("docs/presets.md", "python -m jaxrl.train --config sac"): "long",
     ("docs/environments/coverage.md", "python -m jaxrl.train"): "long",
