@@ -93,6 +93,8 @@ class Minibatches:
         share = self.layout.sample_mean(self.flatten(valid))
         return valid / jnp.maximum(share, 1e-8)
 
+    weights = sample_weights  # the former name, for programs that use it
+
     def deviation(self, values: Array, weight: Array) -> Array:
         """Return the standard deviation of values [S local, m] over the whole minibatch, repeated for each of them."""
         mean = self.layout.sample_mean(weight * values)

@@ -158,6 +158,8 @@ class Ppo(Algorithm):
         lambda_t = self.gae_lambda * over_agents(~next_steps.done)
         return generalised_advantages(next_steps.reward, discount, lambda_t, value, next_value)
 
+    advantages = compute_advantages  # the former name, for programs that use it
+
     def update(self, params: PpoParameters, batch: Arrays, progress: Progress) -> tuple[PpoParameters, Arrays]:
         """Take a step on the actor and one on the critic (equation 9), which share no parameters."""
 

@@ -418,6 +418,9 @@ def apply_changes(config: Config, changes: dict[str, Any], where: str = "the com
     return result
 
 
+changed = apply_changes  # the former name, for programs that use it
+
+
 def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
     """Return the configuration of a resumed run. Raises UsageError that names a setting that may not change."""
     for name, value in changes.items():
