@@ -140,8 +140,9 @@ class Checkpoints:
             yield
         except (OSError, ValueError) as error:
             manager, self._manager = self._manager, None
-            with contextlib.suppress(Exception):
-                manager.close()
+            if manager is not None:
+                with contextlib.suppress(Exception):  # it repeats the error that is raised below
+                    manager.close()
             reason = getattr(error, "strerror", None)
             # TensorStore says "KIND: where: where: cause [details]"
             reason = reason or str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
