@@ -86,7 +86,7 @@ USAGE = {
         f"{DDPG} --scale_observation false --init_from {{teams}}",
         "they were built with scale_observation True; here scale_observation False",
     ),
-    "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than that, not"),
+    "less than was done": ("--resume {run} --total_env_steps 1", "and a total of 1 is less: raise --total_env_steps"),
     "weights of another observation": (
         f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
         "observation obs_full, action_gradient expected, layer_norm True; here observation obs26, action_gradient soft",

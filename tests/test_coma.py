@@ -794,6 +794,19 @@ def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
     assert np.any(kernels["actor"][3] != kernels["actor"][2])
 
 
+def test_settings_without_effect_are_named() -> None:
+    horizon = small().spec.horizon
+    assert small(critic_warmup=9).warnings(10 * horizon) == []
+    (sentence,) = small(critic_warmup=10).warnings(10 * horizon)
+    assert "critic_warmup 10 leaves the actor untrained in a run of 10 episodes" in sentence
+    (sentence,) = small(critic_warmup=0, entropy_weight=0.1, entropy_final=0.01, entropy_anneal=0).warnings(
+        10 * horizon
+    )
+    assert "entropy_final 0.01 has no effect" in sentence
+    annealed = {"entropy_weight": 0.1, "entropy_final": 0.01, "entropy_anneal": 5}
+    assert small(critic_warmup=0, **annealed).warnings(10 * horizon) == []
+
+
 def test_learning_rates_fall_to_their_final_share() -> None:
     params, batch = init_params(small()), actor_batch(small(), np.random.default_rng(1), 12)
     (critic_update, actor_update), moved = updates(), {}

@@ -1,9 +1,11 @@
 """python -m jaxrl.runs on run directories made by hand: the list, comparisons, the page, and damaged files."""
 
 import base64
+import hashlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -107,6 +109,18 @@ def printed_lines(parts: list[Any], capsys: pytest.CaptureFixture[str]) -> list[
     capsys.readouterr()
     print_parts(parts)
     return capsys.readouterr().out.splitlines()
+
+
+def test_metrics_of_another_run_are_noticed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder / "ddpg_point/0001"
+    first = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)[0]
+    make_checkpoint(run, 4, env_steps=300, finished=True, metrics=[{"first": hashlib.sha256(first).hexdigest()}])
+    assert len(list_runs(folder, "--json", capsys=capsys)["runs"]) == 6
+    shutil.copy(folder / "ddpg_point/0002/metrics.jsonl", run / "metrics.jsonl")
+    main([str(folder), "--json"])
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["runs"]) == 5
+    assert "0001/metrics.jsonl is not of this run" in printed.err
 
 
 def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -397,6 +397,6 @@ def test_fewer_updates_than_steps() -> None:
 
 def test_returns_longer_than_an_episode_are_told() -> None:
     warnings_by_n = [
-        Sac(ARM, DataParallel(8), **SETTINGS | {"n_step": n}).summary()[1:] for n in (ARM.horizon, ARM.horizon + 1)
+        Sac(ARM, DataParallel(8), **SETTINGS | {"n_step": n}).warnings(1000) for n in (ARM.horizon, ARM.horizon + 1)
     ]
-    assert warnings_by_n == [[], [f"warning: n_step {ARM.horizon + 1} exceeds the {ARM.horizon} steps of an episode"]]
+    assert warnings_by_n == [[], [f"n_step {ARM.horizon + 1} exceeds the {ARM.horizon} steps of an episode"]]

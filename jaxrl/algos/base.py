@@ -312,6 +312,10 @@ class Algorithm:
         """Return sentences for the user about batch sizes and updates, printed before training."""
         return []
 
+    def warnings(self, total_env_steps: int) -> list[str]:
+        """Return sentences about settings that have no effect, or a bad one, in a run of this length."""
+        return []
+
     @property
     def gradient_samples(self) -> int:
         """Return the samples of a gradient on one logical shard, 0 where `layout.learn_chunk` must not split them."""

@@ -390,3 +390,19 @@ class Coma(Algorithm):
 
     def summary(self) -> list[str]:
         return self.batches.summary(self.num_epochs)
+
+    def warnings(self, total_env_steps: int) -> list[str]:
+        episodes = total_env_steps // self.spec.horizon
+        lines = []
+        if self.critic_warmup >= episodes:
+            lines.append(
+                f"critic_warmup {self.critic_warmup:,} leaves the actor untrained in a run of {episodes:,} episodes: "
+                "lower it, or train longer"
+            )
+        is_annealed = self.entropy_anneal or self.entropy_anneal_fraction
+        if self.entropy_final not in (0, self.entropy_weight) and not is_annealed:
+            lines.append(
+                f"entropy_final {self.entropy_final:g} has no effect without a schedule: set --entropy_anneal or "
+                "--entropy_anneal_fraction"
+            )
+        return lines

@@ -387,12 +387,15 @@ class OffPolicy(Algorithm):
         return self.batch_size // self.layout.shards
 
     def summary(self) -> list[str]:
-        envs, rows, horizon = self.layout.num_envs, self.replay_rows, self.spec.horizon
+        envs, rows = self.layout.num_envs, self.replay_rows
         megabytes = rows * envs * self.row_bytes / 1e6
         ratio = self.updates * self.batch_size / (self.steps_per_call * envs)
         return [
             f"The replay holds {(rows - self.n_step) * envs:,} environment steps in {megabytes:,.3g} MB; every "
             f"{self.steps_per_call} steps of {envs} environments bring {self.updates} updates of {self.batch_size} "
             f"stored steps: each step is replayed {ratio:.3g} times.",
-            *([f"warning: n_step {self.n_step} exceeds the {horizon} steps of an episode"] * (self.n_step > horizon)),
         ]
+
+    def warnings(self, total_env_steps: int) -> list[str]:
+        horizon = self.spec.horizon
+        return [f"n_step {self.n_step} exceeds the {horizon} steps of an episode"] if self.n_step > horizon else []

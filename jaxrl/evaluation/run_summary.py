@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
-from jaxrl.report.writer import read_metrics
+from jaxrl.report.writer import check_same_run, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, convert_old, read_yaml
 from jaxrl.runtime.manifest import META
@@ -144,6 +144,11 @@ def _read(directory: Path) -> RunSummary:
     outer = (directory, *directory.absolute().parents[:2])  # all trials share their checkpoints
     root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
     versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
+    meta = _read_newest_meta(root)
+    if root == directory:
+        marks = meta.get("metrics")
+        for folder, mark in zip([".", *rows], marks if isinstance(marks, list) else [], strict=False):
+            check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
     scoring = Scoring.read(versions.parent)
     return RunSummary(
         directory,
@@ -151,7 +156,7 @@ def _read(directory: Path) -> RunSummary:
         scoring,
         all_trials,
         rows,
-        _state(root, config, _env_steps(rows[all_trials[0].folder])),
+        _state(root, config, meta, _env_steps(rows[all_trials[0].folder])),
         score_of(rows, all_trials, scoring),
         Checkpoints(root / "checkpoints").best_step(),
         versions.stat().st_mtime,
@@ -184,16 +189,20 @@ def _env_steps(rows: Rows) -> int:
     return int(next((row["env_steps"] for row in reversed(rows) if row.get("env_steps") is not None), 0))
 
 
-def _state(root: Path, config: Config, env_steps: int) -> str:
-    if in_use(root):
-        return "running"
+def _read_newest_meta(root: Path) -> dict[str, Any]:
+    """Return the metadata of the newest checkpoint, {} if there is none, or if it cannot be read."""
     try:
         *_, newest = committed_steps(root / "checkpoints")
-        meta = json.loads((root / "checkpoints" / f"{newest:010d}" / META).read_text(encoding="utf-8"))
-        at = meta.get("env_steps", -1)
-        finished = meta.get("finished", at >= config.run.total_env_steps) and env_steps <= at
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        finished = False
+        return dict(json.loads((root / "checkpoints" / f"{newest:010d}" / META).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _state(root: Path, config: Config, meta: dict[str, Any], env_steps: int) -> str:
+    if in_use(root):
+        return "running"
+    at = meta.get("env_steps")
+    finished = isinstance(at, int) and meta.get("finished", at >= config.run.total_env_steps) and env_steps <= at
     return "finished" if finished else "stopped"
 
 

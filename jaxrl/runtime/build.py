@@ -149,7 +149,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
     incomplete = _warn_of_incomplete_phases(algo.phases, layout.num_envs, total)
-    warnings = (warning, part_of_an_episode(algo, total), incomplete)
+    warnings = (warning, part_of_an_episode(algo, total), incomplete, *algo.warnings(total))
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings if line)]
     return Run(resolved, env, algo, trainer, mesh, limit, notes, resuming)
 

@@ -101,6 +101,10 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
         step, meta = (0, None) if fresh else _find_resume_point(directory, run, config, console)
+        if meta is not None and _is_finished(run, meta):
+            return RunOutcome(directory, _describe_finished(meta))
+        if (schedule := run.config.run.schedule_env_steps) < run.config.run.total_env_steps:
+            console.say(f"schedules, such as learning rates, end after {schedule:,} environment steps as before")
         programs = _compile(run, inputs, meta, console)
 
         def first_state(session: Session) -> TrainState:
@@ -148,9 +152,30 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
     requested, env_steps = run.config.run.total_env_steps, meta["env_steps"]
     if requested < env_steps and requested != before.run.total_env_steps:
         raise UsageError(
-            f"the run has made {env_steps:,} environment steps: ask for more than that, not for {requested:,}"
+            f"the run has made {env_steps:,} environment steps, and a total of {requested:,} is less: "
+            "raise --total_env_steps (or --total_episodes) above that"
         )
     return step, meta
+
+
+def _is_finished(run: Run, meta: dict[str, Any]) -> bool:
+    """Return whether a checkpoint with this metadata leaves neither iterations nor the last evaluation to do."""
+    position, settings = _position(meta), run.config.run
+    left = position.remaining(run.algo.phases, run.trainer.layout.num_envs, settings.total_env_steps)
+    return not any(left) and (not settings.eval_every or meta["evaluated"] == position.iterations)
+
+
+def _position(meta: dict[str, Any]) -> Position:
+    return Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
+
+
+def _describe_finished(meta: dict[str, Any]) -> str:
+    """Return the sentence for a run that has reached its total; it names a total that goes on."""
+    env_steps = meta["env_steps"]
+    return (
+        f"finished at iteration {_position(meta).iterations:,} ({env_steps:,} environment steps): nothing is left to "
+        f"do; to train longer, raise the total, for example --total_env_steps {2 * env_steps}"
+    )
 
 
 @contextmanager
@@ -181,8 +206,7 @@ def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Consol
     with console.working("compiling"):
         if meta is None:
             return compile_run(run, inputs, console.say)
-        position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
-        return compile_run(run, inputs, console.say, position, meta["evaluated"])
+        return compile_run(run, inputs, console.say, _position(meta), meta["evaluated"])
 
 
 def _train(
