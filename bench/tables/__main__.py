@@ -1,9 +1,10 @@
-"""python -m bench.tables: write the tables of README.md and of docs/ from the figures in bench/results.
+"""python -m bench.tables: write the tables of README.md, docs/ and bench/ from the figures in bench/results.
 
 With --check nothing is written: it names the tables that are not up to date, with exit code 1 if there are any.
 """
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "bench/README.md", "docs/**/*.md")
+PAGES = ("README.md", "bench/README.md", "bench/results/README.md", "docs/**/*.md")
+RESULTS = "bench/results"
 _LINE = re.compile(r"^<!-- (?:generated: (\S+)|end) -->$", re.MULTILINE)
 
 Tables = Mapping[str, Callable[[], str]]
@@ -40,7 +42,7 @@ def tables(folder: Path) -> dict[str, Callable[[], str]]:
 
 
 def fill_page(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[str], list[str]]:
-    """Fill in the tables of one page.
+    """Fill in the tables of one page, whose links to bench/results/ become relative to the page.
 
     Returns:
         The page's new text, the names of all its tables, and the names of those that were not up to date.
@@ -53,12 +55,14 @@ def fill_page(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[s
     if len(names) % 2 or any((name is None) != (place % 2 == 1) for place, name in enumerate(names)):
         lines = ", ".join(name or "end" for name in names)
         raise UserError(f"{page}: every <!-- generated: NAME --> needs one <!-- end --> after it; found: {lines}")
+    results = os.path.relpath(RESULTS, os.path.dirname(page))
     stale = []
     for name, old, after in zip(names[::2], texts[::2], texts[1::2], strict=True):
         if name not in tables_by_name:
             raise UserError(f"{page}: no template in bench/tables has {name}: write its macro or remove the two lines")
         with _one_sentence(name):
             content = re.sub(r"\n{3,}", "\n\n", str(tables_by_name[name]())).strip()
+        content = content.replace(f"]({RESULTS}/", "](" + f"{results}/".removeprefix("./"))
         new = f"\n\n{content}\n\n"
         stale += [name] if new != old else []
         done += f"<!-- generated: {name} -->{new}<!-- end -->{after}"

@@ -65,22 +65,7 @@ def seed_minutes(stages: Mapping[str, Any]) -> float:
 def minutes_to(runs: Iterable[Mapping[str, Any]], entropy: float) -> str:
     """Return the minutes after which selection evaluations of each run first reach an entropy: "5.8, 6.1"."""
     firsts = [next((point for point in run["selection"] if point["entropy"] <= entropy), None) for run in runs]
-    return ", ".join("not reached" if first is None else f"{first['seconds'] / 60:.1f}" for first in firsts)
-
-
-def iteration_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of what an iteration of COMA costs."""
-    parts = list(rows[0]["seconds"])
-    head = ["preset", "code", "missions", "CPU seconds", *parts, "CPU ms per mission"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for entry in rows:
-        missions, total, shares = entry["about"]["missions"], entry["total"], entry["shares"]
-        seconds = [  # a difference of two measurements may come out below 0
-            f"{entry['seconds'][part]:.2f} ({shares[part]:.0%})" if shares[part] > 0 else "about 0" for part in parts
-        ]
-        cells = [f"`{entry['preset']}`", entry["code"], f"{missions}", f"{total:.2f}", *seconds]
-        lines.append(f"| {' | '.join(cells)} | {1000 * total / missions:.1f} |")
-    return "\n".join(lines)
+    return ", ".join("stopped before" if first is None else f"{first['seconds'] / 60:.1f}" for first in firsts)
 
 
 def known_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -100,6 +85,11 @@ def known_table(rows: Sequence[dict[str, Any]]) -> str:
             cells.append(f"{statistics.median(seconds):.0f}" if first["updates"] else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def known_return(rows: Sequence[dict[str, Any]], task: str, learner: str) -> str:
+    """Return the greedy return of a learner on a task, mean and 95 % interval over seeds, or nothing."""
+    return _over_seeds([row["greedy"]["mean"] for row in rows if (row["task"], row["learner"]) == (task, learner)])
 
 
 def _over_seeds(means: list[float]) -> str:
@@ -172,8 +162,8 @@ def wrapped(text: str) -> str:
 
 
 def link(text: str, name: str) -> str:
-    """Return a link from a page of docs/ to bench/results/NAME.json."""
-    return f"[{text}](../bench/results/{name}.json)"
+    """Return a link to bench/results/NAME.json."""
+    return f"[{text}](bench/results/{name}.json)"
 
 
 def within(rows: Iterable[Entry]) -> str:
@@ -193,12 +183,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(seed_minutes, missions_to, minutes_to, seconds_to, first_above, scores, within, wrapped),
     )
 }
-FILTERS |= {"mean": lambda values: statistics.fmean(values), "median": lambda values: statistics.median(values)}
+FILTERS["mean"] = statistics.fmean
 GLOBALS: dict[str, Any] = {
     "read": read,
     "link": link,
     "known_table": known_table,
-    "iteration_table": iteration_table,
+    "known_names": KNOWN,
+    "known_return": known_return,
     "peers_table": peers.rows,
     "cited": yaml.safe_load(_CITED.read_text()),
 }
