@@ -260,7 +260,7 @@ def three_phases() -> tuple[Trainer, list[Any]]:
 
 def test_each_phase_is_traced_once(three_phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, blocks = three_phases
-    monkeypatch.setattr(Trainer, "_block", chex.assert_max_traces(Trainer._block, n=len(blocks)))
+    monkeypatch.setattr(Trainer, "_run_block", chex.assert_max_traces(Trainer._run_block, n=len(blocks)))
     state = trainer.init(jax.random.key(0))
     for block in blocks:
         for iterations in (1, 2, 3, 1):
@@ -435,7 +435,7 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iter
     block = trainer.make_block(phase)
     state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(iterations))
     assert int(metrics.done) == 3 and int(state.iterations) == 3
-    assert name in trainer.tensor_names(phase)[int(metrics.not_finite)]
+    assert name in trainer.tensor_names(metrics.learning)[int(metrics.not_finite)]
     assert np.isfinite(metrics.learning["loss"][:2]).all()
     _, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(2))
     assert int(metrics.done) == 2 and int(metrics.not_finite) == -1

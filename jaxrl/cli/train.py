@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             outcome = runs.resume(request.resume, request.config, request.changes)
         else:
             outcome = runs.start(request.config)
-        if hosts.writes() and any(outcome.directory.glob("*/config.yaml")):  # several trials
+        if hosts.is_host_0() and any(outcome.directory.glob("*/config.yaml")):  # several trials
             from jaxrl.evaluation import learning_curves  # scipy, which training does not need
 
             learning_curves.report(outcome.directory, print)

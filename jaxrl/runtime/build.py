@@ -113,7 +113,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         else:
             devices, warning = choose_devices(settings.devices, layout.num_envs, layout.shards)
             layout = dataclasses.replace(layout, devices=devices)
-        free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
+        free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.count_hosts())
         limit = int(settings.memory_gb * memory_plan.GIB) if settings.memory_gb else min(hosts.gather(free))
         algo = _make_algorithm(config, env.spec, layout, custom)
         rollout_chunk, learn_chunk = memory_plan.choose_chunks(
@@ -179,7 +179,7 @@ def _check_environment(env: Environment) -> None:
 
 def _devices_of_trials(settings: RunSettings, trials: int) -> int:
     """Return the number of devices that share the trials. Raises UsageError."""
-    if hosts.number() > 1:
+    if hosts.count_hosts() > 1:
         raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
     present = jax.local_device_count()
     if settings.devices > present:
@@ -396,7 +396,7 @@ def compile_run(
         return Program(make, report)
 
     def block(phase: Phase) -> Program | Pieces:
-        single = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
+        single = trainer.trials == 1 and hosts.count_hosts() == 1  # hosts would choose different pieces
         if single and needs_pieces(algo, phase, jax.default_backend()):
             return pieces(phase)
         count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
@@ -451,7 +451,7 @@ def compile_run(
     if position is None:
         start = program("the start", lambda: (trainer.make_init(), keys, inputs))
     compiled = CompiledRun(start, blocks, evaluate, needed)
-    if jax.default_backend() != "cpu" or hosts.number() > 1:
+    if jax.default_backend() != "cpu" or hosts.count_hosts() > 1:
         compiled.compile(at_once=False)
     else:
         first = next((k for k, phase in enumerate(algo.phases) if phase.updates and blocks[k]), len(blocks))

@@ -168,7 +168,7 @@ class Checkpoints:
         """Delete the checkpoints above `step`, where a run resumes. Raises CheckpointError: they cannot be deleted."""
         assert self._manager is None, "the manager would not know"
         try:
-            for later in [number for number in self.steps() if number > step and hosts.writes()]:
+            for later in [number for number in self.steps() if number > step and hosts.is_host_0()]:
                 shutil.rmtree(self.directory / _name(later))
         except OSError as error:
             raise CheckpointError(
@@ -200,7 +200,7 @@ class Checkpoints:
         Raises CheckpointError: there is none.
         """
         self.wait()
-        step = hosts.on_first(functools.partial(self._find_intact, self.steps()))
+        step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
         return step, _read(self.directory / _name(step), (), "")[1]
 
     def restore(
@@ -229,7 +229,7 @@ class Checkpoints:
                 raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
             try:
                 steps = before if number is None else [number]
-                chosen: int = steps[0] if intact else hosts.on_first(functools.partial(self._find_intact, steps))
+                chosen: int = steps[0] if intact else hosts.call_on_host_0(functools.partial(self._find_intact, steps))
                 return chosen, *_read(self.directory / _name(chosen), like, prefix)
             except Exception as error:
                 if step is not None or self.steps() == before:

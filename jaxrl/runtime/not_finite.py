@@ -83,7 +83,7 @@ def not_finite_error(
     Args:
         fetched: metrics of the block, fetched; the first value that is not finite is in its last iteration.
         several: whether there are several trials; their axis is before the axis of updates.
-        names: `Trainer.tensor_names` of the phase.
+        names: `Trainer.tensor_names` of the block.
         before: position before the block.
         phase: of the block.
         steps: numbers of the checkpoints of the run in `directory`.

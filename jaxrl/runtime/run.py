@@ -50,8 +50,8 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
 
     Raises UserError; nothing is written if the configuration is impossible.
     """
-    hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    hosts.on_first(lambda: loggers.check(config.run.logger))
+    hosts.call_on_host_0(lambda: run_directory.check_root(config.run.runs))
+    hosts.call_on_host_0(lambda: loggers.check(config.run.logger))
     config = resolve_config(resolve_latest(config))
     run = build_run(config, custom=custom)
     inputs = load_inputs(run)
@@ -60,7 +60,7 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
         facts = Scoring.from_spec(run.env.spec).entry() | {run_directory.SPACES: spaces.describe(run.env.spec)}
         arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
         with _lock_directory(lambda: run_directory.create(*arguments)) as directory:
-            hosts.on_first(lambda: trials.write_configs(directory, run.config))
+            hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
             return _train(run, programs, directory, console, lambda session: session.begin(inputs))
 
 
@@ -76,7 +76,7 @@ def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOu
         UserError: as `start` and `resume` do.
     """
     directory = run_directory.named_directory(config.run.runs, config.algo, config.env, name)
-    if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
+    if not hosts.call_on_host_0(lambda: is_file(directory / run_directory.CONFIG)):
         return start(config, name=name)
     automatic = configuration.RunSettings()
     changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
@@ -92,11 +92,11 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     if (root := trials.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
     new_config = configuration.apply_resume_changes(config, changes)
-    hosts.on_first(lambda: loggers.check(new_config.run.logger))
+    hosts.call_on_host_0(lambda: loggers.check(new_config.run.logger))
     run = build_run(new_config, resuming=True)
     spaces.check_spaces(directory, config.env, run.env.spec)
     with _lock_directory(lambda: directory), Console(run.env.spec.label) as console:
-        fresh = not hosts.first(committed_steps(directory / "checkpoints"))
+        fresh = not hosts.broadcast(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(run) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
@@ -111,7 +111,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
                 state = session.begin(inputs)
             else:
                 state = session.restore(step)
-            hosts.on_first(lambda: trials.write_configs(directory, run.config))
+            hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
             console.say(
                 f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
             )
@@ -134,7 +134,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
         for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
             check_same_run(directory / folder, mark)
 
-    hosts.on_first(check_metrics)
+    hosts.call_on_host_0(check_metrics)
     fixed = fixed_settings(run)
     if meta["devices"] != run.mesh.size:
         del fixed["learn_chunk"]  # it follows the number of devices
@@ -163,7 +163,7 @@ def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
             stack.enter_context(run_directory.lock(directory))
             return str(directory.absolute())
 
-        directory = Path(hosts.on_first(take))
+        directory = Path(hosts.call_on_host_0(take))
         hosts.require_visible(directory)
         yield directory
 
@@ -171,7 +171,7 @@ def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
 def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
     device = jax.local_devices()[0]
-    where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
+    where = f"{device.platform}, {hosts.count_hosts()} hosts" if hosts.count_hosts() > 1 else device.platform
     console.say(
         f"{run.mesh.size} x {device.device_kind} ({where}), {run.trainer.layout.shards} logical shards, "
         f"{run.config.run.compute_dtype} matmuls"
@@ -196,7 +196,7 @@ def _train(
     with ExitStack() as stack:
         writer = stack.enter_context(
             loggers.open_writer(directory, run.config.run.logger, run.config.plain(), console.say)
-            if hosts.writes()
+            if hosts.is_host_0()
             else NullWriter(directory)
         )
         checkpoints = Checkpoints(directory / "checkpoints", run.config.run.keep_checkpoints, console.say)

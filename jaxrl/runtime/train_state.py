@@ -1,9 +1,8 @@
 """The state of a run on its devices, the metrics of a block of iterations, and the position as the host knows it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
-
-import numpy as np
 
 from envs_jax.base import Array, pytree
 from jaxrl.algos.base import Phase
@@ -75,12 +74,9 @@ class Position:
     updates: int = 0
 
     @classmethod
-    def from_state(cls, state: TrainState) -> Self:
-        """Return the position of a state; waits for the device."""
-        # Of several trials the first: all have the same counters. Pairs are the high and the low word.
-        numbers = (np.asarray(x).reshape(-1)[0] for x in (state.phase, state.iteration, state.iterations))
-        pairs = (np.asarray(x).reshape(-1, 2)[0] for x in (state.progress.env_steps, state.progress.updates))
-        return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
+    def from_meta(cls, meta: Mapping[str, Any]) -> Self:
+        """Return the position that a checkpoint's JSON object holds."""
+        return cls(**{field.name: meta[field.name] for field in dataclasses.fields(cls)})
 
     def after(self, phase: Phase, num_envs: int, count: int = 1) -> "Position":
         """Return the position after `count` more iterations of the phase."""
