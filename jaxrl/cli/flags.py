@@ -57,7 +57,6 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
     def flags(self) -> dict[str, str]:
-        """Return all long flags with their help."""
         return {
             option: action.help or ""
             for action in self._actions
@@ -96,7 +95,6 @@ def _flag_of(word: str) -> str | None:
 
 
 def _owners(name: str) -> list[str]:
-    """Return the algorithms that have a setting with a flag of this name."""
     fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
     return [algo for algo, field in fields.items() if field is not None and field.flag]
 
@@ -210,7 +208,6 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
 
 
 def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:
-    """Return the error for --resume together with a checkpoint."""
     return UsageError(
         f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, give "
         f"--init_from {run} --checkpoint {checkpoint} instead"

@@ -59,7 +59,6 @@ class Console:
             self._write_group(*self._left_out)
 
     def say(self, sentence: str) -> None:
-        """Write one sentence."""
         self._write(fold(sentence, self._width))
 
     def _write(self, line: str) -> None:
@@ -209,7 +208,6 @@ class Log(Console):
             logger.info(line)
 
     def block(self, info: Mapping[str, Any]) -> None:
-        """Call the callbacks with the argument, and log it now and then."""
         for callback in self._callbacks:
             callback(info)
         super().block(info)

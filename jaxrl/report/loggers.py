@@ -81,7 +81,6 @@ class WandbWriter(Writer):
             self._fail(f"it did not end within {WAIT:.0f} s")
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
-        """Append the row, then hand it over."""
         super().write(iteration, scalars, step)
         self._put([(iteration, scalars, step)])
 

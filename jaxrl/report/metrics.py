@@ -37,7 +37,6 @@ class Throughput:
         self._paused += time.monotonic() - began
 
     def rates(self) -> dict[str, float]:
-        """Return the rates for the console and the lines."""
         (began, steps, updates), (now, steps_now, updates_now) = self._marks[0], self._marks[-1]
         seconds = max(now - began, 1e-9)
         return {

@@ -69,7 +69,6 @@ class Writer:
             self._events.write(row)
 
     def _open(self) -> tuple[RawIOBase, "_Events"]:
-        """Open the lines, unbuffered, and a new event file."""
         (self._directory / EVENTS).mkdir(parents=True, exist_ok=True)
         return (self._directory / METRICS).open("ab", buffering=0), _Events(self._directory / EVENTS)
 
@@ -154,7 +153,6 @@ class _Events:
         self._flushed = -math.inf
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add the numbers of a line of metrics.jsonl."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -177,7 +175,6 @@ class _Events:
         self.flush()
 
     def flush(self) -> None:
-        """Write the events to the disk."""
         self._file.flush()
         self._flushed = time.time()
 

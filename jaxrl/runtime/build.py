@@ -61,7 +61,6 @@ class Run:
 
     @property
     def eval_env(self) -> BatchedEnvironment:
-        """Return the environment of the evaluations that choose the best checkpoint."""
         return batched(self.env.env.for_evaluation())
 
     @property
@@ -178,7 +177,6 @@ def _check_environment(env: Environment) -> None:
 
 
 def _devices_of_trials(settings: RunSettings, trials: int) -> int:
-    """Return the number of devices that share the trials. Raises UsageError."""
     if hosts.count_hosts() > 1:
         raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
     present = jax.local_device_count()

@@ -1,5 +1,7 @@
 """Checkpoints of a whole training state: written in the background, atomic on disk, verified on reading, exact.
 
+The session decides when one is written.
+
     checkpoints/0000000120/arrays/          written by orbax
                            meta.json        counters and other data that are not arrays
                            manifest.json    names, shapes and types of all leaves; SHA-256 of every file
@@ -113,7 +115,7 @@ class Checkpoints:
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         registry.add(ARRAYS, ocp.args.PyTreeSave, Handler())
         options = ocp.CheckpointManagerOptions(
-            step_format_fixed_length=len(_name(0)),
+            step_format_fixed_length=len(_folder_name(0)),
             preservation_policy=self,
             cleanup_tmp_directories=True,
             single_host_load_and_broadcast=True,  # a network file system may show others an older folder
@@ -169,7 +171,7 @@ class Checkpoints:
         assert self._manager is None, "the manager would not know"
         try:
             for later in [number for number in self.steps() if number > step and hosts.is_host_0()]:
-                shutil.rmtree(self.directory / _name(later))
+                shutil.rmtree(self.directory / _folder_name(later))
         except OSError as error:
             raise CheckpointError(
                 f"old checkpoints under {self.directory} could not be deleted ({error}); make the directory writable"
@@ -178,20 +180,17 @@ class Checkpoints:
     # Reading
 
     def steps(self) -> list[int]:
-        """Return the numbers of all committed checkpoints, oldest first."""
         return committed_steps(self.directory)
 
     def best_step(self) -> int | None:
-        """Return the number of the best checkpoint, if one was kept."""
         for step in reversed(self.steps()):
             with contextlib.suppress(ValueError):
-                stored = manifest.read_manifest(self.directory / _name(step))
+                stored = manifest.read_manifest(self.directory / _folder_name(step))
                 if stored.best and not self._is_foreign(stored):
                     return step
         return None
 
     def _is_foreign(self, stored: manifest.Manifest) -> bool:
-        """Return whether another run wrote a checkpoint."""
         return bool(stored.run and self._run_id and stored.run != self._run_id)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
@@ -201,10 +200,14 @@ class Checkpoints:
         """
         self.wait()
         step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
-        return step, _read(self.directory / _name(step), (), "")[1]
+        return step, _read(self.directory / _folder_name(step), (), "")[1]
+
+    def read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+        """Return state and JSON object of a checkpoint that `newest` has verified; see `restore`."""
+        return _read(self.directory / _folder_name(step), like, None)
 
     def restore(
-        self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False, intact: bool = False
+        self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False
     ) -> tuple[int, Any, dict[str, Any]]:
         """Read a state back, bit-identical; return its number, the state, and its JSON object.
 
@@ -215,7 +218,6 @@ class Checkpoints:
                 one.
             prefix: name of the only part of the state to read, such as "algo.params"; `like` then describes this part.
             best: read the best checkpoint, if there is one.
-            intact: do not verify the files of this step, because `newest` has just done so.
 
         Raises:
             CheckpointError: there is no intact checkpoint; its leaves have other names, shapes or types than `like`; or
@@ -224,13 +226,13 @@ class Checkpoints:
         self.wait()
         for _ in range(2):  # training may replace it while it is read
             before, number = self.steps(), self.best_step() if best else step
-            if step is not None and not intact and step not in before:
+            if step is not None and step not in before:
                 known = ", ".join(map(str, before[-10:])) or "none"
                 raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
             try:
                 steps = before if number is None else [number]
-                chosen: int = steps[0] if intact else hosts.call_on_host_0(functools.partial(self._find_intact, steps))
-                return chosen, *_read(self.directory / _name(chosen), like, prefix)
+                chosen: int = hosts.call_on_host_0(functools.partial(self._find_intact, steps))
+                return chosen, *_read(self.directory / _folder_name(chosen), like, prefix)
             except Exception as error:
                 if step is not None or self.steps() == before:
                     raise
@@ -244,7 +246,7 @@ class Checkpoints:
         """Return the last of `steps` whose files have their digests. Raises CheckpointError if there is none."""
         damaged: list[str] = []
         for step in reversed(steps):
-            folder = self.directory / _name(step)
+            folder = self.directory / _folder_name(step)
             try:
                 stored = manifest.verify(folder)
             except ValueError as error:
@@ -302,7 +304,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = reader.restore(folder / ARRAYS, args=args)
 
-    def finish(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
+    def make_leaf(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
         if not is_stored(leaf):
             return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
         if not is_key(value):
@@ -310,7 +312,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
         impl = jax.random.key_impl(jnp.empty((), value.dtype))
         return jax.device_put(jax.random.wrap_key_data(arrays[leaf.name], impl=impl), sharding)
 
-    return jax.tree.unflatten(structure, map(finish, leaves, values, shardings))
+    return jax.tree.unflatten(structure, map(make_leaf, leaves, values, shardings))
 
 
 # Until commit abbf87e the parameters of a network, its targets and its moments were one vector [..., P] each.
@@ -354,5 +356,5 @@ def committed_steps(directory: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{10}", name))
 
 
-def _name(step: int) -> str:
+def _folder_name(step: int) -> str:
     return f"{step:010d}"

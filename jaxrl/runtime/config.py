@@ -26,8 +26,7 @@ from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
 from jaxrl.runtime.declared import Field, fields_of, find_fields
 from jaxrl.runtime.published import hint
-from jaxrl.runtime.run_directory import CONFIG, check_version, open_run
-from jaxrl.runtime.spaces import check_spaces
+from jaxrl.runtime.run_directory import CONFIG, check_spaces, check_version, open_run
 
 # Default environment of each algorithm.
 DEFAULT_ENV = {
@@ -254,7 +253,7 @@ def check_value(field: Field, value: Any, where: str) -> Any:
             if len(kinds) == len(parts):
                 fields = [dataclasses.replace(field, kind=inner) for inner in kinds]
                 return tuple(check_value(inner, part, where) for inner, part in zip(fields, parts, strict=True))
-    elif kind in (int, float) and isinstance(value, str) and (number := _number(value)) is not None:
+    elif kind in (int, float) and isinstance(value, str) and (number := _parse_number(value)) is not None:
         converted = number
     elif kind is str and isinstance(value, str | os.PathLike):
         converted = expand_home(os.fspath(value))
@@ -275,14 +274,13 @@ def check_value(field: Field, value: Any, where: str) -> Any:
     return exact
 
 
-def _number(value: Any) -> int | float | None:
-    if isinstance(value, int | float):
-        return value if abs(value) < math.inf else None
-    if isinstance(value, str) and "_" in value and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", value):
-        return None  # Python takes 8_0 for 80
+def _parse_number(text: str) -> int | float | None:
+    """Return the finite number that a text is, None if it is none; Python would take 8_0 for 80."""
+    if "_" in text and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", text):
+        return None
     for convert in (int, float):
-        with contextlib.suppress(ValueError, TypeError):
-            number = convert(value)
+        with contextlib.suppress(ValueError):
+            number = convert(text)
             return number if abs(number) < math.inf else None
     return None
 
@@ -314,6 +312,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def read_run_yaml(path: Path) -> dict[str, Any]:
+    """Read the settings of a run, without a logger that no longer exists. Raises UsageError: it cannot be read."""
+    values = read_yaml(path)
+    if "mlflow" in (written := str(values.get("logger"))):
+        values["logger"] = loggers.WANDB if loggers.WANDB in written else loggers.NONE
+    return values
+
+
 def read_run(run: str | Path) -> tuple[Path, Config]:
     """Return a run's directory and its configuration, with which its policies can be used on this machine.
 
@@ -336,36 +342,9 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
-    config = build(convert_old(read_yaml(path)), str(path))
+    config = build(read_run_yaml(path), str(path))
     check_version(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
-
-
-def convert_old(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the settings of an older run to counts of environment steps, without loggers that no longer exist.
-
-    Algorithms with a replay buffer had `updates_per_step`. They counted `eps_decay` in steps of the batch, and
-    evaluations and snapshots in iterations. Older runs of PPO look like new ones: when they are resumed, they are
-    evaluated after every iteration. Older runs of COMA have settings that no longer exist, and are refused.
-    """
-    if isinstance(written := values.get("logger"), str) and "mlflow" in written:
-        values = values | {"logger": loggers.WANDB if loggers.WANDB in written else loggers.NONE}
-    algo = values.get("algo")
-    envs, updates, interval, decay = (
-        _number(values.get(name)) for name in ("num_envs", "updates_per_step", "update_interval", "eps_decay")
-    )
-    if not isinstance(algo, str) or not envs or not updates:
-        return values
-    if "env_steps_per_update" not in find_fields(algo, "algorithm"):
-        return values
-    converted = {name: value for name, value in values.items() if name != "updates_per_step"}
-    converted["env_steps_per_update"] = envs / updates
-    if decay is not None and decay > 0:
-        converted["eps_decay"] = decay ** (1 / envs)
-    for name in ("eval_every", "self_play_every"):
-        if iterations := _number(values.get(name)):
-            converted[name] = iterations * envs * (interval or 1)
-    return converted
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:

@@ -37,7 +37,6 @@ def open_trials(run: str | Path) -> tuple[Path, Config]:
 
 
 def _state_shapes(algo: Algorithm) -> AlgoState:
-    """Return the shapes of an algorithm's state. Raises UsageError: settings that do not go with the environment."""
     with usage_errors(traced=True):
         shapes: AlgoState = jax.eval_shape(lambda: algo.init(jax.random.key(0), None))
     return shapes

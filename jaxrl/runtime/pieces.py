@@ -152,11 +152,9 @@ class Pieces:
 
     @property
     def ready(self) -> bool:
-        """Return whether all programs are compiled."""
         return all(program.ready for program in self.programs.values())
 
     def start_compiling(self) -> None:
-        """Let threads compile the programs."""
         for program in self.programs.values():
             program.start_compiling()
 

@@ -40,7 +40,6 @@ class Name:
 
     @property
     def flag(self) -> str:
-        """Return the last part of the name."""
         return self.theirs.rpartition(".")[2]
 
 
@@ -423,7 +422,6 @@ def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:
 
 
 def _leaves(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the paths and values of a nested mapping."""
     for key, value in content.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{key}.")
@@ -432,7 +430,6 @@ def _leaves(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def _ends_with(path: str, name: str) -> bool:
-    """Return whether a dotted path ends with all parts of a name."""
     return f".{path}".endswith(f".{name}")
 
 

@@ -147,7 +147,6 @@ class Evaluator:
 
     @property
     def devices(self) -> int:
-        """Return the number of devices that share the episodes, or the seeds."""
         return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
 
     @property

@@ -1,6 +1,5 @@
-"""Start a run in a new directory, or resume one exactly from its newest checkpoint."""
+"""Start a run in a new directory, or resume one exactly from its newest checkpoint; `Session` then trains it."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,14 +15,14 @@ from jaxrl.report.console import Console
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.writer import NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import hosts, run_directory, spaces, trials
+from jaxrl.runtime import hosts, run_directory, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.session import Session
-from jaxrl.runtime.train_state import Position, TrainState
+from jaxrl.runtime.train_state import Position
 
 _RESOLVED = (  # settings that a run chooses itself unless they are given
     "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compute_dtype", "rollout_dtype",
@@ -57,11 +56,12 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
     inputs = load_inputs(run)
     with log or Console(run.env.spec.label) as console:
         programs = _compile(run, inputs, None, console)
-        facts = Scoring.from_spec(run.env.spec).entry() | {run_directory.SPACES: spaces.describe(run.env.spec)}
+        spec = run.env.spec
+        facts = Scoring.from_spec(spec).entry() | {run_directory.SPACES: run_directory.describe_spaces(spec)}
         arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
         with _lock_directory(lambda: run_directory.create(*arguments)) as directory:
             hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
-            return _train(run, programs, directory, console, lambda session: session.begin(inputs))
+            return _train(run, programs, directory, console, inputs)
 
 
 def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
@@ -94,39 +94,40 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     new_config = configuration.apply_resume_changes(config, changes)
     hosts.call_on_host_0(lambda: loggers.check(new_config.run.logger))
     run = build_run(new_config, resuming=True)
-    spaces.check_spaces(directory, config.env, run.env.spec)
+    run_directory.check_spaces(directory, config.env, run.env.spec)
     with _lock_directory(lambda: directory), Console(run.env.spec.label) as console:
-        fresh = not hosts.broadcast(committed_steps(directory / "checkpoints"))
-        inputs = load_inputs(run) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
-        step, meta = (0, None) if fresh else _find_resume_point(directory, run, config, console)
+        step, meta, inputs = None, None, None
+        if hosts.broadcast(committed_steps(directory / run_directory.CHECKPOINTS)):
+            step, meta = _find_resume_point(directory, run, config, console)
+        else:
+            inputs = load_inputs(run)
         programs = _compile(run, inputs, meta, console)
+        return _train(run, programs, directory, console, inputs, step)
 
-        def first_state(session: Session) -> TrainState:
-            if fresh:
-                for writer in session.writers:
-                    if problem := writer.trim(0):
-                        console.say(f"warning: {problem}")
-                state = session.begin(inputs)
-            else:
-                state = session.restore(step)
-            hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
-            console.say(
-                f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
-            )
-            return state
 
-        return _train(run, programs, directory, console, first_state)
+@contextmanager
+def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
+    """Lock the run directory that `find` returns; host 0 calls `find` and locks."""
+    with ExitStack() as stack:
+
+        def find_and_lock() -> str:
+            directory = find()
+            stack.enter_context(run_directory.lock(directory))
+            return str(directory.absolute())
+
+        directory = Path(hosts.call_on_host_0(find_and_lock))
+        hosts.require_visible(directory)
+        yield directory
 
 
 def _find_resume_point(directory: Path, run: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
-    """Return number and metadata of the checkpoint to continue from; `before` is the run's configuration without the
-    present changes.
+    """Return number and metadata of the checkpoint to continue from; `before` is the configuration without changes.
 
     Raises UserError: no intact checkpoint, one of another configuration, or one beyond the requested total.
     """
-    with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
+    with Checkpoints(directory / run_directory.CHECKPOINTS, warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
     folders = [".", *(trial.folder for trial in trials.trials(run.config))]
 
@@ -153,25 +154,10 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
     return step, meta
 
 
-@contextmanager
-def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
-    """Lock the run directory that `find` returns; the host that writes calls `find` and locks."""
-    with ExitStack() as stack:
-
-        def take() -> str:
-            directory = find()
-            stack.enter_context(run_directory.lock(directory))
-            return str(directory.absolute())
-
-        directory = Path(hosts.call_on_host_0(take))
-        hosts.require_visible(directory)
-        yield directory
-
-
 def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
-    device = jax.local_devices()[0]
-    where = f"{device.platform}, {hosts.count_hosts()} hosts" if hosts.count_hosts() > 1 else device.platform
+    device, count = jax.local_devices()[0], hosts.count_hosts()
+    where = f"{device.platform}, {count} hosts" if count > 1 else device.platform
     console.say(
         f"{run.mesh.size} x {device.device_kind} ({where}), {run.trainer.layout.shards} logical shards, "
         f"{run.config.run.compute_dtype} matmuls"
@@ -181,29 +167,30 @@ def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Consol
     with console.working("compiling"):
         if meta is None:
             return compile_run(run, inputs, console.say)
-        position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
-        return compile_run(run, inputs, console.say, position, meta["evaluated"])
+        return compile_run(run, inputs, console.say, Position.from_meta(meta), meta["evaluated"])
 
 
 def _train(
-    run: Run,
-    programs: CompiledRun,
-    directory: Path,
-    console: Console,
-    first_state: Callable[[Session], TrainState],
+    run: Run, programs: CompiledRun, directory: Path, console: Console, inputs: Any, step: int | None = None
 ) -> RunOutcome:
+    """Train from the checkpoint `step`, or from the beginning with `inputs`."""
     console.say(f"run directory: {directory}")
+    settings, folders = run.config.run, [trial.folder for trial in trials.trials(run.config)]
     with ExitStack() as stack:
-        writer = stack.enter_context(
-            loggers.open_writer(directory, run.config.run.logger, run.config.plain(), console.say)
-            if hosts.is_host_0()
-            else NullWriter(directory)
-        )
-        checkpoints = Checkpoints(directory / "checkpoints", run.config.run.keep_checkpoints, console.say)
+        writer: Writer = NullWriter(directory)
+        if hosts.is_host_0():
+            writer = loggers.open_writer(directory, settings.logger, run.config.plain(), console.say)
+        writers = [writer, *(Writer(directory / folder) for folder in folders if len(folders) > 1)]
+        for entered in writers:
+            stack.enter_context(entered)
+        checkpoints = Checkpoints(directory / run_directory.CHECKPOINTS, settings.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
-        folders = [trial.folder for trial in trials.trials(run.config)]
-        writers = [stack.enter_context(Writer(directory / folder)) for folder in folders] if len(folders) > 1 else []
-        session = Session(run, programs, directory, console, writer, checkpoints, monitor, writers)
-        sentence = session.train(first_state(session))
+        session = Session(run, programs, directory, console, writers, checkpoints, monitor)
+        state = session.begin(inputs) if step is None else session.restore(step)
+        if run.resuming:
+            hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
+            again = "started from the beginning" if step is None else f"resumed at iteration {step:,}"
+            console.say(again)
+        sentence = session.train(state)
     return RunOutcome(directory, sentence, session.abandoned)

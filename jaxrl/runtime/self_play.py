@@ -75,7 +75,6 @@ class SelfPlay(BatchedEnvironment):
         return jax.tree.map(lambda x: jnp.repeat(x[None], self.snapshots, 0), policy)
 
     def update_pool(self, pool: Any, policy: PolicyParams, progress: Progress) -> Any:
-        """Return the pool after an iteration."""
         calls = progress.learn_calls[1]  # the low word is enough for 2^32 iterations
         slot = (calls // self.every) % self.snapshots
 

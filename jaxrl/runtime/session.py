@@ -99,7 +99,7 @@ class Session:
 
         Raises CheckpointError: it is from another configuration.
         """
-        step, state, meta = self.checkpoints.restore(self.run.trainer.shapes(), step, intact=True)
+        state, meta = self.checkpoints.read(step, self.run.trainer.shapes())
         self.position = Position.from_meta(meta)
         self._best_score, self._best_ties = meta["best"], meta.get("best_ties", [])
         self._evaluated_iteration, self._previous_seconds = meta["evaluated"], meta["seconds"]
@@ -190,7 +190,6 @@ class Session:
         return position.remaining(self.phases, self.run.trainer.layout.num_envs, self.settings.total_env_steps)
 
     def _count_seconds(self) -> float:
-        """Return the seconds of training, earlier processes included."""
         return self._previous_seconds + self._elapsed()
 
     def _elapsed(self) -> float:

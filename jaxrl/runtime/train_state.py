@@ -79,7 +79,6 @@ class Position:
         return cls(**{field.name: meta[field.name] for field in dataclasses.fields(cls)})
 
     def after(self, phase: Phase, num_envs: int, count: int = 1) -> "Position":
-        """Return the position after `count` more iterations of the phase."""
         return Position(
             self.phase,
             self.iteration + count,

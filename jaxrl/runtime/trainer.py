@@ -85,7 +85,6 @@ class Trainer:
 
     @property
     def trials(self) -> int:
-        """Return the number of trials."""
         return self.seeds * len(next(iter(self.sweep.values()), [0]))
 
     @property
@@ -219,7 +218,6 @@ class Trainer:
         return collect_chunk, (self.layout.env_indices(), *env_carry), self.chunks(), (1, 0, 0, 0)
 
     def chunks(self) -> int:
-        """Return the number of parts of a device's rollout."""
         envs = self.layout.local_envs
         return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
 
