@@ -23,8 +23,7 @@ from jaxrl.cli.flags import _parse
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime.config import RunSettings, build, check_value
-from jaxrl.runtime.declared import Field, fields_of
+from jaxrl.runtime.config import Field, RunSettings, build, check_value, fields_of
 from jaxrl.runtime.presets import base
 from jaxrl.runtime.trials import combinations
 

@@ -95,17 +95,11 @@ def show(section: Section) -> None:
 
 
 class Nvidia(NamedTuple):
-    """The NVIDIA GPUs of this machine, whether or not JAX uses them.
+    """The NVIDIA GPUs of this machine, whether or not JAX uses them."""
 
-    Attributes:
-        names: one per GPU.
-        driver: version of the driver, "" if not known.
-        cuda: newest CUDA version that the driver supports, "" if not known.
-    """
-
-    names: tuple[str, ...]
-    driver: str = ""
-    cuda: str = ""
+    names: tuple[str, ...]  # one per GPU
+    driver: str = ""  # version of the driver, "" if not known
+    cuda: str = ""  # newest CUDA version that the driver supports, "" if not known
 
 
 def find_nvidia(devices: Path = Path("/dev")) -> Nvidia | None:

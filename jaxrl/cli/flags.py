@@ -15,13 +15,15 @@ from jaxrl import algos
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
+    Field,
     apply_changes,
     check_value,
+    find_fields,
+    has_opponents,
     read_training_run,
     schema_of,
     suggestion,
 )
-from jaxrl.runtime.declared import Field, find_fields, has_opponents
 from jaxrl.runtime.presets import base, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint

@@ -26,12 +26,6 @@ _ROOM = 20_000  # groups of rows that may wait
 Row = tuple[int, Mapping[str, Any], int | None]  # iteration, metrics, step
 
 
-def check_name(text: str) -> None:
-    """Raise ValueError unless `text` is the name of a logger or "none"."""
-    if text not in (NONE, WANDB):
-        raise ValueError(f"unknown logger {text!r}: choose from: {NONE}, {WANDB}")
-
-
 def check(text: str) -> None:
     """Check that the package of the logger `text` is installed. Raises UsageError."""
     if text == NONE:

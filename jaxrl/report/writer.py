@@ -1,7 +1,7 @@
 """Metrics on disk: metrics.jsonl (one JSON object per line), and the same numbers as TensorBoard events.
 
 Every line is written to the operating system at once, so a killed process loses none. A resume reads the file from its
-end, so that it costs the same after any number of rows. Events reach the disk every few seconds and before a checkpoint.
+end, so it costs the same after any number of rows. Events reach the disk every few seconds and before a checkpoint.
 Each process has its own event file, which begins with TensorBoard's mark of a restart: TensorBoard then drops later
 points of earlier files.
 """

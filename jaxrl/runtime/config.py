@@ -1,7 +1,7 @@
-"""Settings of a run: defaults of the dataclasses < a YAML preset < flags.
+"""The settings of a run, from one flat mapping: `algo`, `env`, and those of run, environment and algorithm.
 
-A configuration is one flat mapping: `algo`, `env`, and the fields of `RunSettings`, of the environment's class and of
-the algorithm's class. The same mapping, with every automatic value written out, is a run's config.yaml.
+The mapping comes from a preset, Python or flags (`presets`, `api`, `cli`); with every automatic value written out it is
+a run's config.yaml. What follows from the settings is found by `build`.
 """
 
 import contextlib
@@ -12,19 +12,18 @@ import os
 import re
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 import envs_jax
-from envs_jax.settings import check_bounds, check_settings, exact_value, kind_name, setting, short_repr
+from envs_jax.settings import Bounds, check_bounds, check_settings, exact_value, kind_name, setting, short_repr
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
-from jaxrl.runtime.declared import Field, fields_of, find_fields
 from jaxrl.runtime.published import hint
 from jaxrl.runtime.run_directory import CONFIG, check_spaces, check_version, open_run
 
@@ -41,125 +40,83 @@ _COUNT = (0, 1e15)
 class RunSettings:
     """Length, size, devices and outputs of a run."""
 
-    num_envs: int = setting(
-        0,
+    # fmt: off
+    num_envs: int = setting(0,
         "number of environments stepped in parallel; 0 = what the algorithm's settings imply; more of them use the "
-        "device better and need more memory",
-        between=(0, MAX_ENVS),
-    )
+        "device better and need more memory", between=(0, MAX_ENVS))
     seed: int = setting(0, "random seed of the run", between=(0, 2**32 - 1))
-    num_seeds: int = setting(
-        1,
+    num_seeds: int = setting(1,
         "number of seeds trained together in one program: the seed of the run and the next ones; devices share them",
-        between=(1, 4096),
-    )
-    sweep: str = setting(
-        "",
+        between=(1, 4096))
+    sweep: str = setting("",
         "values of the algorithm's settings to compare in one program, such as actor_lr=1e-4,3e-4; several settings "
-        "are separated by spaces, and each combination of their values is trained with each seed",
-    )
-    total_env_steps: int = setting(
-        0, "stop after this many environment steps, summed over all environments and rounded up to whole iterations",
-        between=_COUNT,
-    )  # fmt: skip
-    total_episodes: int = setting(
-        0, "stop after this many episodes, summed over all environments; only where all episodes have the same length: "
-        "coverage, reach, snakes", between=_COUNT,
-    )  # fmt: skip
-    max_seconds: float = setting(
-        0.0, "stop after this many seconds of training in this process; 0 = no limit; schedules do not depend on it",
-        between=(0, 1e9),
-    )  # fmt: skip
-    schedule_env_steps: int = setting(
-        0,
+        "are separated by spaces, and each combination of their values is trained with each seed")
+    total_env_steps: int = setting(0,
+        "stop after this many environment steps, summed over all environments and rounded up to whole iterations",
+        between=_COUNT)
+    total_episodes: int = setting(0,
+        "stop after this many episodes, summed over all environments; only where all episodes have the same length: "
+        "coverage, reach, snakes", between=_COUNT)
+    max_seconds: float = setting(0.0,
+        "stop after this many seconds of training in this process; 0 = no limit; schedules do not depend on it",
+        between=(0, 1e9))
+    schedule_env_steps: int = setting(0,
         "environment steps over which schedules of the algorithm's settings run; 0 = the total of the first start; a "
-        "larger number makes them slower",
-        between=_COUNT,
-    )
-    init_from: str = setting(
-        "",
-        "source of the initial weights: a run (its best checkpoint, or the one that --checkpoint names), the folder of "
-        "a checkpoint, or actor.pth[,critic.pth] of the published snakes trainer; empty = random weights",
-    )
+        "larger number makes them slower", between=_COUNT)
+    init_from: str = setting("",
+        "source of the initial weights: a run (its best checkpoint, or the one that --checkpoint names), the folder "
+        "of a checkpoint, or actor.pth[,critic.pth] of the published snakes trainer; empty = random weights")
     devices: int = setting(0, "number of local devices that share the work; 0 = all", between=(0, 1e6))
-    cpu_devices: int = setting(
-        1, "number of devices into which the command divides the cores of a CPU, on a single host; 0 = one for each "
-        "core, but 1, 2, 4 or 8; the variable JAX_NUM_CPU_DEVICES overrides it", between=(0, 8),
-    )  # fmt: skip
-    logical_shards: int = setting(
-        0,
+    cpu_devices: int = setting(1,
+        "number of devices into which the command divides the cores of a CPU, on a single host; 0 = one for each "
+        "core, but 1, 2, 4 or 8; the variable JAX_NUM_CPU_DEVICES overrides it", between=(0, 8))
+    logical_shards: int = setting(0,
         "number of parts of the batch that are sampled separately, independent of the number of devices; 0 = the "
-        "largest of 8, 4, 2, 1 that fits; at most as many devices can share the batch",
-    )
-    rollout_chunk: int = setting(
-        0,
+        "largest of 8, 4, 2, 1 that fits; at most as many devices can share the batch")
+    rollout_chunk: int = setting(0,
         "number of environments that a device rolls out at a time in phases that restart them; 0 = chosen by the free "
-        "memory; a larger chunk needs more memory",
-        between=(0, MAX_ENVS),
-    )
-    learn_chunk: int = setting(
-        0,
+        "memory; a larger chunk needs more memory", between=(0, MAX_ENVS))
+    learn_chunk: int = setting(0,
         "number of samples whose gradient a device computes at a time; the minibatch adds these gradients up; 0 = "
-        "chosen by the free memory; a larger chunk needs more memory",
-        between=(0, 1e9),
-    )
-    compute_dtype: Compute = setting(
-        "auto", "dtype of matrix products and convolutions; auto = bfloat16 on accelerators, float32 on CPUs"
-    )
-    rollout_dtype: Store = setting(
-        "auto", "dtype in which observations with values in [0, 1] are stored; auto = float16"
-    )
-    memory_gb: float = setting(
-        0.0, "memory in GiB that the run may use on each device; 0 = all free memory", between=(0, 1e6)
-    )
-    block_iterations: int = setting(
-        64, "maximum number of iterations in one compiled call; longer calls cost less overhead and report less often",
-        between=(1, 10_000),
-    )  # fmt: skip
-    block_seconds: float = setting(
-        1.0, "target duration of a compiled call in seconds; longer calls cost less overhead and report less often",
-        between=(1e-3, 1e6),
-    )  # fmt: skip
-    log_every: int = setting(
-        0, "number of iterations averaged into one row of metrics; 0 = about 10,000 rows for the whole run, with fewer "
-        "iterations per row at its beginning", between=(0, 1e9),
-    )  # fmt: skip
-    self_play: int = setting(
-        4,
+        "chosen by the free memory; a larger chunk needs more memory", between=(0, 1e9))
+    compute_dtype: Compute = setting("auto",
+        "dtype of matrix products and convolutions; auto = bfloat16 on accelerators, float32 on CPUs")
+    rollout_dtype: Store = setting("auto",
+        "dtype in which observations with values in [0, 1] are stored; auto = float16")
+    memory_gb: float = setting(0.0,
+        "memory in GiB that the run may use on each device; 0 = all free memory", between=(0, 1e6))
+    block_iterations: int = setting(64,
+        "maximum number of iterations in one compiled call; longer calls cost less overhead and report less often",
+        between=(1, 10_000))
+    block_seconds: float = setting(1.0,
+        "target duration of a compiled call in seconds; longer calls cost less overhead and report less often",
+        between=(1e-3, 1e6))
+    log_every: int = setting(0,
+        "number of iterations averaged into one row of metrics; 0 = about 10,000 rows for the whole run, with fewer "
+        "iterations per row at its beginning", between=(0, 1e9))
+    self_play: int = setting(4,
         "maximum number of snapshots of the learner that play where the opponent is 'self', lowered to a divisor of "
-        "the number of games; more of them vary the opponents more and need more memory",
-        between=(1, 1000),
-    )
-    self_play_every: int = setting(
-        256_000,
+        "the number of games; more of them vary the opponents more and need more memory", between=(1, 1000))
+    self_play_every: int = setting(256_000,
         "environment steps between two snapshots, summed over all environments and rounded to whole iterations; a new "
-        "snapshot replaces the oldest",
-        between=(1, 1e12),
-    )
-    eval_every: int = setting(
-        0,
+        "snapshot replaces the oldest", between=(1, 1e12))
+    eval_every: int = setting(0,
         "environment steps between two evaluations that select the best checkpoint, summed over all environments and "
-        "rounded to whole iterations; 0 = no evaluations",
-        between=(0, 1e12),
-    )
-    eval_episodes: int = setting(
-        64,
+        "rounded to whole iterations; 0 = no evaluations", between=(0, 1e12))
+    eval_episodes: int = setting(64,
         "number of episodes of an evaluation that selects the best checkpoint, rounded up to a multiple of 8; more of "
-        "them make the choice more reliable and take longer",
-        between=(1, 100_000),
-    )
-    checkpoint_every: int = setting(
-        0, "number of iterations between checkpoints; 0 = only checkpoint_minutes decides", between=(0, 1e9)
-    )
-    checkpoint_minutes: float = setting(
-        5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
-    )
-    keep_checkpoints: int = setting(
-        3, "number of newest checkpoints to keep, in addition to the best one; more of them need more disk space",
-        between=(1, 1_000_000),
-    )  # fmt: skip
+        "them make the choice more reliable and take longer", between=(1, 100_000))
+    checkpoint_every: int = setting(0,
+        "number of iterations between checkpoints; 0 = only checkpoint_minutes decides", between=(0, 1e9))
+    checkpoint_minutes: float = setting(5.0,
+        "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6))
+    keep_checkpoints: int = setting(3,
+        "number of newest checkpoints to keep, in addition to the best one; more of them need more disk space",
+        between=(1, 1_000_000))
     runs: str = setting("runs", "folder in which run directories are made")
-    logger: str = setting("none", "service that also gets the metrics: wandb, or none")
+    logger: str = setting(loggers.NONE, "service that also gets the metrics: wandb, or none",
+        choices=(loggers.NONE, loggers.WANDB))
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -167,7 +124,6 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"seed {self.seed} + num_seeds {self.num_seeds} exceeds 2^32: lower one of them")
-        loggers.check_name(self.logger)
 
 
 # Settings that may change when a run is resumed. Devices change the order in which floats are added; no other of these
@@ -215,6 +171,56 @@ class Config:
         """Return the environment. Raises UsageError for impossible settings."""
         with usage_errors():
             return envs_jax.make(self.env, **self.env_settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A setting as its dataclass declares it; `section` is "run", "environment" or "algorithm"."""
+
+    name: str
+    kind: Any
+    default: Any
+    section: str
+    help: str
+    flag: bool  # whether the command line may set it
+    between: Bounds | None
+
+
+def fields_of(cls: type, section: str) -> dict[str, Field]:
+    """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
+    kinds = typing.get_type_hints(cls)
+    arguments = ("spec", "layout", "custom") if section == "algorithm" else ()
+    fields = {
+        f.name: Field(
+            *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
+            *(f.metadata.get("flag", True), f.metadata.get("between")),
+        )
+        for f in dataclasses.fields(cls)
+        if f.init and f.name not in arguments
+    }
+    for field in fields.values():
+        if field.default is dataclasses.MISSING:
+            raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
+        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
+        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
+            raise UsageError(
+                f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
+                "a Literal or a tuple of one of them"
+            )
+    return fields
+
+
+def find_fields(name: str, section: str) -> dict[str, Field]:
+    """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
+    with usage_errors():
+        cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)
+    return fields_of(cls, section)
+
+
+def has_opponents(env: str) -> bool:
+    """Return whether an environment takes actions of opponents. Raises UsageError for an unknown one."""
+    with usage_errors():
+        return hasattr(envs_jax.base.find(env), "accepts_opponent_actions")
 
 
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:

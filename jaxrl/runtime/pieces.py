@@ -34,20 +34,14 @@ ROLLOUT = "rollout"
 
 
 class StageProgress(NamedTuple):
-    """How far an iteration is.
+    """How far an iteration is."""
 
-    Attributes:
-        activity: what is being done, such as "rolling out".
-        done, total: units of it.
-        unit: such as "episodes".
-        seconds_left: of the iteration; None if not known yet.
-    """
-
-    activity: str
+    activity: str  # what is being done, such as "rolling out"
+    # done, total: units of it
     done: int
     total: int
-    unit: str
-    seconds_left: float | None
+    unit: str  # such as "episodes"
+    seconds_left: float | None  # of the iteration; None if not known yet
 
 
 def needs_pieces(algo: Algorithm, phase: Phase, backend: str) -> bool:
@@ -132,22 +126,15 @@ def describe_duration(seconds: float, num_envs: int) -> str:
 
 @dataclasses.dataclass
 class Pieces:
-    """The compiled pieces of an iteration, and how long each takes here.
+    """The compiled pieces of an iteration, and how long each takes here."""
 
-    Attributes:
-        programs: of `make_programs`.
-        algo, phase: what is trained.
-        chunks: of a rollout.
-        chunk_envs: episodes, or environments, of a chunk, on all devices.
-        seconds: per step of each program, as measured last.
-    """
-
-    programs: dict[str, Program]
+    programs: dict[str, Program]  # of `make_programs`
+    # algo, phase: what is trained
     algo: Algorithm
     phase: Phase
-    chunks: int
-    chunk_envs: int
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    chunks: int  # of a rollout
+    chunk_envs: int  # episodes, or environments, of a chunk, on all devices
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # per step of each program, as measured last
     _buffers: Any = None
 
     @property

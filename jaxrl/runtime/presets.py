@@ -11,8 +11,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.runtime import published
-from jaxrl.runtime.config import TOTALS, Config, build, env_of, read_yaml
-from jaxrl.runtime.declared import find_fields
+from jaxrl.runtime.config import TOTALS, Config, build, env_of, find_fields, read_yaml
 from jaxrl.runtime.run_directory import CONFIG
 
 

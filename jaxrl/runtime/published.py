@@ -18,25 +18,16 @@ Values = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """A published name.
+    """A published name."""
 
-    Attributes:
-        theirs: a flag without its dashes, or a key of a YAML file by the last parts of its path.
-        ours: the setting here; "" where there is none.
-        note: the conversion, or what to do where there is no setting.
-        same: whether the same value always means the same here, so that the published name is accepted as a flag.
-        computed: whether `System.convert` computes the value; otherwise it is copied.
-        only: where there is no setting, the one value that is possible here.
-        algos: the algorithms that have this setting; () = all of the system.
-    """
-
-    theirs: str
-    ours: str = ""
-    note: str = ""
+    theirs: str  # a flag without its dashes, or a key of a YAML file by the last parts of its path
+    ours: str = ""  # the setting here; "" where there is none
+    note: str = ""  # the conversion, or what to do where there is no setting
+    # whether the same value always means the same here, so that the published name is accepted as a flag
     same: bool = False
-    computed: bool = False
-    only: Any = None
-    algos: tuple[str, ...] = ()
+    computed: bool = False  # whether `System.convert` computes the value; otherwise it is copied
+    only: Any = None  # where there is no setting, the one value that is possible here
+    algos: tuple[str, ...] = ()  # the algorithms that have this setting; () = all of the system
 
     @property
     def flag(self) -> str:
@@ -45,26 +36,20 @@ class Name:
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """A published system.
+    """A published system."""
 
-    Attributes:
-        name, url: what people call it, and where it is.
-        presets: {algorithm here: the preset that says what a configuration file leaves out}.
-        marks: keys that identify the system: each of its configuration files has one of them, and no file of ours does.
-        names: the table.
-        unused: keys and sections that do not change training: the published code ignores them or they are for other
-            programs.
-        choose: {`Name.theirs`: value in a file} -> algorithm here. Raises UsageError: the file is not for training.
-        convert: (algorithm, the same values) -> settings that are computed. Raises UsageError.
-    """
-
+    # name, url: what people call it, and where it is
     name: str
     url: str
-    presets: Mapping[str, str]
+    presets: Mapping[str, str]  # {algorithm here: the preset that says what a configuration file leaves out}
+    # keys that identify the system: each of its configuration files has one of them, and no file of ours does
     marks: tuple[str, ...]
     names: tuple[Name, ...]
+    # keys and sections that do not change training: the published code ignores them or they are for other programs
     unused: tuple[str, ...]
+    # {`Name.theirs`: value in a file} -> algorithm here. Raises UsageError: the file is not for training.
     choose: Callable[[Values], str]
+    # (algorithm, the same values) -> settings that are computed. Raises UsageError.
     convert: Callable[[str, Values], Values]
 
 
@@ -362,21 +347,13 @@ def hint(word: str, algo: str, prefix: str = "--") -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A published configuration file in our settings.
-
-    Attributes:
-        system: its system.
-        algo: the algorithm here.
-        preset: the preset that says what the file leaves out.
-        settings: the settings that the file changes.
-        left: a line for each setting that does not carry over.
-    """
+    """A published configuration file in our settings."""
 
     system: System
-    algo: str
-    preset: str
-    settings: Values
-    left: list[str]
+    algo: str  # here
+    preset: str  # the preset that says what the file leaves out
+    settings: Values  # the settings that the file changes
+    left: list[str]  # a line for each setting that does not carry over
 
 
 def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:

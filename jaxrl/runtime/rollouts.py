@@ -126,24 +126,16 @@ class Evaluator:
 
     Episode i starts from the same state for every policy. Its random numbers come from a key that training never uses
     (`held_out_key`), so that only environments that draw from a list repeat states of training.
-
-    Attributes:
-        env: the batched environment.
-        policy: see `learned_policy` and `scripted_policy`.
-        init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
-        seeds: number of policies, each with its own key and all episodes; the devices share the policies.
-        episodes: number over all devices.
-        chunk: maximum number of episodes at a time on a device; 0 = all.
-        mesh: the devices; the largest number of them that divides `episodes` is used.
     """
 
     env: BatchedEnvironment
-    policy: Policy
-    episodes: int
-    mesh: Mesh
-    chunk: int = 0
+    policy: Policy  # see `learned_policy` and `scripted_policy`
+    episodes: int  # number over all devices
+    mesh: Mesh  # the devices; the largest number of them that divides `episodes` is used
+    chunk: int = 0  # maximum number of episodes at a time on a device; 0 = all
+    # (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`
     init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
-    seeds: int = 1
+    seeds: int = 1  # number of policies, each with its own key and all episodes; the devices share the policies
 
     @property
     def devices(self) -> int:

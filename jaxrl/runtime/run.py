@@ -31,16 +31,11 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
 
 
 class RunOutcome(NamedTuple):
-    """The result of a run in this process.
+    """The result of a run in this process."""
 
-    Attributes:
-        directory: of the run.
-        sentence: why it ended.
-        abandoned: whether something still runs, a block or the compiler, that would delay the end of the process.
-    """
-
-    directory: Path
-    sentence: str
+    directory: Path  # of the run
+    sentence: str  # why it ended
+    # whether something still runs, a block or the compiler, that would delay the end of the process
     abandoned: bool = False
 
 

@@ -52,35 +52,24 @@ def key_of_iteration(key: Key, iteration: Array) -> Key:
 class Trainer:
     """Makes the initial state and the compiled blocks of a run.
 
-    Attributes:
-        env: the batched environment.
-        algo: the algorithm.
-        layout: of the batch on the devices.
-        mesh: the devices.
-        block: K, maximum iterations of one compiled call.
-        rollout_chunk: environments rolled out at a time on a device, in phases that restart them; 0 = all.
-        store: dtype of stored observations that lie in [0, 1].
-        total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
-        seeds: the run's seed and the next ones, trained in one program.
-        sweep: {setting of the algorithm: its values, one for each combination}; each is trained with all seeds.
-        vectorized: whether a device trains its trials at once. Otherwise they run one after another within a block,
-            which is faster on CPUs, where batched matrix products are slow, and for whole episodes of convolutions,
-            one trial of which fills a GPU.
-
     A trial is one combination with one seed. With several trials the first axis of every leaf of the state is the
     trial, and the devices share it; `layout` then describes one trial on one device.
     """
 
     env: BatchedEnvironment
     algo: Algorithm
-    layout: DataParallel
+    layout: DataParallel  # of the batch on the devices
     mesh: Mesh
-    block: int
-    rollout_chunk: int
-    store: Any
-    total_env_steps: int
-    seeds: int = 1
+    block: int  # K, maximum iterations of one compiled call
+    rollout_chunk: int  # environments rolled out at a time on a device, in phases that restart them; 0 = all
+    store: Any  # dtype of stored observations that lie in [0, 1]
+    total_env_steps: int  # denominator of `Progress.fraction`; schedules do not change when a run is extended
+    seeds: int = 1  # the run's seed and the next ones, trained in one program
+    # {setting of the algorithm: its values, one for each combination}; each is trained with all seeds
     sweep: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    # whether a device trains its trials at once. Otherwise they run one after another within a block, which is faster
+    # on CPUs, where batched matrix products are slow, and for whole episodes of convolutions, one trial of which fills
+    # a GPU.
     vectorized: bool = True
 
     @property
