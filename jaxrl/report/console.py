@@ -86,13 +86,8 @@ class Console:
     def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
         """Write how far a long iteration is, except when a line was written recently.
 
-        In a terminal it is a bar, which the next line replaces.
-
-        Args:
-            activity: what is running, for example "iteration 3: rolling out".
-            done, total: units, such as "episodes", that are complete, and of the whole activity.
-            unit: in the plural.
-            seconds_left: of the activity, if known.
+        In a terminal it is a bar, which the next line replaces. `activity` is such as "iteration 3: rolling out";
+        `done` of its `total` units, such as "episodes", are complete.
         """
         with self._lock:
             now, last = time.monotonic(), self._progress_time
@@ -177,10 +172,7 @@ class Log(Console):
     Sentences and lines go to the logger "jaxrl". If it drops messages of level INFO and `printed` is set, they go to
     stdout instead. Warnings always go to the logger.
 
-    Args:
-        callbacks: functions that get the argument of each `block`.
-        every, label: as in `Console`.
-        printed: print what the logger drops.
+    Each of `callbacks` gets the argument of each `block`; `every` and `label` are as in `Console`.
     """
 
     def __init__(

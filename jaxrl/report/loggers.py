@@ -46,12 +46,8 @@ def open_writer(directory: Path, text: str, settings: Mapping[str, Any], say: Ca
 class WandbWriter(Writer):
     """A writer that also sends its rows to Weights & Biases, until the first error there.
 
-    It works offline if this machine has no login and WANDB_MODE is not set.
-
-    Args:
-        directory: the run directory; files of wandb go into its folder wandb.
-        settings: the settings of the run.
-        say: receives a warning.
+    It works offline if this machine has no login and WANDB_MODE is not set. Its files go into the folder wandb of the
+    run directory.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:

@@ -87,11 +87,8 @@ class MetricAggregator:
     the session's evaluations. Only time/ depends on the clock and therefore differs from run to run. Counters, such as
     env_steps, have no such beginning.
 
-    Args:
-        writer: takes the lines.
-        every: iterations per line, 0 for `choose_spacing`.
-        total_iterations: of the whole run as planned.
-        group: `group` of the process that this one resumes.
+    A line has `every` iterations, 0 for `choose_spacing` in a run of `total_iterations` as planned. `group` is the
+    incomplete line of the process that this one resumes.
     """
 
     def __init__(

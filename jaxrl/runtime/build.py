@@ -40,23 +40,16 @@ from jaxrl.runtime.trials import combinations
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run built from its configuration.
+    """A run built from its configuration."""
 
-    Attributes:
-        config: with every automatic value written out, as in config.yaml.
-        limit: bytes that the run may use on a device.
-        notes: sentences for the user.
-        resuming: whether it continues a run, whose settings are fixed.
-    """
-
-    config: Config
+    config: Config  # with every automatic value written out, as in config.yaml
     env: BatchedEnvironment
     algo: Algorithm
     trainer: Trainer
     mesh: Mesh
-    limit: int
-    notes: list[str]
-    resuming: bool
+    limit: int  # bytes that it may use on a device
+    notes: list[str]  # sentences for the user
+    resuming: bool  # whether it continues a run, whose settings are fixed
 
     @property
     def eval_env(self) -> BatchedEnvironment:
@@ -361,9 +354,7 @@ def compile_run(
         say: receives a sentence with seconds and bytes for each program.
         position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
-    Raises:
-        UsageError: the settings of algorithm and environment do not go together.
-        memory_plan.TooLargeError: the run does not fit.
+    Raises UsageError: algorithm and environment do not go together; TooLargeError: the run does not fit.
     """
     trainer, settings, algo = run.trainer, run.config.run, run.algo
     with usage_errors(traced=True):

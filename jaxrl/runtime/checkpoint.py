@@ -45,15 +45,12 @@ def _print_warning(sentence: str) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints in a directory of one run, which the first save makes.
 
     Only a process that holds the run's lock may call `save` or `discard_after`; other processes may read. With
     several hosts every process makes the same calls, and process 0 commits and deletes.
 
-    Args:
-        directory: where they are; made by the first save.
-        keep: how many of the newest are kept, in addition to the best one.
-        warn: receives one sentence for each damaged checkpoint that is skipped; stderr by default.
+    The newest `keep` ones and the best one are kept. `warn` receives a sentence for each damaged one that is skipped.
     """
 
     def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] = _print_warning) -> None:
@@ -79,13 +76,11 @@ class Checkpoints:
 
         Args:
             step: its number, at least 0; an existing checkpoint of this number is deleted first.
-            state: pytree of jax.Arrays, at least one of them not empty; leaves may be typed PRNG keys and have any
-                sharding.
+            state: pytree of jax.Arrays, at least one of them not empty; typed PRNG keys and any sharding are allowed.
             meta: a JSON object that can be read without the arrays.
             best: whether this is the best checkpoint so far.
 
-        Raises:
-            CheckpointError: this save could not be started, or the one before it failed.
+        Raises CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
         leaves = manifest.leaves_of(state)
@@ -214,8 +209,7 @@ class Checkpoints:
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the shardings to restore to, on any devices; a leaf
                 without a sharding goes to the first local device.
-            step: number of the checkpoint; by default the newest intact one. `warn` gets a sentence for each damaged
-                one.
+            step: number of the checkpoint; by default the newest intact one.
             prefix: name of the only part of the state to read, such as "algo.params"; `like` then describes this part.
             best: read the best checkpoint, if there is one.
 

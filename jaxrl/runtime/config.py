@@ -419,12 +419,7 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:
-    """Return half a sentence that suggests known names for an unknown one.
-
-    Args:
-        word: the unknown name.
-        known: {name: its explanation}.
-    """
+    """Return half a sentence that suggests names for an unknown word; `known` is {name: its explanation}."""
     words = re.split("[-_]+", word[:100].strip("-").lower())
     ending, meaning = "_" + "_".join(words), " ".join(words)
     akin = [name for name in known if name.endswith(ending)]

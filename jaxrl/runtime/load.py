@@ -202,14 +202,9 @@ def _read_final_weights(name: str) -> Any:
 
 
 def load_weights(name: str, run: Run) -> Any:
-    """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
+    """Return the `inputs` of a run's `Algorithm.init` from a run or checkpoint of its algorithm, or PyTorch files.
 
-    Args:
-        name: a run, the folder of one of its checkpoints, or files.
-        run: the run that starts from them.
-
-    Raises:
-        UserError: another algorithm, networks of another shape, or files that cannot be read.
+    Raises UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
     if name.endswith(".pth"):  # torch_weights needs networks of its own
         from jaxrl.runtime import torch_weights

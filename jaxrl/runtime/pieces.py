@@ -169,15 +169,9 @@ class Pieces:
     def run(
         self, state: TrainState, show: Callable[[StageProgress], None], stop: Callable[[float], bool]
     ) -> tuple[TrainState, BlockMetrics] | None:
-        """Run an iteration.
+        """Run an iteration; return state and metrics, or None if `stop` gave it up. `state` is donated unless it did.
 
-        Args:
-            state: donated, unless the iteration is given up.
-            show: receives the progress after each piece.
-            stop: (seconds left of the iteration) -> whether to give it up; asked after each piece.
-
-        Returns:
-            state and metrics, or None if it was given up.
+        After each piece `show` gets the progress, and `stop` the seconds left of the iteration.
         """
         buffers = work = self._take_buffers(state)  # work: what the steps of a stage change
         for index, stage in enumerate(self.stages):

@@ -41,15 +41,10 @@ def find_preset(name: str) -> Path:
 
 
 def base(algo: str | None, config: str | None, env: str | None) -> Config:
-    """Return the configuration before the user's own settings.
+    """Return the configuration before the user's own settings. Raises UsageError.
 
-    Args:
-        algo: a registered name, or "module:Class"; None where a preset names it.
-        config: a preset or YAML file, also of a published system; None for the algorithm's preset, if it has one.
-        env: an environment that replaces the preset's.
-
-    Raises:
-        UsageError: one sentence.
+    `algo` is None where `config` names it; `config` is a preset or YAML file, also of a published system, and None for
+    the algorithm's preset, if it has one; `env` replaces the preset's environment.
     """
     values, where = _preset(algo, config)
     if algo is not None and values.setdefault("algo", algo) != algo:

@@ -20,9 +20,8 @@ class StopRequestedError(Exception):
 class Program:
     """A function of arrays, traced and compiled once.
 
-    Args:
-        make: returns the function, jitted, and shapes of its arguments.
-        check: receives the compiled program and the seconds that it took; may raise an error.
+    `make` returns the function, jitted, and shapes of its arguments; `check` receives the compiled program and the
+    seconds that it took, and may raise an error.
     """
 
     def __init__(self, make: Callable[[], tuple[Any, ...]], check: Callable[[Any, float], None]) -> None:

@@ -303,10 +303,7 @@ def systems_for(algo: str) -> list[System]:
 def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> list[str]:
     """Return a command line in which published flags that mean the same here have our names.
 
-    Args:
-        argv: the words of the command line.
-        algo: the algorithm: only the names of the system that it replaces are accepted.
-        known: our settings, whose names keep their meaning.
+    Only names of the system that `algo` replaces are accepted; `known` settings of ours keep their meaning.
     """
     accepted = {
         f"--{name.flag}": f"--{name.ours}"
@@ -320,10 +317,8 @@ def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> l
 def hint(word: str, algo: str, prefix: str = "--") -> str | None:
     """Return a sentence about a published name that is not known here, None for any other word.
 
-    Args:
-        word: a flag, or a name of a YAML file such as "experiment.num_train_steps".
-        algo: the algorithm. Names of other systems must be complete, because their last parts may mean anything.
-        prefix: of our names.
+    `word` is a flag, or a name of a YAML file such as "experiment.num_train_steps"; `prefix` is of our names. Names of
+    systems that `algo` does not replace must be complete, because their last parts may mean anything.
     """
     word = word.lstrip("-")
     for system in systems_for(algo):
@@ -359,12 +354,9 @@ class Converted:
 def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:
     """Convert the content of a configuration file of a published system; None for any other file.
 
-    Args:
-        content: of the YAML file; its keys may lie in further sections, such as "overrides".
-        algo: the algorithm of the command line, if any.
+    Its keys may lie in further sections, such as "overrides"; `algo` is the algorithm of the command line, if any.
 
-    Raises:
-        UsageError: the file is not for training, or holds an impossible number.
+    Raises UsageError: the file is not for training, or holds an impossible number.
     """
     if isinstance(content.get("env"), str):  # a file of ours
         return None

@@ -62,13 +62,9 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
 def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     """Resume the run of this name, or start it if there is none, as jobs that are queued again need.
 
-    Args:
-        name: the name of its directory among the runs of its algorithm and environment.
-        config: the configuration of a new run.
-        changes: the settings on the command line; a setting at its automatic value changes nothing.
+    `config` is of a new run; `changes` are the settings on the command line, of which automatic values change nothing.
 
-    Raises:
-        UserError: as `start` and `resume` do.
+    Raises UserError: as `start` and `resume` do.
     """
     directory = run_directory.named_directory(config.run.runs, config.algo, config.env, name)
     if not hosts.call_on_host_0(lambda: is_file(directory / run_directory.CONFIG)):
