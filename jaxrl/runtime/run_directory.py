@@ -1,7 +1,8 @@
 """Run directories: `runs/<algo>_<env>/<NNNN>`, new for every run, never overwritten, used by one process at a time.
 
 A run directory holds config.yaml (which makes it one), versions.json, metrics.jsonl, events/, checkpoints/ and
-any images. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
+any images; this module makes, finds and locks directories, and reads and checks versions.json. `runs/latest` is a text
+file with the path of the newest run.
 """
 
 import contextlib
@@ -101,20 +102,14 @@ def check_root(root: Path | str) -> None:
         elif not existing.is_dir():
             problem = f"{existing} is not a directory"
         else:
-            problem = _why_not_writable(existing)
+            try:  # permissions do not always show it
+                os.rmdir(tempfile.mkdtemp(dir=existing))
+            except OSError as error:
+                problem = f"no folder can be made in {existing}: {error.strerror}"
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     if problem:
         raise RunError(f"no run directory can be made under {root} ({problem}); choose another with --runs")
-
-
-def _why_not_writable(folder: Path) -> str:
-    """Return half a sentence if no folder can be made in `folder`, "" otherwise; permissions do not always show it."""
-    try:
-        os.rmdir(tempfile.mkdtemp(dir=folder))
-    except OSError as error:
-        return f"no folder can be made in {folder}: {error.strerror}"
-    return ""
 
 
 def write_config(run: Path, text: str) -> None:

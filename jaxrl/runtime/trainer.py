@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
-from envs_jax.base import Array, TimeStep
+from envs_jax.base import Array, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
@@ -32,7 +32,6 @@ from jaxrl.rl.data_parallel import (
     shardings,
     trace_once,
 )
-from jaxrl.runtime.checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, split_faults
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
@@ -187,8 +186,8 @@ class Trainer:
                 carry, env, timestep, statistics = loop
                 keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), indices)
                 results = self.algo.act(policy, carry, timestep, keys, state.progress, "explore")
-                action, carry, extras = check_results("act", results, ("action", "carry", "extras"))
-                check_action(spec, action, len(indices))
+                action, carry, extras = _check_results("act", results, ("action", "carry", "extras"))
+                _check_action(spec, action, len(indices))
                 row = Trajectory(precision.store(spec, timestep, self.store), action, extras)
                 if whole_episodes:
                     env, timestep = self.env.step_without_reset(env, action, context)
@@ -219,7 +218,7 @@ class Trainer:
         if phase.steps:
             trajectory, last, env_carry, episode_sums = trial.collect(state, phase, key_act)
         results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
-        algo, learning = check_results("learn", results, ("state", "metrics"))
+        algo, learning = _check_results("learn", results, ("state", "metrics"))
         return trial.end_iteration(state, phase, algo, learning, env_carry, episode_sums)
 
     def end_iteration(
@@ -232,7 +231,7 @@ class Trainer:
         episode_sums: Any,
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
-        check_learned(state.algo, algo, learning)
+        _check_learned(state.algo, algo, learning)
         progress, layout = state.progress, self.layout
         if env_carry:
             carry, env, timestep, statistics = env_carry
@@ -393,3 +392,46 @@ class Trainer:
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
+
+
+# What an algorithm returns, checked while it is traced: one sentence instead of an error deep in the loop
+
+
+def _check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
+    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple with these entries."""
+    if not isinstance(results, tuple) or len(results) != len(names):
+        description = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
+        raise ValueError(f"{method} must return {', '.join(names)}, not {description}")
+    return results
+
+
+def _check_learned(before: Any, after: Any, metrics: Any) -> None:
+    """Raise ValueError unless `learn` returned a state with the same leaves as its argument, and metrics by name."""
+    if not isinstance(after, AlgoState):
+        raise ValueError(f"learn must return an AlgoState and metrics, not {type(after).__name__} and metrics")
+    if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
+        raise ValueError("learn must return metrics as a dictionary {name: float32[] or float32[updates]}")
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (before, after)]
+    if structures[0] != structures[1]:
+        raise ValueError("learn must return a state of the same structure as its argument")
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if (jnp.shape(new), jnp.result_type(new)) != (old.shape, old.dtype):
+            raise ValueError(
+                f"learn changed {jax.tree_util.keystr(path).removeprefix('.')} of the state from "
+                f"{old.dtype}{list(old.shape)} to {jnp.result_type(new)}{list(jnp.shape(new))}: keep shape and dtype"
+            )
+
+
+def _check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
+    """Raise ValueError unless `act` returned what the environment takes."""
+    expected_shape, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
+    same_kind = any(jnp.issubdtype(action.dtype, kind) and jnp.issubdtype(spec.action.dtype, kind) for kind in kinds)
+    if action.shape != expected_shape or not same_kind:
+        actual, expected = (
+            f"{jnp.dtype(dtype).name}{list(shape)}"
+            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, expected_shape))
+        )
+        raise ValueError(
+            f"act returned actions {actual}, but '{spec.name}' takes {expected} (environments, agents, ...): "
+            "return one action for each agent of each environment"
+        )
