@@ -204,7 +204,7 @@ def iterate_rows(directory: Path | str, size: float = math.inf) -> Iterator[dict
                     raise MetricsError(f"line {damaged} of {path} is damaged: fix or remove that line")
                 if end > size:
                     return
-                if (row := _parse_parse_row(line)) is None:
+                if (row := _parse_row(line)) is None:
                     damaged = number  # or the last line, which may be incomplete after a kill
                 else:
                     yield row

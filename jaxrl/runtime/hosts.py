@@ -193,9 +193,14 @@ _ending = threading.Event()  # this process ends, and the others may
 _losing = threading.Lock()
 
 
+def _client() -> Any:
+    """Return this host's client of the coordination service."""
+    return global_state.client
+
+
 def _live_hosts() -> Any:
     """Return indices and incarnations of the hosts that live, once each of them has asked or has left."""
-    return global_state.client.get_live_nodes(list(range(count_hosts())))
+    return _client().get_live_nodes(list(range(count_hosts())))
 
 
 def _watch() -> None:
@@ -226,7 +231,7 @@ def _end_without_others() -> None:
 def _leave() -> None:
     """Let the others see that this host ends."""
     _ending.set()
-    global_state.client.shutdown()
+    _client().shutdown()
     if is_host_0():
         time.sleep(STAY_S)
 
@@ -255,7 +260,7 @@ def gather(value: Any) -> list[Any]:
     """
     if count_hosts() == 1:
         return [value]
-    service, turn, values = global_state.client, next(_turns), []
+    service, turn, values = _client(), next(_turns), []
     service.key_value_set(f"jaxrl/{turn}/{global_state.process_id}", json.dumps(value))
     for host in range(count_hosts()):
         text = _reader.submit(service.blocking_key_value_get, f"jaxrl/{turn}/{host}", _FOREVER_MS).result()
