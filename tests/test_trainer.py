@@ -57,7 +57,7 @@ def run(trainer: Trainer, iterations: dict[str, int], seed: int = 0) -> tuple[Tr
 
 def mean_of_episodes(metrics: BlockMetrics, name: str, last: int) -> float:
     """Of the episodes that ended in the last iterations that ran."""
-    rows = slice(int(metrics.done) - last, int(metrics.done))
+    rows = slice(int(metrics.iterations) - last, int(metrics.iterations))
     return float(metrics.episodes[name][rows].sum() / metrics.episodes["episodes"][rows].sum())
 
 
@@ -265,7 +265,7 @@ def test_each_phase_is_traced_once(three_phases: Any, monkeypatch: pytest.Monkey
     for block in blocks:
         for iterations in (1, 2, 3, 1):
             state, metrics = block(state, jnp.int32(iterations))
-            assert int(metrics.done) == iterations
+            assert int(metrics.iterations) == iterations
         assert block._cache_size() == 1
 
 
@@ -370,7 +370,7 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
         batch_size=12,
     )
     state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(5)), jnp.int32(3))
-    assert int(metrics.done) == 3
+    assert int(metrics.iterations) == 3
     return state, {name: np.asarray(x) for name, x in metrics.learning.items()}, metrics.episodes
 
 
@@ -434,11 +434,11 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iter
     phase = trainer.algo.phases[0]
     block = trainer.make_block(phase)
     state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(iterations))
-    assert int(metrics.done) == 3 and int(state.iterations) == 3
+    assert int(metrics.iterations) == 3 and int(state.iterations) == 3
     assert name in trainer.tensor_names(metrics.learning)[int(metrics.not_finite)]
     assert np.isfinite(metrics.learning["loss"][:2]).all()
     _, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(2))
-    assert int(metrics.done) == 2 and int(metrics.not_finite) == -1
+    assert int(metrics.iterations) == 2 and int(metrics.not_finite) == -1
 
 
 def test_tensors_are_named_by_their_layers() -> None:

@@ -61,7 +61,7 @@ class Checkpoints:
         self._keep, self._warn = keep, warn
         self._manager: Any = None  # of orbax; made by the first save
         self._best: int | None = None  # the best one, once there is a manager
-        self._pending: tuple[int, str, list[Leaf], bool]  # the last save: number, meta, leaves, whether it is the best
+        self._last_save: tuple[int, str, list[Leaf], bool]  # number, meta, leaves, whether it is the best
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -86,7 +86,7 @@ class Checkpoints:
         leaves = manifest.leaves_of(state)
         values = zip(leaves, jax.tree.leaves(state), strict=True)
         arrays = {leaf.name: manifest.plain_array(value) for leaf, value in values if is_stored(leaf)}
-        self._pending = step, json.dumps(meta, indent=1), leaves, best
+        self._last_save = step, json.dumps(meta, indent=1), leaves, best
         import orbax.checkpoint as ocp
 
         with self._failure_in_one_sentence():
@@ -99,12 +99,12 @@ class Checkpoints:
     def _make_manager(self) -> Any:
         import orbax.checkpoint as ocp
 
-        complete = self._complete
+        write_other_files = self._write_other_files
 
         class Handler(ocp.PyTreeCheckpointHandler):
             def finalize(self, directory: Any) -> None:  # on host 0, before orbax commits the checkpoint
                 super().finalize(directory)
-                complete(Path(directory))
+                write_other_files(Path(directory))
 
         self._best = self.best_step()
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -119,9 +119,9 @@ class Checkpoints:
         )
         return ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
 
-    def _complete(self, arrays: Path) -> None:
-        """Write the other files of a checkpoint whose arrays are written."""
-        step, meta, leaves, best = self._pending
+    def _write_other_files(self, arrays: Path) -> None:
+        """Write what belongs to a checkpoint whose arrays are written."""
+        step, meta, leaves, best = self._last_save
         write_atomically(arrays.parent / META, meta)
         manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
 
@@ -144,7 +144,7 @@ class Checkpoints:
             # TensorStore says "KIND: where: where: cause [details]"
             reason = reason or str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
             raise CheckpointError(
-                f"checkpoint {self._pending[0]} could not be written under {self.directory} ({reason}); make the "
+                f"checkpoint {self._last_save[0]} could not be written under {self.directory} ({reason}); make the "
                 "directory writable and free disk space there, then continue with --resume"
             ) from error
 

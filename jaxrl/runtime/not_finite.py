@@ -87,7 +87,7 @@ def not_finite_error(
         steps, directory: the checkpoints of the run.
         faulty: `faulty_fields` of this block and earlier ones.
     """
-    row, name = int(fetched.done) - 1, names[int(fetched.not_finite)]
+    row, name = int(fetched.iterations) - 1, names[int(fetched.not_finite)]
     place = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
     first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
         phase.updates

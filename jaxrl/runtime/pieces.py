@@ -37,8 +37,7 @@ class StageProgress(NamedTuple):
     """How far an iteration is."""
 
     activity: str  # what is being done, such as "rolling out"
-    # done, total: units of it
-    done: int
+    done: int  # units of it
     total: int
     unit: str  # such as "episodes"
     seconds_left: float | None  # of the iteration; None if not known yet

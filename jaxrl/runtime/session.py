@@ -301,13 +301,15 @@ class Session:
             fields |= faulty_fields(fetched, trial)
         trial = 0
         if self.trials > 1:  # the first value that is not finite, if there is one
-            trial = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.done, np.iinfo(np.int32).max)))
-            fetched = dataclasses.replace(fetched, not_finite=fetched.not_finite[trial], done=fetched.done[trial])
+            trial = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.iterations, np.iinfo(np.int32).max)))
+            fetched = dataclasses.replace(
+                fetched, not_finite=fetched.not_finite[trial], iterations=fetched.iterations[trial]
+            )
         phase, is_finite = self.phases[position.phase], int(fetched.not_finite) < 0
         before, after = position, position.after(phase, self.run.trainer.layout.num_envs, count)
         seconds = self.pace.mark(self.trials * after.env_steps, self.trials * after.updates)
         self._iteration_seconds[position.phase] = seconds / count
-        for row in range(count if is_finite else int(fetched.done) - 1):
+        for row in range(count if is_finite else int(fetched.iterations) - 1):
             position = position.after(phase, self.run.trainer.layout.num_envs)
             learning, episodes = jax.tree.map(lambda values, row=row: values[row], (fetched.learning, fetched.episodes))
             counters = self._counters(position)

@@ -30,14 +30,14 @@ class TrainState:
 class BlockMetrics:
     """The metrics of a block; the first axis of leaves is the iteration, and iterations that did not run are 0.
 
-    With several trials the second axis of metrics is the trial; `not_finite` and `done` have an entry for each device,
-    or for each trial.
+    With several trials the second axis of metrics is the trial; `not_finite` and `iterations` have an entry for each
+    device, or for each trial.
     """
 
     learning: Any  # {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`
     episodes: Any  # {name: float32[K]}, sums over the episodes that ended, and their number under "episodes"
     not_finite: Array  # int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine
-    done: Array  # int32[], iterations that ran (fewer than requested only after a non-finite metric of `learn`)
+    iterations: Array  # int32[], that ran (fewer than requested only after a non-finite metric of `learn`)
     faults: Any  # {field of TimeStep: float32[K]}, see `not_finite.count_faults`
 
 

@@ -270,7 +270,7 @@ class Trainer:
         if self.trials > 1:
             by_trial: Any = PartitionSpec(None, AXIS)
             split: Any = SPLIT
-            metrics = BlockMetrics(by_trial, by_trial, not_finite=split, done=split, faults=by_trial)
+            metrics = BlockMetrics(by_trial, by_trial, not_finite=split, iterations=split, faults=by_trial)
         run_block = functools.partial(self._run_block, phase=phase)
         function = on_mesh(run_block, self.mesh, (self.specs(), REPLICATED), (self.specs(), metrics))
         return jax.jit(function, donate_argnums=0, compiler_options=graphs())
@@ -300,13 +300,13 @@ class Trainer:
             return (loop[2] < iterations) & loop[3]
 
         rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
-        state, rows, done, _ = jax.lax.while_loop(goes_on, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
-        not_finite = self.find_not_finite(state.algo, unpack(rows[done - 1])[0])
+        state, rows, count, _ = jax.lax.while_loop(goes_on, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
+        not_finite = self.find_not_finite(state.algo, unpack(rows[count - 1])[0])
         learning, episodes = jax.vmap(unpack)(rows)
         if self.trials > 1:
-            not_finite, done = not_finite[None], done[None]  # of each device
+            not_finite, count = not_finite[None], count[None]  # of each device
         episodes, faults = split_faults(episodes)
-        return state, BlockMetrics(learning, episodes, not_finite, done, faults)
+        return state, BlockMetrics(learning, episodes, not_finite, count, faults)
 
     def _for_each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
         """Apply a function of one trial's state to all trials of this device.
