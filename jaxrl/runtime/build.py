@@ -1,4 +1,7 @@
-"""From a configuration to a run: resolve sizes, compile programs, check memory; no large array is allocated here."""
+"""From a configuration to a run: resolve sizes, compile programs, check memory.
+
+No large array is allocated and no file is written here: that is for `Session`.
+"""
 
 import dataclasses
 import json
@@ -171,10 +174,15 @@ def _check_environment(env: Environment) -> None:
 def _devices_of_trials(settings: RunSettings, trials: int) -> int:
     if hosts.count_hosts() > 1:
         raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
+    return largest_divisor(trials, _count_local_devices(settings.devices))
+
+
+def _count_local_devices(requested: int) -> int:
+    """Return the number of devices of a host to use, all if 0 are requested. Raises UsageError: there are fewer."""
     present = jax.local_device_count()
-    if settings.devices > present:
-        raise UsageError(f"--devices {settings.devices}, but there are only {present}: choose {present} or fewer")
-    return largest_divisor(trials, settings.devices or present)
+    if requested > present:
+        raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
+    return requested or present
 
 
 def _layout(config: Config, spec: EnvSpec) -> DataParallel:
@@ -212,31 +220,27 @@ def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str
 
     Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
-    present, hosts = jax.local_device_count(), jax.process_count()
-    if requested > present:
-        raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
-    asked = requested or present
-    used = max((d for d in range(1, asked + 1) if shards % (d * hosts) == 0), default=0)
-    if used == asked:
-        return used * hosts, None
+    local, host_count = _count_local_devices(requested), jax.process_count()
+    used = max((d for d in range(1, local + 1) if shards % (d * host_count) == 0), default=0)
+    if used == local:
+        return used * host_count, None
     fitting = -(-num_envs // 8) * 8
-    if fitting == num_envs:
-        remedy = "a minibatch that 8 divides and no --logical_shards"
-    else:
-        remedy = f"--num_envs {fitting}"
-    devices = f"{asked} devices" if hosts == 1 else f"{hosts} hosts of {asked} devices"
+    remedy = "a minibatch that 8 divides and no --logical_shards" if fitting == num_envs else f"--num_envs {fitting}"
+    devices = f"{local} devices" if host_count == 1 else f"{host_count} hosts of {local} devices"
     cut = f"{num_envs} environments are cut into {shards} logical shards, which {devices} cannot share evenly"
     if not used:
         others = f", or {remedy} with 2, 4 or 8 hosts" if shards < 8 else ""
-        raise UsageError(f"{cut}: start {_power_of_two(min(hosts, shards))} of them{others}")
+        raise UsageError(f"{cut}: start {_power_of_two(min(host_count, shards))} of them{others}")
     if requested:
         raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
-    better = _power_of_two(min(asked, 8 // hosts))
+    better = _power_of_two(min(local, 8 // host_count))
     advice = f"; {remedy} would let {better} be used" if better > used else ""
-    return used * hosts, f"{cut}: only {used} of them are used{' on each' if hosts > 1 else ''}{advice}"
+    on_each = " on each" if host_count > 1 else ""
+    return used * host_count, f"{cut}: only {used} of them are used{on_each}{advice}"
 
 
 def _power_of_two(limit: int) -> int:
+    """Return the largest power of two that is at most `limit`."""
     return 1 << (limit.bit_length() - 1)
 
 
