@@ -27,12 +27,12 @@ def main(argv: Sequence[str]) -> int:
     if flags.resume_or_start is not None and request.resume is not None:
         raise UsageError("--resume and --resume_or_start both name a run: leave one of them out")
 
-    place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
-    if place is None:
+    process = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
+    if process is None:
         divide_cores(request.config.run.cpu_devices)
     speed_up_start()
-    with hosts.join(place, flags.host_timeout):
-        if place is not None:
+    with hosts.join(process, flags.host_timeout):
+        if process is not None:
             requested = {
                 **request.config.plain(),
                 **request.changes,
