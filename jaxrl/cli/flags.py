@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from envs_jax.base import find as find_class
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
@@ -19,7 +20,6 @@ from jaxrl.runtime.config import (
     apply_changes,
     check_value,
     find_fields,
-    has_opponents,
     read_training_run,
     schema_of,
     suggestion,
@@ -165,7 +165,7 @@ def parse(
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _OPPONENT_SETTINGS and not has_opponents(config.env)
+            hidden = name in _OPPONENT_SETTINGS and not hasattr(find_class(config.env), "accepts_opponent_actions")
             _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
     groups["run"].add_argument(
         "--checkpoint", metavar="N", help="with --init_from RUN: number of the checkpoint, as in RUN/checkpoints"

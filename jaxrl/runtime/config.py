@@ -217,12 +217,6 @@ def find_fields(name: str, section: str) -> dict[str, Field]:
     return fields_of(cls, section)
 
 
-def has_opponents(env: str) -> bool:
-    """Return whether an environment takes actions of opponents. Raises UsageError for an unknown one."""
-    with usage_errors():
-        return hasattr(envs_jax.base.find(env), "accepts_opponent_actions")
-
-
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
     """Return all settings by name; `with_env` includes the environment's, whose package must then be installed.
 
@@ -309,7 +303,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read the settings of a YAML file, without settings that no longer exist. Raises UsageError: it cannot be read."""
     loaded = {
         name: value
-        for name, value in read_mapping(path, "configuration").items()
+        for name, value in read_mapping(path).items()
         if name not in _GONE or _GONE[name] not in (None, value)
     }
     for name in ("algo", "env"):

@@ -60,7 +60,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
     """Return the settings of `--config`, else of the preset of `--algo` if there is one, and the name of their file."""
     if config is not None:
         path = find_preset(config)
-        converted = published.convert(read_mapping(path, "configuration"), algo)
+        converted = published.convert(read_mapping(path), algo)
         return (read_yaml(path) if converted is None else _published_values(converted, path)), str(path)
     if algo is not None:
         find_fields(algo, "algorithm")
