@@ -103,11 +103,11 @@ def test_counters_and_statistics_agree(corridor_run: Any) -> None:
     assert int(total(progress.updates)) == 80 * 8
     assert float(progress.fraction) == 1.0  # past the 1,000 steps that count as the whole run
     assert [int(x) for x in (state.iteration, state.iterations)] == [80, 82]  # of the phase, of the run
-    assert [int(block.done) for block in blocks] == [2, 80] and all(int(block.not_finite) == -1 for block in blocks)
+    assert [int(block.iterations) for block in blocks] == [2, 80] and all(int(block.not_finite) == -1 for block in blocks)
     ended = sum(float(block.episodes["episodes"].sum()) for block in blocks)
     assert int(total(progress.episodes)) == ended
     done = np.concatenate(
-        [np.asarray(block.learning["done"]).reshape(-1, 8)[: 4 * int(block.done)] for block in blocks]
+        [np.asarray(block.learning["done"]).reshape(-1, 8)[: 4 * int(block.iterations)] for block in blocks]
     )
     last = np.asarray(state.timestep.done)
     assert ended == done[1:].sum() + last.sum()  # an end is counted when it is reached, not when it is answered
@@ -118,10 +118,10 @@ def test_the_environments_go_on_from_block_to_block(corridor_run: Any) -> None:
     restart in the next row."""
     _, _, blocks = corridor_run
     log = {
-        name: np.concatenate([np.asarray(b.learning[name])[: int(b.done)] for b in blocks]).reshape(-1, 8)
+        name: np.concatenate([np.asarray(b.learning[name])[: int(b.iterations)] for b in blocks]).reshape(-1, 8)
         for name in ("action", "first", "done")
     }
-    position = np.concatenate([np.asarray(b.learning["observation"])[: int(b.done)] for b in blocks])
+    position = np.concatenate([np.asarray(b.learning["observation"])[: int(b.iterations)] for b in blocks])
     position = position.reshape(-1, 8, 4).argmax(-1)
     np.testing.assert_array_equal(log["first"][1:], log["done"][:-1])
     moved = np.clip(position[:-1] + 2 * log["action"][:-1] - 1, 0, 3)
@@ -211,7 +211,7 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
         mine = slice(shard * envs, (shard + 1) * envs)
         rows: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=algo.capacity)
         for block in blocks:
-            for k in range(int(block.done)):
+            for k in range(int(block.iterations)):
                 for t in range(algo.update_interval):
                     row = {name: np.asarray(block.learning[name])[k, t, mine] for name in block.learning
                            if name not in ("loss", "first", "last_observation")}  # fmt: skip
@@ -229,7 +229,7 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
 def test_rows_that_did_not_run_are_empty(corridor_run: Any) -> None:
     _, _, (fill, _) = corridor_run
     observation = np.asarray(fill.learning["observation"])
-    assert int(fill.done) == 2
+    assert int(fill.iterations) == 2
     assert observation.shape[0] == 80 and observation[:2].any((1, 2, 3, 4)).all() and not observation[2:].any()
 
 
@@ -280,7 +280,7 @@ def test_phases_draw_from_other_keys(corridor_run: Any) -> None:
 def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
     """Nearly all actions of the first phase are random."""
     _, _, (fill, _) = corridor_run
-    action = np.asarray(fill.learning["action"])[: int(fill.done)]  # [iterations, T, B, A]
+    action = np.asarray(fill.learning["action"])[: int(fill.iterations)]  # [iterations, T, B, A]
     assert action.shape[1] > 1 and action.shape[2] > 1
     for later, earlier in ((action[:, 1:], action[:, :-1]), (action[:, :, 1:], action[:, :, :-1])):
         assert 0.2 < np.mean(later == earlier) < 0.8

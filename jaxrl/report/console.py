@@ -127,7 +127,7 @@ class Console:
                 return
             if numbers != self._written:
                 self._write_group(numbers, seconds_left)
-            self._write_cells("evaluation", self._metrics(evaluation or {}))
+            self._write_cells("evaluation", self._describe_metrics(evaluation or {}))
 
     def _write_group(self, info: Mapping[str, Any], seconds_left: float | None) -> None:
         self._group_time, self._written, self._left_out = time.monotonic(), info, None
@@ -135,14 +135,14 @@ class Console:
         episodes = {} if info.get("return") is None else {"return": info["return"]}
         losses = (info.get("losses") or {}).items()
         whole = "phase " if info.get("phase") else ""
-        counters = _known(info, _COUNTERS)
+        counters = _format_known(info, _COUNTERS)
         self._write_cells("", [(whole * (label in ("done", "left")) + label, text) for label, text in counters])
         self._write_cells("phase", [(str(info["phase"]), "")] if info.get("phase") else [])
-        self._write_cells("episodes", self._metrics({**episodes, **(info.get("environment") or {})}))
+        self._write_cells("episodes", self._describe_metrics({**episodes, **(info.get("environment") or {})}))
         self._write_cells("losses", [(_plain_words(name), format_number(value)) for name, value in losses])
-        self._write_cells("device", _known(info, _DEVICE))
+        self._write_cells("device", _format_known(info, _DEVICE))
 
-    def _metrics(self, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def _describe_metrics(self, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield label and text of each metric of episodes; "metric/task" is a metric of the episodes of one task."""
         for name, value in metrics.items():
             metric, _, task = name.partition("/")
@@ -265,5 +265,5 @@ _DEVICE: _Entries = (
 )
 
 
-def _known(info: Mapping[str, Any], entries: _Entries) -> list[tuple[str, str]]:
+def _format_known(info: Mapping[str, Any], entries: _Entries) -> list[tuple[str, str]]:
     return [(label, text(info[name])) for label, name, text in entries if info.get(name) is not None]
