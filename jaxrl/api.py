@@ -50,7 +50,6 @@ class Result:
     reason: str
 
     def __repr__(self) -> str:
-        """Return one line without arrays."""
         return f"Result({str(self.directory)!r}, {len(self.metrics)} metrics, {self.policy!r}, {self.reason!r})"
 
 
@@ -70,7 +69,6 @@ class Evaluation:
         return self.metrics[metric]
 
     def __repr__(self) -> str:
-        """Return one line without arrays."""
         return f"Evaluation({', '.join(self.metrics)}; {', '.join(self.baselines)})"
 
     def __str__(self) -> str:
@@ -250,7 +248,6 @@ def evaluate(
 
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
-    """Return the configuration of a run. Raises UserError."""
     library = "" if isinstance(env, Environment) else type(env).__module__.partition(".")[0]
     if library in (*ADAPTERS, "mujoco_playground"):
         name = {"mujoco_playground": "playground"}.get(library, library)
@@ -296,7 +293,6 @@ def _name(cls: type) -> str:
 
 
 def _settings(env: Environment) -> dict[str, Any]:
-    """Return the settings of an environment by name."""
     fields: Any = env
     return {field.name: getattr(env, field.name) for field in dataclasses.fields(fields) if field.init}
 

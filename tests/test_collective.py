@@ -657,7 +657,7 @@ def test_the_task_is_learned_from_the_window() -> None:
     state, metrics = trainer.init(jax.random.key(0)), {}
     for phase in trainer.algo.phases:
         state, block = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
-        metrics |= {name: np.asarray(x)[: int(block.done)] for name, x in block.learning.items()}
+        metrics |= {name: np.asarray(x)[: int(block.iterations)] for name, x in block.learning.items()}
     assert metrics["held_out_code_accuracy"][-1] > 0.8
     assert metrics["contrast"][-1, -20:].mean() < 0.7 * metrics["contrast"][0, :20].mean()
     assert metrics["actor_held_out_loss"][-1] < 0.6 * metrics["actor_loss"][0, :5].mean()

@@ -10,11 +10,10 @@ import pytest
 
 from jaxrl.cli import doctor
 from jaxrl.cli import flags as command_line
+from jaxrl.cli.doctor import Finding, Nvidia
 from jaxrl.cli.flags import parse
-from jaxrl.runtime import diagnosis
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.diagnosis import Finding, Nvidia
 
 TINY = [
     "--algo",
@@ -32,8 +31,8 @@ H200 = Nvidia(("H200 139.0 GiB",), "570.10", "12.8")
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch, tmp_path):
     """No GPU and no plugin, wherever the tests run."""
-    monkeypatch.setattr(diagnosis, "find_nvidia", lambda: None)
-    monkeypatch.setattr(diagnosis, "installed_plugins", dict)
+    monkeypatch.setattr(doctor, "find_nvidia", lambda: None)
+    monkeypatch.setattr(doctor, "installed_plugins", dict)
     monkeypatch.setattr(doctor, "speed_up_start", lambda: None)
     for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -52,7 +51,7 @@ def test_packages_that_lower_jax_are_named():
         package("jax", "jaxlib<=0.11"),
         package("bare"),
     ]
-    arm, zoo = diagnosis.find_jax_limits(packages)
+    arm, zoo = doctor.find_jax_limits(packages)
     assert arm.startswith("arm 1.0 asks for jaxlib==0.11:") and zoo.startswith("zoo 1.0 asks for jax<0.12,>=0.")
     assert f"now {importlib.metadata.version('jax')}" in zoo
 
@@ -80,12 +79,12 @@ def jaxlib():
     ],
 )
 def test_an_unused_gpu_has_a_cause_and_a_remedy(nvidia, plugins, environ, words):
-    sentence = diagnosis.why_unused(nvidia, plugins, environ)
+    sentence = doctor.why_unused(nvidia, plugins, environ)
     assert words in sentence and "\n" not in sentence
 
 
 def test_an_unused_gpu_is_not_well(monkeypatch, capsys):
-    monkeypatch.setattr(diagnosis, "find_nvidia", lambda: H200)
+    monkeypatch.setattr(doctor, "find_nvidia", lambda: H200)
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
     assert "1 x H200 139.0 GiB; driver 570.10, CUDA up to 12.8" in out
@@ -98,7 +97,7 @@ def test_platforms_that_are_not_there(monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", refuse)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    (finding,) = diagnosis.look_at_devices(None)
+    (finding,) = doctor.look_at_devices(None)
     assert finding.state == "bad" and "Unknown backend cuda" in finding.value and "unset it" in finding.value
     assert doctor.main([]) == 1
 
@@ -112,8 +111,8 @@ def test_gpus_by_nvml_or_by_their_device_files(monkeypatch, tmp_path):
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
-    assert diagnosis.find_nvidia(tmp_path) == Nvidia((str(tmp_path / "nvidia0"),))
-    assert diagnosis.find_nvidia(tmp_path / "empty") is None
+    assert doctor.find_nvidia(tmp_path) == Nvidia((str(tmp_path / "nvidia0"),))
+    assert doctor.find_nvidia(tmp_path / "empty") is None
     answers = {
         "nvmlInit": None,
         "nvmlShutdown": None,
@@ -126,7 +125,7 @@ def test_gpus_by_nvml_or_by_their_device_files(monkeypatch, tmp_path):
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
-    assert diagnosis.find_nvidia(tmp_path) == Nvidia(("H200 139.0 GiB", "H200 139.0 GiB"), "570.10", "12.8")
+    assert doctor.find_nvidia(tmp_path) == Nvidia(("H200 139.0 GiB", "H200 139.0 GiB"), "570.10", "12.8")
 
 
 # The verb

@@ -251,9 +251,9 @@ def refuse():
 place = hosts.ProcessInfo(sys.argv[-1], 2, int(sys.argv[-2]), [])
 with hosts.join(place, 60):
     exchanged = [hosts.gather([turn, hosts.global_state.process_id]) for turn in range(3)]
-    exchanged += [hosts.first(hosts.global_state.process_id), hosts.on_first(lambda: hosts.writes())]
+    exchanged += [hosts.broadcast(hosts.global_state.process_id), hosts.call_on_host_0(lambda: hosts.is_host_0())]
     try:
-        hosts.on_first(refuse)
+        hosts.call_on_host_0(refuse)
     except Exception as error:
         exchanged.append([str(error), error.exit_code])
     sys.stderr.write(json.dumps(exchanged))

@@ -183,7 +183,7 @@ def test_a_package_that_is_not_installed(
 
 def test_an_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS.split(), "--logger", "none,wandbb", "--runs", str(tmp_path)]) == 2
-    assert "unknown logger 'none,wandbb': choose from: none, wandb" in capsys.readouterr().err
+    assert "unknown logger 'none,wandbb': did you mean 'wandb'?" in capsys.readouterr().err
 
 
 def test_no_logger_is_no_thread(tmp_path: Path) -> None:

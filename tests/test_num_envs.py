@@ -95,20 +95,6 @@ def test_a_run_is_evaluated_some_ten_to_a_thousand_times(preset: str) -> None:
         assert 5 <= total / max(run.eval_every, envs) <= 1010
 
 
-def test_older_runs_are_read(tmp_path: Path) -> None:
-    old = {
-        "algo": "ddpg", "env": "snakes_3v3", "num_envs": 8, "update_interval": 10, "updates_per_step": 0.5,
-        "eps_decay": 0.9, "eval_every": 100, "self_play_every": 50, "total_env_steps": 800,
-    }  # fmt: skip
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
-    _, settings = config.read_training_run(tmp_path)
-    algo = Ddpg(settings.make_env().spec, DataParallel(8), **settings.algo_settings)
-    assert (algo.phases[-1].steps, algo.phases[-1].updates) == (10, 5)  # half an update per step of all
-    assert build.iterations_for(settings.run.eval_every, algo) == 100
-    assert build.iterations_for(settings.run.self_play_every, algo) == 50
-    assert settings.algo_settings["eps_decay"] ** 8 == pytest.approx(0.9, rel=1e-12)
-
-
 def test_older_runs_are_read_without_what_is_gone(tmp_path: Path) -> None:
     """Also as --config, where a logger that is gone is an error: it was asked for."""
     old = {"algo": "sac", "env": "reach", "exact_sharding": True, "compiler_options": "xla_a=1", "seed": 7}

@@ -47,7 +47,7 @@ def train(trainer: Trainer, blocks: tuple[int, ...]) -> TrainState:
         block = trainer.make_block(phase)
         for iterations in blocks if phase.iterations is None else (phase.iterations,):
             state, metrics = block(state, jnp.int32(iterations))
-            assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
+            assert int(metrics.iterations) == iterations and int(metrics.not_finite) == -1
     return state
 
 
@@ -238,7 +238,7 @@ def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> 
         before = parts
         parts, metrics = block(parts, jnp.int32(iterations))
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
-        assert int(metrics.done) == iterations
+        assert int(metrics.iterations) == iterations
         rows.append(jax.tree.map(lambda x, n=iterations: x[:n], metrics.learning))
     assert block._cache_size() == 1
     whole, metrics = block(begin(), jnp.int32(7))

@@ -62,7 +62,7 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
         other, metrics = result
         first = jax.tree.map(lambda x: np.asarray(x)[:1], (expected.learning, expected.episodes))
         chex.assert_trees_all_close((metrics.learning, metrics.episodes), first, rtol=2e-5, atol=1e-6)
-        assert int(metrics.not_finite) == int(expected.not_finite) == -1 and int(metrics.done) == 1
+        assert int(metrics.not_finite) == int(expected.not_finite) == -1 and int(metrics.iterations) == 1
 
     def keys(tree: Any) -> Any:
         return jax.tree.map(

@@ -90,10 +90,8 @@ def test_a_resume_reads_only_the_end_of_the_lines(tmp_path: Path) -> None:
     assert content.startswith(trimmed) and json.loads(trimmed.splitlines()[-1])["iteration"] == 3000
 
 
-@pytest.mark.parametrize("block", [1, 7, 52, 10_000])
-def test_trim_at_every_iteration(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that are cut by blocks of any size, and two rows of one iteration."""
-    monkeypatch.setattr(writer_module, "_BLOCK", block)
+def test_trim_at_every_iteration(tmp_path: Path) -> None:
+    """With two rows of one iteration."""
     write(tmp_path, 1, 2, 2, 4, 5)
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     for after, count in ((6, 5), (5, 5), (4, 4), (3, 3), (2, 3), (1, 1), (0, 0)):

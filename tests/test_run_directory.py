@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envs_jax import Box, Discrete, EnvSpec
-from jaxrl.runtime import run_directory, spaces
+from jaxrl.runtime import run_directory
 from jaxrl.runtime.run_directory import RunError
 
 ROOT = Path(__file__).parents[1]
@@ -73,10 +73,12 @@ def test_a_run_of_another_version_of_its_environment(tmp_path: Path) -> None:
 
 def test_a_run_of_an_environment_with_other_observations(tmp_path: Path) -> None:
     before, after = (EnvSpec("mine", 2, Box((n,)), Discrete(3), 5) for n in (4, 6))
-    run = run_directory.create(tmp_path, "ppo", "mine", 1, {run_directory.SPACES: spaces.describe(before)})
-    spaces.check_spaces(run, "mine", before)
+    run = run_directory.create(
+        tmp_path, "ppo", "mine", 1, {run_directory.SPACES: run_directory.describe_spaces(before)}
+    )
+    run_directory.check_spaces(run, "mine", before)
     with pytest.raises(RunError, match=r"'mine' has changed .*: observation was float32\[4\] and is float32\[6\]; use"):
-        spaces.check_spaces(run, "mine", after)
+        run_directory.check_spaces(run, "mine", after)
 
 
 def test_a_root_that_is_a_link_to_nowhere(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def session_of(run: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> Se
     )
     evaluations.ready = True  # as a program that has been compiled
     programs: Any = SimpleNamespace(evaluate=evaluations)
-    return Session(chosen, programs, directory, quiet, NullWriter(directory), quiet, quiet)
+    return Session(chosen, programs, directory, quiet, [NullWriter(directory)], quiet, quiet)
 
 
 STATE: Any = SimpleNamespace(algo=(), progress=start())

@@ -365,10 +365,10 @@ def test_a_signal_does_not_wait_for_the_compiler() -> None:
     compiling = threading.Event()
     program = Program(lambda: (Slow(),), lambda *_: None)
     with pytest.raises(StopRequestedError):
-        program.finish(lambda: True)
+        program.compile(lambda: True)
     assert not program.ready
     compiling.set()
-    program.finish()
+    program.compile()
     assert program.ready
 
 

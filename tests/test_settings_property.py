@@ -23,8 +23,7 @@ from jaxrl.cli.flags import _parse
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime.config import RunSettings, build, check_value
-from jaxrl.runtime.declared import Field, fields_of
+from jaxrl.runtime.config import Field, RunSettings, build, check_value, fields_of
 from jaxrl.runtime.presets import base
 from jaxrl.runtime.trials import combinations
 
@@ -107,7 +106,7 @@ def test_words_are_the_same_everywhere(field: Field, tmp_path: Path) -> None:
 
     path = tmp_path / "file.yaml"
     path.write_text("\n".join(f"k{index}: {text}" for index, text in enumerate(TEXTS)))
-    loaded = read_mapping(path, "file")
+    loaded = read_mapping(path)
     for index, text in enumerate(TEXTS):
         typed = read_value(lambda text=text: _parse(field, text))
         written = read_value(lambda index=index: check_value(field, loaded[f"k{index}"], "file.yaml"))
@@ -150,8 +149,8 @@ def test_a_configuration_survives_its_file(settings: dict[str, Any], tmp_path: P
     config = api._config("sac", "reach", None, settings)
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml())
-    assert build(read_mapping(path, "file"), "the file") == config
-    assert yaml.safe_load(config.to_yaml()) == read_mapping(path, "file")
+    assert build(read_mapping(path), "the file") == config
+    assert yaml.safe_load(config.to_yaml()) == read_mapping(path)
 
 
 @pytest.mark.parametrize(

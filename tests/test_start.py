@@ -113,7 +113,7 @@ def test_programs_compile_beside_each_other() -> None:
 
     first, second = program([], function), program([], function)
     for one in (first, second, first):
-        one.begin()
+        one.start_compiling()
     assert set(threads) == {threading.main_thread()}
     assert second(jnp.ones(3)).tolist() == first(jnp.ones(3)).tolist() == [2, 2, 2]
 
@@ -123,9 +123,9 @@ def test_errors_of_the_check_and_of_the_trace_reach_the_caller() -> None:
         raise ValueError("too large")
 
     with pytest.raises(ValueError, match="too large"):
-        Program(lambda: (jax.jit(lambda x: x), jnp.float32(0)), refuse).finish()
+        Program(lambda: (jax.jit(lambda x: x), jnp.float32(0)), refuse).compile()
     with pytest.raises(TypeError):
-        program([], lambda x: x + "").finish()
+        program([], lambda x: x + "").compile()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def slow(x):
     for k in range(1000):
         x = jnp.sin(x) + k
     return x
-Program(lambda: (jax.jit(slow), jnp.float32(0)), lambda *_: None).begin()
+Program(lambda: (jax.jit(slow), jnp.float32(0)), lambda *_: None).start_compiling()
 raise {error}
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -57,7 +57,7 @@ def run(trainer: Trainer, iterations: dict[str, int], seed: int = 0) -> tuple[Tr
 
 def mean_of_episodes(metrics: BlockMetrics, name: str, last: int) -> float:
     """Of the episodes that ended in the last iterations that ran."""
-    rows = slice(int(metrics.done) - last, int(metrics.done))
+    rows = slice(int(metrics.iterations) - last, int(metrics.iterations))
     return float(metrics.episodes[name][rows].sum() / metrics.episodes["episodes"][rows].sum())
 
 
@@ -103,11 +103,12 @@ def test_counters_and_statistics_agree(corridor_run: Any) -> None:
     assert int(total(progress.updates)) == 80 * 8
     assert float(progress.fraction) == 1.0  # past the 1,000 steps that count as the whole run
     assert [int(x) for x in (state.iteration, state.iterations)] == [80, 82]  # of the phase, of the run
-    assert [int(block.done) for block in blocks] == [2, 80] and all(int(block.not_finite) == -1 for block in blocks)
+    assert [int(block.iterations) for block in blocks] == [2, 80]
+    assert all(int(block.not_finite) == -1 for block in blocks)
     ended = sum(float(block.episodes["episodes"].sum()) for block in blocks)
     assert int(total(progress.episodes)) == ended
     done = np.concatenate(
-        [np.asarray(block.learning["done"]).reshape(-1, 8)[: 4 * int(block.done)] for block in blocks]
+        [np.asarray(block.learning["done"]).reshape(-1, 8)[: 4 * int(block.iterations)] for block in blocks]
     )
     last = np.asarray(state.timestep.done)
     assert ended == done[1:].sum() + last.sum()  # an end is counted when it is reached, not when it is answered
@@ -118,10 +119,10 @@ def test_the_environments_go_on_from_block_to_block(corridor_run: Any) -> None:
     restart in the next row."""
     _, _, blocks = corridor_run
     log = {
-        name: np.concatenate([np.asarray(b.learning[name])[: int(b.done)] for b in blocks]).reshape(-1, 8)
+        name: np.concatenate([np.asarray(b.learning[name])[: int(b.iterations)] for b in blocks]).reshape(-1, 8)
         for name in ("action", "first", "done")
     }
-    position = np.concatenate([np.asarray(b.learning["observation"])[: int(b.done)] for b in blocks])
+    position = np.concatenate([np.asarray(b.learning["observation"])[: int(b.iterations)] for b in blocks])
     position = position.reshape(-1, 8, 4).argmax(-1)
     np.testing.assert_array_equal(log["first"][1:], log["done"][:-1])
     moved = np.clip(position[:-1] + 2 * log["action"][:-1] - 1, 0, 3)
@@ -211,7 +212,7 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
         mine = slice(shard * envs, (shard + 1) * envs)
         rows: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=algo.capacity)
         for block in blocks:
-            for k in range(int(block.done)):
+            for k in range(int(block.iterations)):
                 for t in range(algo.update_interval):
                     row = {name: np.asarray(block.learning[name])[k, t, mine] for name in block.learning
                            if name not in ("loss", "first", "last_observation")}  # fmt: skip
@@ -229,7 +230,7 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
 def test_rows_that_did_not_run_are_empty(corridor_run: Any) -> None:
     _, _, (fill, _) = corridor_run
     observation = np.asarray(fill.learning["observation"])
-    assert int(fill.done) == 2
+    assert int(fill.iterations) == 2
     assert observation.shape[0] == 80 and observation[:2].any((1, 2, 3, 4)).all() and not observation[2:].any()
 
 
@@ -260,12 +261,12 @@ def three_phases() -> tuple[Trainer, list[Any]]:
 
 def test_each_phase_is_traced_once(three_phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, blocks = three_phases
-    monkeypatch.setattr(Trainer, "_block", chex.assert_max_traces(Trainer._block, n=len(blocks)))
+    monkeypatch.setattr(Trainer, "_run_block", chex.assert_max_traces(Trainer._run_block, n=len(blocks)))
     state = trainer.init(jax.random.key(0))
     for block in blocks:
         for iterations in (1, 2, 3, 1):
             state, metrics = block(state, jnp.int32(iterations))
-            assert int(metrics.done) == iterations
+            assert int(metrics.iterations) == iterations
         assert block._cache_size() == 1
 
 
@@ -280,7 +281,7 @@ def test_phases_draw_from_other_keys(corridor_run: Any) -> None:
 def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
     """Nearly all actions of the first phase are random."""
     _, _, (fill, _) = corridor_run
-    action = np.asarray(fill.learning["action"])[: int(fill.done)]  # [iterations, T, B, A]
+    action = np.asarray(fill.learning["action"])[: int(fill.iterations)]  # [iterations, T, B, A]
     assert action.shape[1] > 1 and action.shape[2] > 1
     for later, earlier in ((action[:, 1:], action[:, :-1]), (action[:, :, 1:], action[:, :, :-1])):
         assert 0.2 < np.mean(later == earlier) < 0.8
@@ -370,7 +371,7 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
         batch_size=12,
     )
     state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(5)), jnp.int32(3))
-    assert int(metrics.done) == 3
+    assert int(metrics.iterations) == 3
     return state, {name: np.asarray(x) for name, x in metrics.learning.items()}, metrics.episodes
 
 
@@ -434,11 +435,11 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iter
     phase = trainer.algo.phases[0]
     block = trainer.make_block(phase)
     state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(iterations))
-    assert int(metrics.done) == 3 and int(state.iterations) == 3
-    assert name in trainer.tensor_names(phase)[int(metrics.not_finite)]
+    assert int(metrics.iterations) == 3 and int(state.iterations) == 3
+    assert name in trainer.tensor_names(metrics.learning)[int(metrics.not_finite)]
     assert np.isfinite(metrics.learning["loss"][:2]).all()
     _, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(2))
-    assert int(metrics.done) == 2 and int(metrics.not_finite) == -1
+    assert int(metrics.iterations) == 2 and int(metrics.not_finite) == -1
 
 
 def test_tensors_are_named_by_their_layers() -> None:

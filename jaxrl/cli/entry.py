@@ -1,25 +1,93 @@
-"""Begin and end of a command: Ctrl-C, errors in one sentence, exit codes."""
+"""Begin and end of a command: signals, errors in one sentence, exit codes."""
 
 import functools
+import gc
 import logging
 import os
 import signal
 import sys
+import threading
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from envs_jax.settings import short_repr
-from jaxrl.cli import interrupt
 from jaxrl.common.errors import UserError, one_line
 
+_LATER, _AGAIN = 0.02, 1.0  # seconds until an interrupt is raised again
 
-def _backend_works() -> bool:
-    import jax
 
-    try:
-        return bool(jax.devices())
-    except (RuntimeError, AssertionError):
-        return False
+class AbandonedError(Exception):
+    """The command has ended well, but something still runs that Python would wait for: the compiler, or a block."""
+
+
+def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+    """Turn UserErrors of a main function into one sentence on stderr and their exit code, without a traceback."""
+
+    @functools.wraps(main)
+    def run_command(argv: Sequence[str] | None = None) -> int:
+        if argv is None:
+            raise_interrupts()
+            hide_repeated_errors()
+        try:
+            return main(sys.argv[1:] if argv is None else argv) or 0
+        except UserError as error:
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            return error.exit_code
+        except AbandonedError:
+            if argv is None:
+                sys.stdout.flush()
+                os._exit(0)
+            return 0
+        except BrokenPipeError:  # the reader closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except KeyboardInterrupt as stop:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # do not raise it again
+            number = next(iter(stop.args), signal.SIGINT)
+            print(f"stopped by {signal.Signals(number).name}, before anything was saved", file=sys.stderr)
+            if argv is None:  # compilation threads crash when Python exits
+                sys.stdout.flush()
+                os._exit(128 + number)
+            return 128 + number
+        except (RuntimeError, AssertionError):
+            platforms = os.environ.get("JAX_PLATFORMS")
+            if not platforms or _has_devices():
+                raise
+            sentence = f"JAX_PLATFORMS={short_repr(platforms)} is nothing that JAX can use here: unset it"
+            print(f"error: {sentence}", file=sys.stderr)
+            return 1
+
+    return run_command
+
+
+def raise_interrupts() -> None:
+    """Let signals that end a command raise KeyboardInterrupt with their number.
+
+    Handlers that are not Python's own stay in place. SIGINT is answered even if the process was started to ignore it,
+    as by `&` in a script: it was sent on purpose.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(number, functools.partial(_interrupt, number))
+
+
+def _interrupt(first: int, number: int, frame: types.FrameType | None) -> None:
+    """Raise KeyboardInterrupt for signal `first`, and again at the next alarm: JAX may lose it while it compiles."""
+    signal.signal(signal.SIGALRM, functools.partial(_interrupt, first))
+    # Python prints and ignores exceptions in callbacks of its garbage collector, and JAX has such a callback.
+    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    while frame is not None:
+        if frame.f_code in callbacks:
+            signal.setitimer(signal.ITIMER_REAL, _LATER)
+            return
+        frame = frame.f_back
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+    raise KeyboardInterrupt(first)
 
 
 def hide_repeated_errors() -> None:
@@ -38,45 +106,8 @@ def hide_repeated_errors() -> None:
     sys.unraisablehook = show_others
 
 
-class AbandonedError(Exception):
-    """The command has ended well, but something still runs that Python would wait for: the compiler, or a block."""
-
-
-def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Turn UserErrors of a main function into one sentence on stderr and their exit code, without a traceback."""
-
-    @functools.wraps(main)
-    def run_command(argv: Sequence[str] | None = None) -> int:
-        if argv is None:
-            interrupt.install()
-            hide_repeated_errors()
-        try:
-            return main(sys.argv[1:] if argv is None else argv) or 0
-        except UserError as error:
-            print(f"error: {one_line(str(error))}", file=sys.stderr)
-            return error.exit_code
-        except AbandonedError:
-            if argv is None:
-                sys.stdout.flush()
-                os._exit(0)
-            return 0
-        except BrokenPipeError:  # the reader closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        except KeyboardInterrupt as stop:
-            interrupt.stop_raising()
-            number = next(iter(stop.args), signal.SIGINT)
-            print(f"stopped by {signal.Signals(number).name}, before anything was saved", file=sys.stderr)
-            if argv is None:  # compilation threads crash when Python exits
-                sys.stdout.flush()
-                os._exit(128 + number)
-            return 128 + number
-        except (RuntimeError, AssertionError):
-            platforms = os.environ.get("JAX_PLATFORMS")
-            if not platforms or _backend_works():
-                raise
-            sentence = f"JAX_PLATFORMS={short_repr(platforms)} is nothing that JAX can use here: unset it"
-            print(f"error: {sentence}", file=sys.stderr)
-            return 1
-
-    return run_command
+def _has_devices() -> bool:
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False

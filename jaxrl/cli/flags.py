@@ -10,18 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from envs_jax.base import find as find_class
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
+    Field,
     apply_changes,
     check_value,
+    find_fields,
     read_training_run,
     schema_of,
     suggestion,
 )
-from jaxrl.runtime.declared import Field, find_fields, has_opponents
 from jaxrl.runtime.presets import base, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
@@ -57,7 +59,6 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
     def flags(self) -> dict[str, str]:
-        """Return all long flags with their help."""
         return {
             option: action.help or ""
             for action in self._actions
@@ -96,7 +97,6 @@ def _flag_of(word: str) -> str | None:
 
 
 def _owners(name: str) -> list[str]:
-    """Return the algorithms that have a setting with a flag of this name."""
     fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
     return [algo for algo, field in fields.items() if field is not None and field.flag]
 
@@ -165,7 +165,7 @@ def parse(
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _OPPONENT_SETTINGS and not has_opponents(config.env)
+            hidden = name in _OPPONENT_SETTINGS and not hasattr(find_class(config.env), "accepts_opponent_actions")
             _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
     groups["run"].add_argument(
         "--checkpoint", metavar="N", help="with --init_from RUN: number of the checkpoint, as in RUN/checkpoints"
@@ -210,7 +210,6 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
 
 
 def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:
-    """Return the error for --resume together with a checkpoint."""
     return UsageError(
         f"--resume {run} continues from the newest checkpoint: to begin a new run with the weights of another, give "
         f"--init_from {run} --checkpoint {checkpoint} instead"

@@ -28,16 +28,12 @@ def divide_cores(devices: int) -> None:
 
 
 def speed_up_start() -> None:
-    """Compile less: keep programs between runs, and compile JAX's random bits in fewer kernels (same bits)."""
-    compile_random_bits_quickly()
-    _enable_compilation_cache()
+    """Compile less: JAX's random bits in fewer kernels (same bits), and programs that are kept between runs.
 
-
-def _enable_compilation_cache() -> None:
-    """Keep compiled programs in ~/.cache/jaxrl, unless the user has set JAX's folder or minimum compile time.
-
-    Entries that JAX cannot read are deleted, because JAX compiles such a program again but never replaces an entry.
+    They are in ~/.cache/jaxrl, unless the user has set JAX's folder or minimum compile time. Entries that JAX cannot
+    read are deleted, because JAX compiles such a program again but never replaces an entry.
     """
+    compile_random_bits_quickly()
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_root()))
     # By default JAX leaves out small programs, of which a start has dozens

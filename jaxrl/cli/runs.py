@@ -52,7 +52,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _page_path(text: str | None) -> Path | None:
-    """Return the path of the page, None without --out. Raises UserError."""
     if text is None:
         return None
     if Path(text).suffix.lower() not in (".html", ".htm"):

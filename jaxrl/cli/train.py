@@ -27,12 +27,12 @@ def main(argv: Sequence[str]) -> int:
     if flags.resume_or_start is not None and request.resume is not None:
         raise UsageError("--resume and --resume_or_start both name a run: leave one of them out")
 
-    place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
-    if place is None:
+    process = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
+    if process is None:
         divide_cores(request.config.run.cpu_devices)
     speed_up_start()
-    with hosts.join(place, flags.host_timeout):
-        if place is not None:
+    with hosts.join(process, flags.host_timeout):
+        if process is not None:
             requested = {
                 **request.config.plain(),
                 **request.changes,
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             outcome = runs.resume(request.resume, request.config, request.changes)
         else:
             outcome = runs.start(request.config)
-        if hosts.writes() and any(outcome.directory.glob("*/config.yaml")):  # several trials
+        if hosts.is_host_0() and any(outcome.directory.glob("*/config.yaml")):  # several trials
             from jaxrl.evaluation import learning_curves  # scipy, which training does not need
 
             learning_curves.report(outcome.directory, print)

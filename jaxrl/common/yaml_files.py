@@ -33,35 +33,31 @@ class _Reader(yaml.SafeLoader):
         return mapping
 
 
-def _as_written(resolvers: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return YAML's rules without those by which 010 is 8 and 1:30 is 90: such words stay words."""
-    plain = {
-        "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9]*|[1-9][0-9]{0,2}(_[0-9]{3})+)$"),
-        "tag:yaml.org,2002:float": re.compile(
-            r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
-        ),
-    }
-    return {first: [(tag, plain.get(tag, rule)) for tag, rule in rules] for first, rules in resolvers.items()}
-
-
-_Reader.yaml_implicit_resolvers = _as_written(yaml.SafeLoader.yaml_implicit_resolvers)
+_NUMBERS = {  # YAML's rules without those by which 010 is 8 and 1:30 is 90: such words stay words
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9]*|[1-9][0-9]{0,2}(_[0-9]{3})+)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+}
+_Reader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, rule)) for tag, rule in rules]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 _MAX_YAML_BYTES = 2**20  # bytes of a configuration
+_MAX_REASON = 300  # characters
 
 
-def read_mapping(path: Path, kind: str) -> dict[str, Any]:
-    """Read a YAML mapping; `kind` names it in errors. Raises UsageError when unreadable or not a mapping."""
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read the mapping of a YAML file. Raises UsageError: it is unreadable or not a mapping."""
     try:
         loaded = yaml.load(read_bounded(path, _MAX_YAML_BYTES).decode(), _Reader)
     except OSError as error:
-        raise UsageError(f"cannot read the {kind} {path} ({error.strerror}): name another file") from None
+        raise UsageError(f"cannot read the configuration {path} ({error.strerror}): name another file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         reason = reason.replace(' in "<unicode string>",', "")  # which is how the parser calls text without a file
-        raise UsageError(f"cannot read the {kind} {path}: {reason[:_MAX_REASON]}") from None
+        raise UsageError(f"cannot read the configuration {path}: {reason[:_MAX_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")
     return loaded
-
-
-_MAX_REASON = 300  # characters

@@ -14,7 +14,7 @@ from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
 from jaxrl.report.writer import check_same_run, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, convert_old, read_yaml
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_run_yaml
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
 from jaxrl.runtime.scoring import Scoring
@@ -138,7 +138,7 @@ def read(directory: Path) -> RunSummary:
 
 def _read(directory: Path) -> RunSummary:
     """Do what `read` does. Raises OSError, UserError."""
-    config = build(convert_old(read_yaml(directory / CONFIG)), str(directory / CONFIG), with_env=False)
+    config = build(read_run_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
     rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
     outer = (directory, *directory.absolute().parents[:2])  # all trials share their checkpoints

@@ -59,7 +59,6 @@ class Console:
             self._write_group(*self._left_out)
 
     def say(self, sentence: str) -> None:
-        """Write one sentence."""
         self._write(fold(sentence, self._width))
 
     def _write(self, line: str) -> None:
@@ -87,13 +86,8 @@ class Console:
     def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
         """Write how far a long iteration is, except when a line was written recently.
 
-        In a terminal it is a bar, which the next line replaces.
-
-        Args:
-            activity: what is running, for example "iteration 3: rolling out".
-            done, total: units, such as "episodes", that are complete, and of the whole activity.
-            unit: in the plural.
-            seconds_left: of the activity, if known.
+        In a terminal it is a bar, which the next line replaces. `activity` is such as "iteration 3: rolling out";
+        `done` of its `total` units, such as "episodes", are complete.
         """
         with self._lock:
             now, last = time.monotonic(), self._progress_time
@@ -133,7 +127,7 @@ class Console:
                 return
             if numbers != self._written:
                 self._write_group(numbers, seconds_left)
-            self._write_cells("evaluation", self._metrics(evaluation or {}))
+            self._write_cells("evaluation", self._describe_metrics(evaluation or {}))
 
     def _write_group(self, info: Mapping[str, Any], seconds_left: float | None) -> None:
         self._group_time, self._written, self._left_out = time.monotonic(), info, None
@@ -141,14 +135,14 @@ class Console:
         episodes = {} if info.get("return") is None else {"return": info["return"]}
         losses = (info.get("losses") or {}).items()
         whole = "phase " if info.get("phase") else ""
-        counters = _known(info, _COUNTERS)
+        counters = _format_known(info, _COUNTERS)
         self._write_cells("", [(whole * (label in ("done", "left")) + label, text) for label, text in counters])
         self._write_cells("phase", [(str(info["phase"]), "")] if info.get("phase") else [])
-        self._write_cells("episodes", self._metrics({**episodes, **(info.get("environment") or {})}))
+        self._write_cells("episodes", self._describe_metrics({**episodes, **(info.get("environment") or {})}))
         self._write_cells("losses", [(_plain_words(name), format_number(value)) for name, value in losses])
-        self._write_cells("device", _known(info, _DEVICE))
+        self._write_cells("device", _format_known(info, _DEVICE))
 
-    def _metrics(self, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def _describe_metrics(self, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield label and text of each metric of episodes; "metric/task" is a metric of the episodes of one task."""
         for name, value in metrics.items():
             metric, _, task = name.partition("/")
@@ -178,10 +172,7 @@ class Log(Console):
     Sentences and lines go to the logger "jaxrl". If it drops messages of level INFO and `printed` is set, they go to
     stdout instead. Warnings always go to the logger.
 
-    Args:
-        callbacks: functions that get the argument of each `block`.
-        every, label: as in `Console`.
-        printed: print what the logger drops.
+    Each of `callbacks` gets the argument of each `block`; `every` and `label` are as in `Console`.
     """
 
     def __init__(
@@ -209,7 +200,6 @@ class Log(Console):
             logger.info(line)
 
     def block(self, info: Mapping[str, Any]) -> None:
-        """Call the callbacks with the argument, and log it now and then."""
         for callback in self._callbacks:
             callback(info)
         super().block(info)
@@ -275,5 +265,5 @@ _DEVICE: _Entries = (
 )
 
 
-def _known(info: Mapping[str, Any], entries: _Entries) -> list[tuple[str, str]]:
+def _format_known(info: Mapping[str, Any], entries: _Entries) -> list[tuple[str, str]]:
     return [(label, text(info[name])) for label, name, text in entries if info.get(name) is not None]

@@ -11,19 +11,12 @@ import pynvml
 
 
 class DeviceReading(NamedTuple):
-    """One reading of the local devices.
+    """One reading of the local devices."""
 
-    Attributes:
-        memory: bytes in use on the fullest device; for a CPU, the resident size of this process.
-        memory_limit: bytes that JAX may use there, None if not known.
-        utilisation: mean share of time, 0 to 1, in which the GPUs were computing, None without NVML.
-        power: watts that the GPUs draw together, None without NVML.
-    """
-
-    memory: int
-    memory_limit: int | None
-    utilisation: float | None
-    power: float | None
+    memory: int  # bytes in use on the fullest device; for a CPU, the resident size of this process
+    memory_limit: int | None  # bytes that JAX may use there, None if not known
+    utilisation: float | None  # mean share of time, 0 to 1, in which the GPUs were computing, None without NVML
+    power: float | None  # watts that the GPUs draw together, None without NVML
 
 
 @contextlib.contextmanager

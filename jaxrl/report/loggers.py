@@ -26,12 +26,6 @@ _ROOM = 20_000  # groups of rows that may wait
 Row = tuple[int, Mapping[str, Any], int | None]  # iteration, metrics, step
 
 
-def check_name(text: str) -> None:
-    """Raise ValueError unless `text` is the name of a logger or "none"."""
-    if text not in (NONE, WANDB):
-        raise ValueError(f"unknown logger {text!r}: choose from: {NONE}, {WANDB}")
-
-
 def check(text: str) -> None:
     """Check that the package of the logger `text` is installed. Raises UsageError."""
     if text == NONE:
@@ -52,12 +46,8 @@ def open_writer(directory: Path, text: str, settings: Mapping[str, Any], say: Ca
 class WandbWriter(Writer):
     """A writer that also sends its rows to Weights & Biases, until the first error there.
 
-    It works offline if this machine has no login and WANDB_MODE is not set.
-
-    Args:
-        directory: the run directory; files of wandb go into its folder wandb.
-        settings: the settings of the run.
-        say: receives a warning.
+    It works offline if this machine has no login and WANDB_MODE is not set. Its files go into the folder wandb of the
+    run directory.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -81,7 +71,6 @@ class WandbWriter(Writer):
             self._fail(f"it did not end within {WAIT:.0f} s")
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
-        """Append the row, then hand it over."""
         super().write(iteration, scalars, step)
         self._put([(iteration, scalars, step)])
 

@@ -37,7 +37,6 @@ class Throughput:
         self._paused += time.monotonic() - began
 
     def rates(self) -> dict[str, float]:
-        """Return the rates for the console and the lines."""
         (began, steps, updates), (now, steps_now, updates_now) = self._marks[0], self._marks[-1]
         seconds = max(now - began, 1e-9)
         return {
@@ -88,11 +87,8 @@ class MetricAggregator:
     the session's evaluations. Only time/ depends on the clock and therefore differs from run to run. Counters, such as
     env_steps, have no such beginning.
 
-    Args:
-        writer: takes the lines.
-        every: iterations per line, 0 for `choose_spacing`.
-        total_iterations: of the whole run as planned.
-        group: `group` of the process that this one resumes.
+    A line has `every` iterations, 0 for `choose_spacing` in a run of `total_iterations` as planned. `group` is the
+    incomplete line of the process that this one resumes.
     """
 
     def __init__(

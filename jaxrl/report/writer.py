@@ -1,22 +1,23 @@
 """Metrics on disk: metrics.jsonl (one JSON object per line), and the same numbers as TensorBoard events.
 
-Every line is written to the operating system at once, so a killed process loses none. `trim` removes the lines
-after the checkpoint that a run resumes from. It reads the file from its end, so that a resume costs the same after any
-number of rows. Events reach the disk every few seconds and before a checkpoint. Each process writes its own event file,
-which begins with TensorBoard's mark of a restart: TensorBoard then drops later points of earlier files.
+Every line is written to the operating system at once, so a killed process loses none. A resume reads the file from its
+end, so it costs the same after any number of rows. Events reach the disk every few seconds and before a checkpoint.
+Each process has its own event file, which begins with TensorBoard's mark of a restart: TensorBoard then drops later
+points of earlier files.
 """
 
 import contextlib
 import hashlib
 import json
 import math
+import mmap
 import numbers
 import os
 import time
 from collections.abc import Iterator, Mapping
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxrl.common.errors import UserError
 
@@ -24,7 +25,6 @@ METRICS = "metrics.jsonl"
 LOST = "metrics.lost.jsonl"  # lines of a run that started again without a checkpoint
 EVENTS = "events"
 FLUSH = 5.0  # seconds between flushes of the events
-_BLOCK = 2**16  # bytes that are read at a time from the end of the lines
 _LONGEST = 2**20  # bytes of a first line that is compared
 _LARGEST = 1e300  # number that a line may hold
 
@@ -62,14 +62,13 @@ class Writer:
         values = {name: _number(value) for name, value in scalars.items()}
         row: dict[str, Any] = {"iteration": iteration} | ({} if step is None else {"step": step})
         row |= {name: v if math.isfinite(v) else None for name, v in values.items()}
-        with _one_sentence(self._directory):
+        with _errors_in_one_sentence(self._directory):
             if self._lines is None or self._events is None:
                 self._lines, self._events = self._open()
             _append(self._lines, json.dumps(row, allow_nan=False).encode() + b"\n")
             self._events.write(row)
 
     def _open(self) -> tuple[RawIOBase, "_Events"]:
-        """Open the lines, unbuffered, and a new event file."""
         (self._directory / EVENTS).mkdir(parents=True, exist_ok=True)
         return (self._directory / METRICS).open("ab", buffering=0), _Events(self._directory / EVENTS)
 
@@ -79,7 +78,7 @@ class Writer:
         It holds their bytes, and a digest of the first line, by which lines of another run are recognised.
         """
         path = self._directory / METRICS
-        with _one_sentence(self._directory):
+        with _errors_in_one_sentence(self._directory):
             if self._events is not None:
                 self._events.flush()
             return {"bytes": path.stat().st_size if path.exists() else 0, "first": _digest(_first_line(path))}
@@ -99,7 +98,7 @@ class Writer:
         """
         self.close()
         path, problem = self._directory / METRICS, ""
-        with _one_sentence(self._directory):
+        with _errors_in_one_sentence(self._directory):
             if after_iteration == 0 and mark is None and path.exists() and path.stat().st_size:
                 path.replace(self._directory / LOST)
                 problem = f"there is no checkpoint; the previous rows of metrics are kept in {LOST}"
@@ -132,14 +131,12 @@ class NullWriter(Writer):
     """A writer without files, for hosts that do not write."""
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
-        """Do nothing."""
+        pass
 
     def mark(self) -> dict[str, Any] | None:
-        """Do nothing."""
         return None
 
     def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
-        """Do nothing."""
         return ""
 
 
@@ -156,7 +153,6 @@ class _Events:
         self._flushed = -math.inf
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add the numbers of a line of metrics.jsonl."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -179,7 +175,6 @@ class _Events:
         self.flush()
 
     def flush(self) -> None:
-        """Write the events to the disk."""
         self._file.flush()
         self._flushed = time.time()
 
@@ -198,37 +193,26 @@ def iterate_rows(directory: Path | str, size: float = math.inf) -> Iterator[dict
 
     Raises MetricsError: another line is damaged, or the file cannot be read.
     """
-    path = Path(directory) / METRICS
+    path, damaged, end = Path(directory) / METRICS, 0, 0
+    if not path.exists():
+        return
     try:
-        for row, end in _rows(path):
-            if end > size:
-                return
-            yield row
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                end += len(line)
+                if damaged:
+                    raise MetricsError(f"line {damaged} of {path} is damaged: fix or remove that line")
+                if end > size:
+                    return
+                if (row := _parse_row(line)) is None:
+                    damaged = number  # or the last line, which may be incomplete after a kill
+                else:
+                    yield row
     except OSError as error:
         raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
 
 
-def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each row of a file, and the bytes up to its end; the last line may be incomplete after a kill.
-
-    Raises OSError, and MetricsError: another line is damaged.
-    """
-    if not path.exists():
-        return
-    damaged, end = 0, 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if damaged:
-                raise MetricsError(f"line {damaged} of {path} is damaged: fix or remove that line")
-            end += len(line)
-            row = _row(line)
-            if row is None:
-                damaged = number
-            else:
-                yield row, end
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
+def _parse_row(line: bytes) -> dict[str, Any] | None:
     """Return the object of a complete line of numbers, None if it is damaged or incomplete."""
     try:
         row = json.loads(line)
@@ -249,7 +233,7 @@ def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> Non
         first = _first_line(path)
     except OSError as error:
         raise MetricsError(f"{path} cannot be read ({error.strerror}): make it readable") from error
-    if first and _row(first) is None:
+    if first and _parse_row(first) is None:
         raise MetricsError(f"line 1 of {path} is damaged: fix or remove that line")
     if mark and mark.get("first") and first and _digest(first) != mark["first"]:
         raise MetricsError(
@@ -271,7 +255,7 @@ def _append(file: RawIOBase, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _one_sentence(directory: Path) -> Iterator[None]:
+def _errors_in_one_sentence(directory: Path) -> Iterator[None]:
     """Raise OSErrors as a MetricsError."""
     try:
         yield
@@ -307,33 +291,17 @@ def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | N
         OSError: the file cannot be read.
         MetricsError: a line that was read is damaged. The last one may be incomplete after a kill.
     """
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return 0, None
-    with path.open("rb") as file:
-        end = os.fstat(file.fileno()).st_size
-        for position, line in _lines_from_end(file, end):
-            row = _row(line)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = len(content)
+        while end:
+            start = content.rfind(b"\n", 0, end - 1) + 1
+            row = _parse_row(content[start:end])
             if row is not None and row["iteration"] <= after_iteration:
-                return position + len(line), row
-            if row is None and position + len(line) < end:
-                file.seek(0)
-                number = file.read(position).count(b"\n") + 1
+                return end, row
+            if row is None and end < len(content):
+                number = content[:start].count(b"\n") + 1
                 raise MetricsError(f"line {number} of {path} is damaged: fix or remove that line")
+            end = start
     return 0, None
-
-
-def _lines_from_end(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield position and content of each line of a file of `end` bytes, the last line first."""
-    parts: list[bytes] = []  # of the line whose beginning has not been read, the last part first
-    for start in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
-        file.seek(start)
-        block = file.read(min(_BLOCK, end - start))
-        cut = search_end = len(block)
-        while (newline := block.rfind(b"\n", 0, search_end)) >= 0:
-            line = b"".join((block[newline + 1 : cut], *reversed(parts)))
-            if line:
-                yield start + newline + 1, line
-            parts, cut, search_end = [], newline + 1, newline
-        parts.append(block[:cut])
-    if line := b"".join(reversed(parts)):
-        yield 0, line

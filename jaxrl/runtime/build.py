@@ -1,4 +1,7 @@
-"""From a configuration to a run: resolve sizes, compile programs, check memory; no large array is allocated here."""
+"""From a configuration to a run: resolve sizes, compile programs, check memory.
+
+No large array is allocated and no file is written here: that is for `Session`.
+"""
 
 import dataclasses
 import json
@@ -26,7 +29,6 @@ from jaxrl.rl.data_parallel import (
     largest_divisor,
     logical_shards,
     make_mesh,
-    shardings,
 )
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_device
@@ -34,34 +36,26 @@ from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
 from jaxrl.runtime.self_play import SelfPlay
-from jaxrl.runtime.train_state import Position
+from jaxrl.runtime.train_state import Position, TrainState
 from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run built from its configuration.
+    """A run built from its configuration."""
 
-    Attributes:
-        config: with every automatic value written out, as in config.yaml.
-        limit: bytes that the run may use on a device.
-        notes: sentences for the user.
-        resuming: whether it continues a run, whose settings are fixed.
-    """
-
-    config: Config
+    config: Config  # with every automatic value written out, as in config.yaml
     env: BatchedEnvironment
     algo: Algorithm
     trainer: Trainer
     mesh: Mesh
-    limit: int
-    notes: list[str]
-    resuming: bool
+    limit: int  # bytes that it may use on a device
+    notes: list[str]  # sentences for the user
+    resuming: bool  # whether it continues a run, whose settings are fixed
 
     @property
     def eval_env(self) -> BatchedEnvironment:
-        """Return the environment of the evaluations that choose the best checkpoint."""
         return batched(self.env.env.for_evaluation())
 
     @property
@@ -113,7 +107,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         else:
             devices, warning = choose_devices(settings.devices, layout.num_envs, layout.shards)
             layout = dataclasses.replace(layout, devices=devices)
-        free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
+        free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.count_hosts())
         limit = int(settings.memory_gb * memory_plan.GIB) if settings.memory_gb else min(hosts.gather(free))
         algo = _make_algorithm(config, env.spec, layout, custom)
         rollout_chunk, learn_chunk = memory_plan.choose_chunks(
@@ -178,13 +172,17 @@ def _check_environment(env: Environment) -> None:
 
 
 def _devices_of_trials(settings: RunSettings, trials: int) -> int:
-    """Return the number of devices that share the trials. Raises UsageError."""
-    if hosts.number() > 1:
+    if hosts.count_hosts() > 1:
         raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
+    return largest_divisor(trials, _count_local_devices(settings.devices))
+
+
+def _count_local_devices(requested: int) -> int:
+    """Return the number of devices of a host to use, all if 0 are requested. Raises UsageError: there are fewer."""
     present = jax.local_device_count()
-    if settings.devices > present:
-        raise UsageError(f"--devices {settings.devices}, but there are only {present}: choose {present} or fewer")
-    return largest_divisor(trials, settings.devices or present)
+    if requested > present:
+        raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
+    return requested or present
 
 
 def _layout(config: Config, spec: EnvSpec) -> DataParallel:
@@ -222,31 +220,27 @@ def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str
 
     Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
-    present, hosts = jax.local_device_count(), jax.process_count()
-    if requested > present:
-        raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
-    asked = requested or present
-    used = max((d for d in range(1, asked + 1) if shards % (d * hosts) == 0), default=0)
-    if used == asked:
-        return used * hosts, None
+    local, host_count = _count_local_devices(requested), jax.process_count()
+    used = max((d for d in range(1, local + 1) if shards % (d * host_count) == 0), default=0)
+    if used == local:
+        return used * host_count, None
     fitting = -(-num_envs // 8) * 8
-    if fitting == num_envs:
-        remedy = "a minibatch that 8 divides and no --logical_shards"
-    else:
-        remedy = f"--num_envs {fitting}"
-    devices = f"{asked} devices" if hosts == 1 else f"{hosts} hosts of {asked} devices"
+    remedy = "a minibatch that 8 divides and no --logical_shards" if fitting == num_envs else f"--num_envs {fitting}"
+    devices = f"{local} devices" if host_count == 1 else f"{host_count} hosts of {local} devices"
     cut = f"{num_envs} environments are cut into {shards} logical shards, which {devices} cannot share evenly"
     if not used:
         others = f", or {remedy} with 2, 4 or 8 hosts" if shards < 8 else ""
-        raise UsageError(f"{cut}: start {_power_of_two(min(hosts, shards))} of them{others}")
+        raise UsageError(f"{cut}: start {_power_of_two(min(host_count, shards))} of them{others}")
     if requested:
         raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
-    better = _power_of_two(min(asked, 8 // hosts))
+    better = _power_of_two(min(local, 8 // host_count))
     advice = f"; {remedy} would let {better} be used" if better > used else ""
-    return used * hosts, f"{cut}: only {used} of them are used{' on each' if hosts > 1 else ''}{advice}"
+    on_each = " on each" if host_count > 1 else ""
+    return used * host_count, f"{cut}: only {used} of them are used{on_each}{advice}"
 
 
 def _power_of_two(limit: int) -> int:
+    """Return the largest power of two that is at most `limit`."""
     return 1 << (limit.bit_length() - 1)
 
 
@@ -328,28 +322,22 @@ def _warn_of_incomplete_phases(phases: tuple[Phase, ...], num_envs: int, total: 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """The functions of a run, each compiled when it is called first, if not before.
+    """The functions of a run, each compiled when it is called first, if not before."""
 
-    Attributes:
-        start: (key, inputs) -> TrainState, for a new run.
-        blocks: (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase;
-            None for a phase that is already complete.
-        evaluate: (policy, key, context) -> metrics, None if no evaluation will come; see `Evaluator`.
-        needed: peak bytes of each compiled function on a device while a checkpoint is written.
-    """
-
-    start: Program | None
+    start: Program | None  # (key, inputs) -> TrainState, for a new run
+    # (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase; None for a
+    # phase that is already complete
     blocks: list[Program | Pieces | None]
-    evaluate: Program | None
-    needed: list[int]
+    evaluate: Program | None  # (policy, key, context) -> metrics, None if no evaluation will come; see `Evaluator`
+    needed: list[int]  # peak bytes of each compiled function on a device while a checkpoint is written
 
     def compile(self, *programs: Program | Pieces | None, at_once: bool = True) -> None:
         """Compile these programs, or all if none is named; `at_once` in threads. Raises memory_plan.TooLargeError."""
         chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
         for program in chosen if at_once else ():
-            program.begin()
+            program.start_compiling()
         for program in chosen:
-            program.finish()
+            program.compile()
 
 
 def compile_run(
@@ -370,90 +358,87 @@ def compile_run(
         say: receives a sentence with seconds and bytes for each program.
         position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
-    Raises:
-        UsageError: the settings of algorithm and environment do not go together.
-        memory_plan.TooLargeError: the run does not fit.
+    Raises UsageError: algorithm and environment do not go together; TooLargeError: the run does not fit.
     """
     trainer, settings, algo = run.trainer, run.config.run, run.algo
     with usage_errors(traced=True):
         shapes = trainer.shapes()
     state_bytes = memory_plan.local_size(shapes)
-    replicated = shardings(run.mesh, REPLICATED)
-    by_trial = shardings(run.mesh, SPLIT) if trainer.trials > 1 else replicated
     needed: list[int] = []
 
-    def check(size: int) -> int:
+    def check_size(size: int) -> int:
         return memory_plan.check_fits(size, run.limit, shapes, run.config, algo, run.resuming)
 
-    def place(tree: Any, sharding: Any = replicated) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-    def program(what: str, make: Callable[[], tuple[Any, ...]], other_bytes: int = 0) -> Program:
+    def make_program(what: str, make: Callable[[], tuple[Any, ...]], other_bytes: int = 0) -> Program:
         def report(executable: Any, seconds: float) -> None:
-            needed.append(check(memory_plan.compiled_bytes(executable) + other_bytes))
+            needed.append(check_size(memory_plan.compiled_bytes(executable) + other_bytes))
             say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed[-1])} per device")
 
         return Program(make, report)
 
-    def block(phase: Phase) -> Program | Pieces:
-        single = trainer.trials == 1 and hosts.number() == 1  # hosts would choose different pieces
+    def make_block(phase: Phase) -> Program | Pieces:
+        single = trainer.trials == 1 and hosts.count_hosts() == 1  # hosts would choose different pieces
         if single and needs_pieces(algo, phase, jax.default_backend()):
-            return pieces(phase)
-        count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, count))
+            return make_pieces(phase)
+        count = trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
+        return make_program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, count))
 
-    def pieces(phase: Phase) -> Pieces:
-        programs, longest, sizes = make_programs(trainer, phase), [0.0], [0]
-        buffer_bytes = memory_plan.local_size(programs["begin"][2])
+    def make_pieces(phase: Phase) -> Pieces:
+        functions, longest, sizes = make_programs(trainer, phase), [0.0], [0]
+        buffer_bytes = memory_plan.local_size(functions["begin"][2])
+        stage_names = {stage.name for stage in algo.learn_stages}
 
-        def piece(name: str) -> Program:
+        def make_piece(name: str) -> Program:
             def report(executable: Any, seconds: float) -> None:
-                other_bytes = buffer_bytes if name in {stage.name for stage in algo.learn_stages} else 0
-                sizes.append(check(memory_plan.compiled_bytes(executable) + other_bytes))
+                other_bytes = buffer_bytes if name in stage_names else 0
+                sizes.append(check_size(memory_plan.compiled_bytes(executable) + other_bytes))
                 longest.append(seconds)
                 if name == "end":  # the last one
                     needed.append(max(sizes))
-                    peak = gibibytes(max(sizes))
+                    peak = gibibytes(needed[-1])
                     say(f"compiled phase '{phase.name}' in {max(longest):.1f} s; it needs {peak} per device")
 
-            return Program(lambda: programs[name], report)
+            return Program(lambda: functions[name], report)
 
         envs = trainer.layout.num_envs // trainer.chunks()
-        return Pieces({name: piece(name) for name in programs}, algo, phase, trainer.chunks(), envs)
+        return Pieces({name: make_piece(name) for name in functions}, algo, phase, trainer.chunks(), envs)
 
-    def evaluation() -> tuple[Any, ...]:
-        rules = run.env.env.match_rules
-        # As many episodes at a time as in training or, where environments go on, as fit.
-        chunk, devices = trainer.rollout_chunk, trainer.mesh.size if trainer.trials > 1 else 1
-        if env_bytes := memory_plan.size((shapes.env, shapes.timestep)) // trainer.layout.num_envs // devices:
-            chunk = max(chunk, memory_plan.most_environments(run.limit, env_bytes))
-        evaluator = Evaluator(
-            run.eval_env,
-            learned_policy(algo, "sample" if rules and rules.sampled else "greedy"),
-            run.eval_episodes,
-            run.mesh,
-            chunk,
-            algo.init_carry,
-            trainer.trials,
-        )
-        policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
-        context = place(jax.eval_shape(run.eval_env.context, jax.eval_shape(start_progress)))
-        return evaluator.jit_final_values(), policy, keys, context
-
-    check(state_bytes)
+    check_size(state_bytes)
     current = position or Position()
     remaining = current.remaining(algo.phases, trainer.layout.num_envs, settings.total_env_steps)
-    keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
-    blocks = [block(phase) if count else None for phase, count in zip(algo.phases, remaining, strict=True)]
+    keys = trainer.place_shapes(jax.eval_shape(lambda: trainer.keys(0)), SPLIT if trainer.trials > 1 else REPLICATED)
+    blocks = [make_block(phase) if count else None for phase, count in zip(algo.phases, remaining, strict=True)]
     evaluate = start = None
     if settings.eval_every and (any(remaining) or evaluated != current.iterations):
-        evaluate = program("the evaluation", evaluation, state_bytes)
+        evaluate = make_program("the evaluation", lambda: _make_evaluation(run, shapes, keys), state_bytes)
     if position is None:
-        start = program("the start", lambda: (trainer.make_init(), keys, inputs))
+        start = make_program("the start", lambda: (trainer.make_init(), keys, inputs))
     compiled = CompiledRun(start, blocks, evaluate, needed)
-    if jax.default_backend() != "cpu" or hosts.number() > 1:
+    if jax.default_backend() != "cpu" or hosts.count_hosts() > 1:
         compiled.compile(at_once=False)
     else:
         first = next((k for k, phase in enumerate(algo.phases) if phase.updates and blocks[k]), len(blocks))
         compiled.compile(start, *blocks[: first + 1])
     return compiled
+
+
+def _make_evaluation(run: Run, shapes: TrainState, keys: Any) -> tuple[Any, ...]:
+    """Return the jitted evaluation of a run, and the shapes of its arguments."""
+    trainer, rules = run.trainer, run.env.env.match_rules
+    # As many episodes at a time as in training or, where environments go on, as fit.
+    chunk, devices = trainer.rollout_chunk, trainer.mesh.size if trainer.trials > 1 else 1
+    if env_bytes := memory_plan.size((shapes.env, shapes.timestep)) // trainer.layout.num_envs // devices:
+        chunk = max(chunk, memory_plan.most_environments(run.limit, env_bytes))
+    evaluator = Evaluator(
+        run.eval_env,
+        learned_policy(run.algo, "sample" if rules and rules.sampled else "greedy"),
+        run.eval_episodes,
+        run.mesh,
+        chunk,
+        run.algo.init_carry,
+        trainer.trials,
+    )
+    policies = jax.eval_shape(trainer.policies, shapes)
+    policies = trainer.place_shapes(policies, SPLIT if trainer.trials > 1 else REPLICATED)
+    context = jax.eval_shape(run.eval_env.context, jax.eval_shape(start_progress))
+    return evaluator.jit_final_values(), policies, keys, trainer.place_shapes(context, REPLICATED)

@@ -1,5 +1,7 @@
 """Checkpoints of a whole training state: written in the background, atomic on disk, verified on reading, exact.
 
+The session decides when one is written.
+
     checkpoints/0000000120/arrays/          written by orbax
                            meta.json        counters and other data that are not arrays
                            manifest.json    names, shapes and types of all leaves; SHA-256 of every file
@@ -43,15 +45,12 @@ def _print_warning(sentence: str) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints in a directory of one run, which the first save makes.
 
     Only a process that holds the run's lock may call `save` or `discard_after`; other processes may read. With
     several hosts every process makes the same calls, and process 0 commits and deletes.
 
-    Args:
-        directory: where they are; made by the first save.
-        keep: how many of the newest are kept, in addition to the best one.
-        warn: receives one sentence for each damaged checkpoint that is skipped; stderr by default.
+    The newest `keep` ones and the best one are kept. `warn` receives a sentence for each damaged one that is skipped.
     """
 
     def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] = _print_warning) -> None:
@@ -62,7 +61,7 @@ class Checkpoints:
         self._keep, self._warn = keep, warn
         self._manager: Any = None  # of orbax; made by the first save
         self._best: int | None = None  # the best one, once there is a manager
-        self._pending: tuple[int, str, list[Leaf], bool]  # the last save: number, meta, leaves, whether it is the best
+        self._last_save: tuple[int, str, list[Leaf], bool]  # number, meta, leaves, whether it is the best
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -77,19 +76,17 @@ class Checkpoints:
 
         Args:
             step: its number, at least 0; an existing checkpoint of this number is deleted first.
-            state: pytree of jax.Arrays, at least one of them not empty; leaves may be typed PRNG keys and have any
-                sharding.
+            state: pytree of jax.Arrays, at least one of them not empty; typed PRNG keys and any sharding are allowed.
             meta: a JSON object that can be read without the arrays.
             best: whether this is the best checkpoint so far.
 
-        Raises:
-            CheckpointError: this save could not be started, or the one before it failed.
+        Raises CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
         leaves = manifest.leaves_of(state)
         values = zip(leaves, jax.tree.leaves(state), strict=True)
         arrays = {leaf.name: manifest.plain_array(value) for leaf, value in values if is_stored(leaf)}
-        self._pending = step, json.dumps(meta, indent=1), leaves, best
+        self._last_save = step, json.dumps(meta, indent=1), leaves, best
         import orbax.checkpoint as ocp
 
         with self._failure_in_one_sentence():
@@ -102,18 +99,18 @@ class Checkpoints:
     def _make_manager(self) -> Any:
         import orbax.checkpoint as ocp
 
-        complete = self._complete
+        write_other_files = self._write_other_files
 
         class Handler(ocp.PyTreeCheckpointHandler):
             def finalize(self, directory: Any) -> None:  # on host 0, before orbax commits the checkpoint
                 super().finalize(directory)
-                complete(Path(directory))
+                write_other_files(Path(directory))
 
         self._best = self.best_step()
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         registry.add(ARRAYS, ocp.args.PyTreeSave, Handler())
         options = ocp.CheckpointManagerOptions(
-            step_format_fixed_length=len(_name(0)),
+            step_format_fixed_length=len(_folder_name(0)),
             preservation_policy=self,
             cleanup_tmp_directories=True,
             single_host_load_and_broadcast=True,  # a network file system may show others an older folder
@@ -122,9 +119,9 @@ class Checkpoints:
         )
         return ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
 
-    def _complete(self, arrays: Path) -> None:
-        """Write the other files of a checkpoint whose arrays are written."""
-        step, meta, leaves, best = self._pending
+    def _write_other_files(self, arrays: Path) -> None:
+        """Write what belongs to a checkpoint whose arrays are written."""
+        step, meta, leaves, best = self._last_save
         write_atomically(arrays.parent / META, meta)
         manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
 
@@ -147,7 +144,7 @@ class Checkpoints:
             # TensorStore says "KIND: where: where: cause [details]"
             reason = reason or str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
             raise CheckpointError(
-                f"checkpoint {self._pending[0]} could not be written under {self.directory} ({reason}); make the "
+                f"checkpoint {self._last_save[0]} could not be written under {self.directory} ({reason}); make the "
                 "directory writable and free disk space there, then continue with --resume"
             ) from error
 
@@ -168,8 +165,8 @@ class Checkpoints:
         """Delete the checkpoints above `step`, where a run resumes. Raises CheckpointError: they cannot be deleted."""
         assert self._manager is None, "the manager would not know"
         try:
-            for later in [number for number in self.steps() if number > step and hosts.writes()]:
-                shutil.rmtree(self.directory / _name(later))
+            for later in [number for number in self.steps() if number > step and hosts.is_host_0()]:
+                shutil.rmtree(self.directory / _folder_name(later))
         except OSError as error:
             raise CheckpointError(
                 f"old checkpoints under {self.directory} could not be deleted ({error}); make the directory writable"
@@ -178,20 +175,17 @@ class Checkpoints:
     # Reading
 
     def steps(self) -> list[int]:
-        """Return the numbers of all committed checkpoints, oldest first."""
         return committed_steps(self.directory)
 
     def best_step(self) -> int | None:
-        """Return the number of the best checkpoint, if one was kept."""
         for step in reversed(self.steps()):
             with contextlib.suppress(ValueError):
-                stored = manifest.read_manifest(self.directory / _name(step))
+                stored = manifest.read_manifest(self.directory / _folder_name(step))
                 if stored.best and not self._is_foreign(stored):
                     return step
         return None
 
     def _is_foreign(self, stored: manifest.Manifest) -> bool:
-        """Return whether another run wrote a checkpoint."""
         return bool(stored.run and self._run_id and stored.run != self._run_id)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
@@ -200,22 +194,24 @@ class Checkpoints:
         Raises CheckpointError: there is none.
         """
         self.wait()
-        step = hosts.on_first(functools.partial(self._find_intact, self.steps()))
-        return step, _read(self.directory / _name(step), (), "")[1]
+        step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
+        return step, _read(self.directory / _folder_name(step), (), "")[1]
+
+    def read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+        """Return state and JSON object of a checkpoint that `newest` has verified; see `restore`."""
+        return _read(self.directory / _folder_name(step), like, None)
 
     def restore(
-        self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False, intact: bool = False
+        self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False
     ) -> tuple[int, Any, dict[str, Any]]:
         """Read a state back, bit-identical; return its number, the state, and its JSON object.
 
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the shardings to restore to, on any devices; a leaf
                 without a sharding goes to the first local device.
-            step: number of the checkpoint; by default the newest intact one. `warn` gets a sentence for each damaged
-                one.
+            step: number of the checkpoint; by default the newest intact one.
             prefix: name of the only part of the state to read, such as "algo.params"; `like` then describes this part.
             best: read the best checkpoint, if there is one.
-            intact: do not verify the files of this step, because `newest` has just done so.
 
         Raises:
             CheckpointError: there is no intact checkpoint; its leaves have other names, shapes or types than `like`; or
@@ -224,13 +220,13 @@ class Checkpoints:
         self.wait()
         for _ in range(2):  # training may replace it while it is read
             before, number = self.steps(), self.best_step() if best else step
-            if step is not None and not intact and step not in before:
+            if step is not None and step not in before:
                 known = ", ".join(map(str, before[-10:])) or "none"
                 raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
             try:
                 steps = before if number is None else [number]
-                chosen: int = steps[0] if intact else hosts.on_first(functools.partial(self._find_intact, steps))
-                return chosen, *_read(self.directory / _name(chosen), like, prefix)
+                chosen: int = hosts.call_on_host_0(functools.partial(self._find_intact, steps))
+                return chosen, *_read(self.directory / _folder_name(chosen), like, prefix)
             except Exception as error:
                 if step is not None or self.steps() == before:
                     raise
@@ -244,7 +240,7 @@ class Checkpoints:
         """Return the last of `steps` whose files have their digests. Raises CheckpointError if there is none."""
         damaged: list[str] = []
         for step in reversed(steps):
-            folder = self.directory / _name(step)
+            folder = self.directory / _folder_name(step)
             try:
                 stored = manifest.verify(folder)
             except ValueError as error:
@@ -302,7 +298,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = reader.restore(folder / ARRAYS, args=args)
 
-    def finish(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
+    def make_leaf(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
         if not is_stored(leaf):
             return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
         if not is_key(value):
@@ -310,7 +306,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
         impl = jax.random.key_impl(jnp.empty((), value.dtype))
         return jax.device_put(jax.random.wrap_key_data(arrays[leaf.name], impl=impl), sharding)
 
-    return jax.tree.unflatten(structure, map(finish, leaves, values, shardings))
+    return jax.tree.unflatten(structure, map(make_leaf, leaves, values, shardings))
 
 
 # Until commit abbf87e the parameters of a network, its targets and its moments were one vector [..., P] each.
@@ -354,5 +350,5 @@ def committed_steps(directory: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{10}", name))
 
 
-def _name(step: int) -> str:
+def _folder_name(step: int) -> str:
     return f"{step:010d}"

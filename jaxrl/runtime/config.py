@@ -1,7 +1,7 @@
-"""Settings of a run: defaults of the dataclasses < a YAML preset < flags.
+"""The settings of a run, from one flat mapping: `algo`, `env`, and those of run, environment and algorithm.
 
-A configuration is one flat mapping: `algo`, `env`, and the fields of `RunSettings`, of the environment's class and of
-the algorithm's class. The same mapping, with every automatic value written out, is a run's config.yaml.
+The mapping comes from a preset, Python or flags (`presets`, `api`, `cli`); with every automatic value written out it is
+a run's config.yaml. What follows from the settings is found by `build`.
 """
 
 import contextlib
@@ -12,22 +12,20 @@ import os
 import re
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 import envs_jax
-from envs_jax.settings import check_bounds, check_settings, exact_value, kind_name, setting, short_repr
+from envs_jax.settings import Bounds, check_bounds, check_settings, exact_value, kind_name, setting, short_repr
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
-from jaxrl.runtime.declared import Field, fields_of, find_fields
 from jaxrl.runtime.published import hint
-from jaxrl.runtime.run_directory import CONFIG, check_version, open_run
-from jaxrl.runtime.spaces import check_spaces
+from jaxrl.runtime.run_directory import CONFIG, check_spaces, check_version, open_run
 
 # Default environment of each algorithm.
 DEFAULT_ENV = {
@@ -42,125 +40,83 @@ _COUNT = (0, 1e15)
 class RunSettings:
     """Length, size, devices and outputs of a run."""
 
-    num_envs: int = setting(
-        0,
+    # fmt: off
+    num_envs: int = setting(0,
         "number of environments stepped in parallel; 0 = what the algorithm's settings imply; more of them use the "
-        "device better and need more memory",
-        between=(0, MAX_ENVS),
-    )
+        "device better and need more memory", between=(0, MAX_ENVS))
     seed: int = setting(0, "random seed of the run", between=(0, 2**32 - 1))
-    num_seeds: int = setting(
-        1,
+    num_seeds: int = setting(1,
         "number of seeds trained together in one program: the seed of the run and the next ones; devices share them",
-        between=(1, 4096),
-    )
-    sweep: str = setting(
-        "",
+        between=(1, 4096))
+    sweep: str = setting("",
         "values of the algorithm's settings to compare in one program, such as actor_lr=1e-4,3e-4; several settings "
-        "are separated by spaces, and each combination of their values is trained with each seed",
-    )
-    total_env_steps: int = setting(
-        0, "stop after this many environment steps, summed over all environments and rounded up to whole iterations",
-        between=_COUNT,
-    )  # fmt: skip
-    total_episodes: int = setting(
-        0, "stop after this many episodes, summed over all environments; only where all episodes have the same length: "
-        "coverage, reach, snakes", between=_COUNT,
-    )  # fmt: skip
-    max_seconds: float = setting(
-        0.0, "stop after this many seconds of training in this process; 0 = no limit; schedules do not depend on it",
-        between=(0, 1e9),
-    )  # fmt: skip
-    schedule_env_steps: int = setting(
-        0,
+        "are separated by spaces, and each combination of their values is trained with each seed")
+    total_env_steps: int = setting(0,
+        "stop after this many environment steps, summed over all environments and rounded up to whole iterations",
+        between=_COUNT)
+    total_episodes: int = setting(0,
+        "stop after this many episodes, summed over all environments; only where all episodes have the same length: "
+        "coverage, reach, snakes", between=_COUNT)
+    max_seconds: float = setting(0.0,
+        "stop after this many seconds of training in this process; 0 = no limit; schedules do not depend on it",
+        between=(0, 1e9))
+    schedule_env_steps: int = setting(0,
         "environment steps over which schedules of the algorithm's settings run; 0 = the total of the first start; a "
-        "larger number makes them slower",
-        between=_COUNT,
-    )
-    init_from: str = setting(
-        "",
-        "source of the initial weights: a run (its best checkpoint, or the one that --checkpoint names), the folder of "
-        "a checkpoint, or actor.pth[,critic.pth] of the published snakes trainer; empty = random weights",
-    )
+        "larger number makes them slower", between=_COUNT)
+    init_from: str = setting("",
+        "source of the initial weights: a run (its best checkpoint, or the one that --checkpoint names), the folder "
+        "of a checkpoint, or actor.pth[,critic.pth] of the published snakes trainer; empty = random weights")
     devices: int = setting(0, "number of local devices that share the work; 0 = all", between=(0, 1e6))
-    cpu_devices: int = setting(
-        1, "number of devices into which the command divides the cores of a CPU, on a single host; 0 = one for each "
-        "core, but 1, 2, 4 or 8; the variable JAX_NUM_CPU_DEVICES overrides it", between=(0, 8),
-    )  # fmt: skip
-    logical_shards: int = setting(
-        0,
+    cpu_devices: int = setting(1,
+        "number of devices into which the command divides the cores of a CPU, on a single host; 0 = one for each "
+        "core, but 1, 2, 4 or 8; the variable JAX_NUM_CPU_DEVICES overrides it", between=(0, 8))
+    logical_shards: int = setting(0,
         "number of parts of the batch that are sampled separately, independent of the number of devices; 0 = the "
-        "largest of 8, 4, 2, 1 that fits; at most as many devices can share the batch",
-    )
-    rollout_chunk: int = setting(
-        0,
+        "largest of 8, 4, 2, 1 that fits; at most as many devices can share the batch")
+    rollout_chunk: int = setting(0,
         "number of environments that a device rolls out at a time in phases that restart them; 0 = chosen by the free "
-        "memory; a larger chunk needs more memory",
-        between=(0, MAX_ENVS),
-    )
-    learn_chunk: int = setting(
-        0,
+        "memory; a larger chunk needs more memory", between=(0, MAX_ENVS))
+    learn_chunk: int = setting(0,
         "number of samples whose gradient a device computes at a time; the minibatch adds these gradients up; 0 = "
-        "chosen by the free memory; a larger chunk needs more memory",
-        between=(0, 1e9),
-    )
-    compute_dtype: Compute = setting(
-        "auto", "dtype of matrix products and convolutions; auto = bfloat16 on accelerators, float32 on CPUs"
-    )
-    rollout_dtype: Store = setting(
-        "auto", "dtype in which observations with values in [0, 1] are stored; auto = float16"
-    )
-    memory_gb: float = setting(
-        0.0, "memory in GiB that the run may use on each device; 0 = all free memory", between=(0, 1e6)
-    )
-    block_iterations: int = setting(
-        64, "maximum number of iterations in one compiled call; longer calls cost less overhead and report less often",
-        between=(1, 10_000),
-    )  # fmt: skip
-    block_seconds: float = setting(
-        1.0, "target duration of a compiled call in seconds; longer calls cost less overhead and report less often",
-        between=(1e-3, 1e6),
-    )  # fmt: skip
-    log_every: int = setting(
-        0, "number of iterations averaged into one row of metrics; 0 = about 10,000 rows for the whole run, with fewer "
-        "iterations per row at its beginning", between=(0, 1e9),
-    )  # fmt: skip
-    self_play: int = setting(
-        4,
+        "chosen by the free memory; a larger chunk needs more memory", between=(0, 1e9))
+    compute_dtype: Compute = setting("auto",
+        "dtype of matrix products and convolutions; auto = bfloat16 on accelerators, float32 on CPUs")
+    rollout_dtype: Store = setting("auto",
+        "dtype in which observations with values in [0, 1] are stored; auto = float16")
+    memory_gb: float = setting(0.0,
+        "memory in GiB that the run may use on each device; 0 = all free memory", between=(0, 1e6))
+    block_iterations: int = setting(64,
+        "maximum number of iterations in one compiled call; longer calls cost less overhead and report less often",
+        between=(1, 10_000))
+    block_seconds: float = setting(1.0,
+        "target duration of a compiled call in seconds; longer calls cost less overhead and report less often",
+        between=(1e-3, 1e6))
+    log_every: int = setting(0,
+        "number of iterations averaged into one row of metrics; 0 = about 10,000 rows for the whole run, with fewer "
+        "iterations per row at its beginning", between=(0, 1e9))
+    self_play: int = setting(4,
         "maximum number of snapshots of the learner that play where the opponent is 'self', lowered to a divisor of "
-        "the number of games; more of them vary the opponents more and need more memory",
-        between=(1, 1000),
-    )
-    self_play_every: int = setting(
-        256_000,
+        "the number of games; more of them vary the opponents more and need more memory", between=(1, 1000))
+    self_play_every: int = setting(256_000,
         "environment steps between two snapshots, summed over all environments and rounded to whole iterations; a new "
-        "snapshot replaces the oldest",
-        between=(1, 1e12),
-    )
-    eval_every: int = setting(
-        0,
+        "snapshot replaces the oldest", between=(1, 1e12))
+    eval_every: int = setting(0,
         "environment steps between two evaluations that select the best checkpoint, summed over all environments and "
-        "rounded to whole iterations; 0 = no evaluations",
-        between=(0, 1e12),
-    )
-    eval_episodes: int = setting(
-        64,
+        "rounded to whole iterations; 0 = no evaluations", between=(0, 1e12))
+    eval_episodes: int = setting(64,
         "number of episodes of an evaluation that selects the best checkpoint, rounded up to a multiple of 8; more of "
-        "them make the choice more reliable and take longer",
-        between=(1, 100_000),
-    )
-    checkpoint_every: int = setting(
-        0, "number of iterations between checkpoints; 0 = only checkpoint_minutes decides", between=(0, 1e9)
-    )
-    checkpoint_minutes: float = setting(
-        5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
-    )
-    keep_checkpoints: int = setting(
-        3, "number of newest checkpoints to keep, in addition to the best one; more of them need more disk space",
-        between=(1, 1_000_000),
-    )  # fmt: skip
+        "them make the choice more reliable and take longer", between=(1, 100_000))
+    checkpoint_every: int = setting(0,
+        "number of iterations between checkpoints; 0 = only checkpoint_minutes decides", between=(0, 1e9))
+    checkpoint_minutes: float = setting(5.0,
+        "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6))
+    keep_checkpoints: int = setting(3,
+        "number of newest checkpoints to keep, in addition to the best one; more of them need more disk space",
+        between=(1, 1_000_000))
     runs: str = setting("runs", "folder in which run directories are made")
-    logger: str = setting("none", "service that also gets the metrics: wandb, or none")
+    logger: str = setting(loggers.NONE, "service that also gets the metrics: wandb, or none",
+        choices=(loggers.NONE, loggers.WANDB))
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -168,7 +124,6 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"seed {self.seed} + num_seeds {self.num_seeds} exceeds 2^32: lower one of them")
-        loggers.check_name(self.logger)
 
 
 # Settings that may change when a run is resumed. Devices change the order in which floats are added; no other of these
@@ -218,6 +173,50 @@ class Config:
             return envs_jax.make(self.env, **self.env_settings)
 
 
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A setting as its dataclass declares it; `section` is "run", "environment" or "algorithm"."""
+
+    name: str
+    kind: Any
+    default: Any
+    section: str
+    help: str
+    flag: bool  # whether the command line may set it
+    between: Bounds | None
+
+
+def fields_of(cls: type, section: str) -> dict[str, Field]:
+    """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
+    kinds = typing.get_type_hints(cls)
+    arguments = ("spec", "layout", "custom") if section == "algorithm" else ()
+    fields = {
+        f.name: Field(
+            *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
+            *(f.metadata.get("flag", True), f.metadata.get("between")),
+        )
+        for f in dataclasses.fields(cls)
+        if f.init and f.name not in arguments
+    }
+    for field in fields.values():
+        if field.default is dataclasses.MISSING:
+            raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
+        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
+        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
+            raise UsageError(
+                f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
+                "a Literal or a tuple of one of them"
+            )
+    return fields
+
+
+def find_fields(name: str, section: str) -> dict[str, Field]:
+    """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
+    with usage_errors():
+        cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)
+    return fields_of(cls, section)
+
+
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
     """Return all settings by name; `with_env` includes the environment's, whose package must then be installed.
 
@@ -254,7 +253,7 @@ def check_value(field: Field, value: Any, where: str) -> Any:
             if len(kinds) == len(parts):
                 fields = [dataclasses.replace(field, kind=inner) for inner in kinds]
                 return tuple(check_value(inner, part, where) for inner, part in zip(fields, parts, strict=True))
-    elif kind in (int, float) and isinstance(value, str) and (number := _number(value)) is not None:
+    elif kind in (int, float) and isinstance(value, str) and (number := _parse_number(value)) is not None:
         converted = number
     elif kind is str and isinstance(value, str | os.PathLike):
         converted = expand_home(os.fspath(value))
@@ -275,14 +274,13 @@ def check_value(field: Field, value: Any, where: str) -> Any:
     return exact
 
 
-def _number(value: Any) -> int | float | None:
-    if isinstance(value, int | float):
-        return value if abs(value) < math.inf else None
-    if isinstance(value, str) and "_" in value and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", value):
-        return None  # Python takes 8_0 for 80
+def _parse_number(text: str) -> int | float | None:
+    """Return the finite number that a text is, None if it is none; Python would take 8_0 for 80."""
+    if "_" in text and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", text):
+        return None
     for convert in (int, float):
-        with contextlib.suppress(ValueError, TypeError):
-            number = convert(value)
+        with contextlib.suppress(ValueError):
+            number = convert(text)
             return number if abs(number) < math.inf else None
     return None
 
@@ -305,13 +303,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read the settings of a YAML file, without settings that no longer exist. Raises UsageError: it cannot be read."""
     loaded = {
         name: value
-        for name, value in read_mapping(path, "configuration").items()
+        for name, value in read_mapping(path).items()
         if name not in _GONE or _GONE[name] not in (None, value)
     }
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
             raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")
     return loaded
+
+
+def read_run_yaml(path: Path) -> dict[str, Any]:
+    """Read the settings of a run, without a logger that no longer exists. Raises UsageError: it cannot be read."""
+    values = read_yaml(path)
+    if "mlflow" in (written := str(values.get("logger"))):
+        values["logger"] = loggers.WANDB if loggers.WANDB in written else loggers.NONE
+    return values
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
@@ -336,36 +342,9 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
-    config = build(convert_old(read_yaml(path)), str(path))
+    config = build(read_run_yaml(path), str(path))
     check_version(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
-
-
-def convert_old(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the settings of an older run to counts of environment steps, without loggers that no longer exist.
-
-    Algorithms with a replay buffer had `updates_per_step`. They counted `eps_decay` in steps of the batch, and
-    evaluations and snapshots in iterations. Older runs of PPO look like new ones: when they are resumed, they are
-    evaluated after every iteration. Older runs of COMA have settings that no longer exist, and are refused.
-    """
-    if isinstance(written := values.get("logger"), str) and "mlflow" in written:
-        values = values | {"logger": loggers.WANDB if loggers.WANDB in written else loggers.NONE}
-    algo = values.get("algo")
-    envs, updates, interval, decay = (
-        _number(values.get(name)) for name in ("num_envs", "updates_per_step", "update_interval", "eps_decay")
-    )
-    if not isinstance(algo, str) or not envs or not updates:
-        return values
-    if "env_steps_per_update" not in find_fields(algo, "algorithm"):
-        return values
-    converted = {name: value for name, value in values.items() if name != "updates_per_step"}
-    converted["env_steps_per_update"] = envs / updates
-    if decay is not None and decay > 0:
-        converted["eps_decay"] = decay ** (1 / envs)
-    for name in ("eval_every", "self_play_every"):
-        if iterations := _number(values.get(name)):
-            converted[name] = iterations * envs * (interval or 1)
-    return converted
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
@@ -434,12 +413,7 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:
-    """Return half a sentence that suggests known names for an unknown one.
-
-    Args:
-        word: the unknown name.
-        known: {name: its explanation}.
-    """
+    """Return half a sentence that suggests names for an unknown word; `known` is {name: its explanation}."""
     words = re.split("[-_]+", word[:100].strip("-").lower())
     ending, meaning = "_" + "_".join(words), " ".join(words)
     akin = [name for name in known if name.endswith(ending)]

@@ -34,11 +34,13 @@ from jaxrl.common.files import write_atomically
 
 VERSION = 1
 MIN_EPISODES = 5  # of each task, so that some can be held out
-_FLOATS = {
-    "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
+_ROWS = {  # type and number of axes of the arrays with a row for each step
+    "observation": ("float", 2), "action": ("float", 2), "reward": ("float", 1), "next_observation": ("float", 2),
+    "mu": ("float", 2), "log_std": ("float", 2), "value": ("float", 1), "task": ("int", 1), "step": ("int", 1),
+    "terminated": ("bool", 1),
 }  # fmt: skip
-_INTEGERS = ("task", "step")
-_NAMES = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
+_TYPES = {"float": ("f", np.float32), "int": ("iu", np.int32), "bool": ("b", np.bool_)}  # in files, in memory
+_NAMES = ("version", "environment", "task_names", *_ROWS)
 _MAX_LOG_STD = 50  # its square and its exponential are still finite in float32
 _SAME_SIZE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
@@ -104,8 +106,7 @@ def read(path: Path | str, min_episodes: int = MIN_EPISODES) -> ExpertDataset:
         ) from None
     _check(arrays, str(path), min_episodes)
     del arrays["version"]
-    arrays |= {name: arrays[name].astype(np.float32) for name in _FLOATS}
-    arrays |= {name: arrays[name].astype(np.int32) for name in _INTEGERS}
+    arrays |= {name: arrays[name].astype(_TYPES[kind][1]) for name, (kind, _) in _ROWS.items()}
     names = tuple(str(name) for name in arrays["task_names"])
     return ExpertDataset(**arrays | {"environment": str(arrays["environment"]), "task_names": names})
 
@@ -126,7 +127,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
                     "use datasets of one arm and one kind of observation"
                 )
     task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])
-    fields = {name: np.concatenate([getattr(one, name) for one in sets]) for name in (*_FLOATS, "step", "terminated")}
+    fields = {name: np.concatenate([getattr(one, name) for one in sets]) for name in _ROWS if name != "task"}
     return ExpertDataset(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
 
 
@@ -152,10 +153,10 @@ def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
     names = [str(name) for name in arrays["task_names"]]
     if len({*names, ""}) <= len(names):
         raise refuse(f"has the tasks {short_repr(names)}: give each a different, non-empty name")
-    for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
-        array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
-        if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
-            what = {"iu": "int", "b": "bool", "f": "float"}[kinds] + ("[N]" if rank == 1 else "[N, numbers]")
+    for name, (kind, axes) in _ROWS.items():
+        array = np.asarray(arrays[name])
+        if array.ndim != axes or len(array) != rows or array.dtype.kind not in _TYPES[kind][0]:
+            what = kind + ("[N]" if axes == 1 else "[N, numbers]")
             raise refuse(
                 f"holds {name} as {array.dtype}{short_repr(list(array.shape))} for {rows} rows of step, not as {what}"
             )

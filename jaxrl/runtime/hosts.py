@@ -1,8 +1,8 @@
-"""Several hosts: how the processes of a run connect, agree, and end together.
+"""Several hosts: how the processes of a run connect, agree, and end together; launchers start them.
 
 A host is one process of a run, with a machine or a GPU to itself. All run the same program, and so call the functions
 here in the same order. Decisions that depend on clocks, signals and the state of a disk are made by host 0 or by all
-together (`first`, `gather`, `on_first`). In a run of one process every function here returns at once.
+together (`broadcast`, `gather`, `call_on_host_0`). In a run of one process every function here returns at once.
 
 JAX's coordination service connects the hosts, stores what they exchange, and knows which of them live. It is a part of
 host 0: if host 0 is killed, JAX aborts the others with a message of its own.
@@ -47,58 +47,55 @@ class ProcessInfo:
     """One process of a run, as far as the flags say; JAX asks the launcher for what is None."""
 
     coordinator: str | None  # "HOST:PORT" of host 0
-    number: int | None  # of hosts
+    count: int | None  # of hosts
     index: int | None  # of this one, from 0
     devices: list[int] | None  # [] for all visible devices; None for JAX's choice, the GPU of the task's local number
 
 
-def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
-    """Return the place of this process, None if it is the only host: without flags and launcher, or with `number` 1.
-
-    The arguments are `--coordinator`, `--num_hosts` and `--host_index`.
+def find(coordinator: str | None, count: int | None, index: int | None) -> ProcessInfo | None:
+    """Return what `--coordinator`, `--num_hosts` and `--host_index` or a launcher say; None for a single host.
 
     Raises:
         UsageError: incompatible flags, or a launcher that does not say enough to make its processes one run.
     """
-    get = os.environ.get
-    if number == 1:
+    get, local_devices = os.environ.get, None
+    if count == 1:
         if coordinator or index:
             raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
         return None
-    local_devices = None
-    shared = get(_TASKS[0]) != get("SLURM_STEP_NUM_NODES") or get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1"
-    if (coordinator, number, index) == (None, None, None):
-        tasks = max(_count(name) for name in _TASKS)
-        innermost = tasks == 1 or "TORCHELASTIC_RUN_ID" in os.environ
-        if _count("WORLD_SIZE") > 1 and innermost and get("RANK", "").isdecimal() and get("MASTER_ADDR"):
-            port = _count("MASTER_PORT") % (2**16 - 1) + 1  # MASTER_PORT is torchrun's own
-            coordinator, number, index = f"{get('MASTER_ADDR')}:{port}", _count("WORLD_SIZE"), int(get("RANK", ""))
-            local_devices = [_count("LOCAL_RANK")]
-            shared = "LOCAL_RANK" in os.environ and get("LOCAL_WORLD_SIZE") != "1"
-            tasks = number
+    is_shared = get(_TASKS[0]) != get("SLURM_STEP_NUM_NODES") or get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1"
+    if (coordinator, count, index) == (None, None, None):
+        tasks = max(_read_count(name) for name in _TASKS)
+        is_innermost = tasks == 1 or "TORCHELASTIC_RUN_ID" in os.environ
+        if _read_count("WORLD_SIZE") > 1 and is_innermost and get("RANK", "").isdecimal() and get("MASTER_ADDR"):
+            port = _read_count("MASTER_PORT") % (2**16 - 1) + 1  # MASTER_PORT is torchrun's own
+            tasks = count = _read_count("WORLD_SIZE")
+            coordinator, index = f"{get('MASTER_ADDR')}:{port}", int(get("RANK", ""))
+            local_devices = [_read_count("LOCAL_RANK")]
+            is_shared = "LOCAL_RANK" in os.environ and get("LOCAL_WORLD_SIZE") != "1"
         for size, rank in _RANKS.items():
-            if _count(size) > tasks:
+            if _read_count(size) > tasks:
                 raise UsageError(
-                    f"{size} says that {_count(size)} processes were started, but not where the first one is: for one "
-                    f"run give each --coordinator HOST:PORT --num_hosts {_count(size)} --host_index ${rank}, for a "
-                    "run of only this process --num_hosts 1"
+                    f"{size} says that {_read_count(size)} processes were started, but not where the first one is: for "
+                    f"one run give each --coordinator HOST:PORT --num_hosts {_read_count(size)} --host_index ${rank}, "
+                    "for a run of only this process --num_hosts 1"
                 )
         if tasks == 1:
             return None
-    if (number is not None and number < 1) or (index is not None and not 0 <= index < (number or index + 1)):
-        raise UsageError(f"host {index} of {number} hosts: give hosts the numbers 0 to N - 1 with --host_index")
+    if (count is not None and count < 1) or (index is not None and not 0 <= index < (count or index + 1)):
+        raise UsageError(f"host {index} of {count} hosts: give hosts the numbers 0 to N - 1 with --host_index")
     port_match = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
     if coordinator is not None and not (port_match and 0 < int(port_match[1]) < 2**16):
         raise UsageError(
             f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {short_repr(coordinator)}"
         )
     # A task that has its machine to itself uses all GPUs, and one that its launcher has bound to a GPU sees no other.
-    if not shared or "," not in get("CUDA_VISIBLE_DEVICES", ","):
+    if not is_shared or "," not in get("CUDA_VISIBLE_DEVICES", ","):
         local_devices = []
-    return ProcessInfo(coordinator, number, index, None if "JAX_LOCAL_DEVICE_IDS" in os.environ else local_devices)
+    return ProcessInfo(coordinator, count, index, None if "JAX_LOCAL_DEVICE_IDS" in os.environ else local_devices)
 
 
-def _count(name: str) -> int:
+def _read_count(name: str) -> int:
     """Return the number in an environment variable, 1 if there is none."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else 1
@@ -108,16 +105,16 @@ def _count(name: str) -> int:
 
 
 @contextlib.contextmanager
-def join(place: ProcessInfo | None, timeout: int) -> Iterator[None]:
+def join(process: ProcessInfo | None, timeout: int) -> Iterator[None]:
     """Join the hosts of a run until the program ends; hosts other than 0 write nothing to stdout.
 
     Raises UserError: the port is not free, flags are missing, or not all hosts came within `timeout` seconds.
     """
-    if place is None:
+    if process is None:
         yield
         return
-    _connect(place, timeout)
-    if not writes():
+    _connect(process, timeout)
+    if not is_host_0():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     watcher = threading.Thread(target=_watch, daemon=True)
     watcher.start()
@@ -133,17 +130,17 @@ def join(place: ProcessInfo | None, timeout: int) -> Iterator[None]:
         raise
     _ending.set()
     watcher.join()
-    while writes() and len(_live_hosts()) > 1:
+    while is_host_0() and len(_live_hosts()) > 1:
         pass  # each look waits until another host has left, which JAX would abort without host 0
     jax.distributed.shutdown()
 
 
-def _connect(place: ProcessInfo, timeout: int) -> None:
+def _connect(process: ProcessInfo, timeout: int) -> None:
     """Connect to the other hosts in a thread, as JAX ignores signals while it waits and then aborts the process."""
-    address = place.coordinator or "the address that the launcher gives"
-    if place.index == 0 and place.coordinator:
-        _require_free_port(int(place.coordinator.rpartition(":")[2]))
-    others = "the other hosts" if place.number is None else f"{place.number} hosts"
+    address = process.coordinator or "the address that the launcher gives"
+    if process.index == 0 and process.coordinator:
+        _require_free_port(int(process.coordinator.rpartition(":")[2]))
+    others = "the other hosts" if process.count is None else f"{process.count} hosts"
     limit = f"at most {timeout} s; --host_timeout changes it"
     print(f"waiting for {others} at {address} ({limit}) ...", file=sys.stderr, flush=True)
     jax.config.update("jax_enable_recoverability", True)  # or JAX would abort all hosts when one ends
@@ -154,7 +151,7 @@ def _connect(place: ProcessInfo, timeout: int) -> None:
     def initialize() -> None:
         try:
             jax.distributed.initialize(
-                place.coordinator, place.number, place.index, place.devices,
+                process.coordinator, process.count, process.index, process.devices,
                 initialization_timeout=timeout + 60, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
             )  # fmt: skip
         except Exception as error:
@@ -191,19 +188,19 @@ def _require_free_port(port: int) -> None:
         ) from None
 
 
-_run: Path | None = None  # the run directory
-_ending = threading.Event()  # the others may end
+_run_directory: Path | None = None
+_ending = threading.Event()  # this process ends, and the others may
 _losing = threading.Lock()
 
 
-def _service() -> Any:
+def _client() -> Any:
     """Return this host's client of the coordination service."""
     return global_state.client
 
 
 def _live_hosts() -> Any:
     """Return indices and incarnations of the hosts that live, once each of them has asked or has left."""
-    return _service().get_live_nodes(list(range(number())))
+    return _client().get_live_nodes(list(range(count_hosts())))
 
 
 def _watch() -> None:
@@ -215,18 +212,18 @@ def _watch() -> None:
         except jax.errors.JaxRuntimeError:  # host 0 has ended
             live = {}
         before = before or live
-        if (len(live) < number() or live != before) and not _ending.wait(WATCH_S):
+        if (len(live) < count_hosts() or live != before) and not _ending.wait(WATCH_S):
             _end_without_others()
 
 
 def _end_without_others() -> None:
     """End the process with one sentence, since another host has ended."""
     _losing.acquire()  # for good: one sentence is enough
-    again = f"start all of them again with --resume {_run}"
-    remedy = again if _run else "nothing was trained yet, start all of them again"
+    again = f"start all of them again with --resume {_run_directory}"
+    remedy = again if _run_directory else "nothing was trained yet, start all of them again"
     sys.stdout.flush()
     os.write(2, f"\nerror: another host has ended: {remedy}\n".encode())
-    if writes():
+    if is_host_0():
         _leave()
     os._exit(1)
 
@@ -234,8 +231,8 @@ def _end_without_others() -> None:
 def _leave() -> None:
     """Let the others see that this host ends."""
     _ending.set()
-    _service().shutdown()
-    if writes():
+    _client().shutdown()
+    if is_host_0():
         time.sleep(STAY_S)
 
 
@@ -245,12 +242,12 @@ _turns = itertools.count()
 _reader = ThreadPoolExecutor(1)  # the main thread must hear signals while it waits
 
 
-def number() -> int:
+def count_hosts() -> int:
     """Return the number of hosts."""
     return global_state.num_processes
 
 
-def writes() -> bool:
+def is_host_0() -> bool:
     """Return whether this process writes to the run directory and to the console."""
     return global_state.process_id == 0
 
@@ -261,32 +258,32 @@ def gather(value: Any) -> list[Any]:
     They go through the key-value store of JAX's coordination service: the functions of multihost_utils exchange arrays
     on the devices, which would wait for the running block.
     """
-    if number() == 1:
+    if count_hosts() == 1:
         return [value]
-    service, turn, values = _service(), next(_turns), []
+    service, turn, values = _client(), next(_turns), []
     service.key_value_set(f"jaxrl/{turn}/{global_state.process_id}", json.dumps(value))
-    for host in range(number()):
+    for host in range(count_hosts()):
         text = _reader.submit(service.blocking_key_value_get, f"jaxrl/{turn}/{host}", _FOREVER_MS).result()
         values.append(json.loads(text))
-    if writes():
+    if is_host_0():
         service.key_value_delete(f"jaxrl/{turn - 1}")  # all have read it, as all have come to this turn
     return values
 
 
-def first(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """Return host 0's value, a JSON object."""
-    return gather(value if writes() else None)[0]
+    return gather(value if is_host_0() else None)[0]
 
 
-def on_first(function: Callable[[], Any]) -> Any:
+def call_on_host_0(function: Callable[[], Any]) -> Any:
     """Call `function` on host 0 and return its JSON result on all hosts; a UserError is raised on all, too."""
-    if writes():
+    if is_host_0():
         try:
-            return first([function(), None])[0]
+            return broadcast([function(), None])[0]
         except UserError as error:
-            first([str(error), error.exit_code])
+            broadcast([str(error), error.exit_code])
             raise
-    result, exit_code = first(None)
+    result, exit_code = broadcast(None)
     if exit_code is not None:
         refusal = UserError(result)
         refusal.exit_code = exit_code
@@ -312,8 +309,8 @@ def require_visible(directory: Path) -> None:
 
     If a host ends later, the error message of the others names this directory.
     """
-    global _run
-    _run, until = directory, time.monotonic() + VISIBLE_TIMEOUT_S
+    global _run_directory
+    _run_directory, until = directory, time.monotonic() + VISIBLE_TIMEOUT_S
     while not directory.is_dir() and time.monotonic() < until:
         time.sleep(0.5)  # a network file system may be slow
     blind = [host for host, sees in enumerate(gather(directory.is_dir())) if not sees]

@@ -1,10 +1,13 @@
-"""Policies and weights of runs: for evaluation, for `--init_from`, and for algorithms that start from other runs."""
+"""Policies and weights of earlier runs: for evaluation, for `--init_from`, and for algorithms that start from runs.
+
+It reads checkpoints and builds no run; `api` and `evaluation` turn policies into results.
+"""
 
 import dataclasses
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,49 +27,86 @@ from jaxrl.runtime.trials import locate, trials
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
 
-def open_trials(run: str | Path) -> tuple[Path, Config]:
-    """Return the directory of a run or of trials, and the configuration of its first trial as a run of its own.
+def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None) -> Policy:
+    """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
+    return load_policies(run, best, custom, checkpoint)[0]
+
+
+def load_policies(
+    run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None
+) -> list[Policy]:
+    """Return the policy of each seed of a run, or of one of its folders of trials; `best` checkpoint or newest.
+
+    `custom` holds the user-defined networks of the training. `checkpoint` is the number of another checkpoint; its
+    folder may also be named instead of the run.
+
+    Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
+    """
+    saved = _open_run(run, checkpoint, custom)
+    env, (states, step) = saved.config.make_env(), _read_states(saved, best)
+    return [Policy(env, saved.algo, _anywhere(saved.algo.policy(state)), step, saved.config) for state in states]
+
+
+def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
+    """Return `Algorithm.weights` of the first seed of a run, which include critics; see `load_policies`."""
+    return _read_weights(_open_run(run, checkpoint), best)
+
+
+class _SavedRun(NamedTuple):
+    """A run, or trials of it, and the checkpoint to read."""
+
+    directory: Path  # of the run or of the trials
+    config: Config  # of the first trial as a run of its own
+    algo: Algorithm  # of one trial, on a single device
+    checkpoint: int | None  # its number, None for the best or newest
+
+
+def _open_run(name: str | Path, checkpoint: int | None = None, custom: Custom = STANDARD) -> _SavedRun:
+    """Find a run by its directory, or by the folder of a checkpoint or of trials.
 
     Raises UserError: there is no such run, or it is a sweep, of which one combination must be named.
     """
+    run, checkpoint = run_directory.choose_checkpoint(name, checkpoint)
     directory, config = read_run(run)
     if config.run.sweep:
         names = " or ".join(dict.fromkeys(str(directory / trial.combination) for trial in trials(config)))
         raise UsageError(f"{run} is a sweep: name one of its combinations, {names}")
-    return directory, config.with_run(devices=1, num_seeds=1)
+    config = config.with_run(devices=1, num_seeds=1)
+    return _SavedRun(directory, config, build_algorithm(config, custom), checkpoint)
 
 
-def _state_shapes(algo: Algorithm) -> AlgoState:
-    """Return the shapes of an algorithm's state. Raises UsageError: settings that do not go with the environment."""
-    with usage_errors(traced=True):
-        shapes: AlgoState = jax.eval_shape(lambda: algo.init(jax.random.key(0), None))
-    return shapes
+def _read_weights(saved: _SavedRun, best: bool) -> Any:
+    return _anywhere(saved.algo.weights(_read_states(saved, best)[0][0]))
 
 
-def read_states(
-    directory: Path, algo: Algorithm, best: bool, checkpoint: int | None = None
-) -> tuple[list[AlgoState], int]:
+def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
     """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
 
-    It is the checkpoint of the number `checkpoint`, else the best one if `best` and intact, else the newest. `algo` is
-    the algorithm of one trial.
+    It is the checkpoint that was named, else the best one if `best` and intact, else the newest.
     """
-    shapes = _without_optimizers(_state_shapes(algo).replicated)
-    root, config, indices = locate(directory)
-    if several := len(trials(config)) > 1:
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(trials(config)), *x.shape), x.dtype), shapes)
-    with Checkpoints(root / "checkpoints") as checkpoints:
-        use_best = checkpoint is None and best and checkpoints.best_step() is not None
+    shapes = _without_optimizers(_state_shapes(saved.algo).replicated)
+    root, config, indices = locate(saved.directory)
+    count = len(trials(config))
+    if count > 1:
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), shapes)
+    with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
+        use_best = saved.checkpoint is None and best and checkpoints.best_step() is not None
         try:
-            step, replicated, _ = checkpoints.restore(shapes, checkpoint, prefix="algo.replicated", best=use_best)
+            step, replicated, _ = checkpoints.restore(shapes, saved.checkpoint, prefix="algo.replicated", best=use_best)
         except CheckpointError as error:
             if not use_best:
                 raise
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated")
-    if not several:
+    if count == 1:
         return [AlgoState(replicated, ())], step
     return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices], step
+
+
+def _state_shapes(algo: Algorithm) -> AlgoState:
+    with usage_errors(traced=True):
+        shapes: AlgoState = jax.eval_shape(lambda: algo.init(jax.random.key(0), None))
+    return shapes
 
 
 def _without_optimizers(tree: Any) -> Any:
@@ -83,39 +123,7 @@ def _anywhere(tree: Any) -> Any:
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
-def load_policies(
-    run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None
-) -> list[Policy]:
-    """Return the policy of each seed of a run, or of one of its folders of trials; `best` checkpoint or newest.
-
-    `custom` holds the user-defined networks of the training. `checkpoint` is the number of another checkpoint; its
-    folder may also be named instead of the run.
-
-    Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
-    """
-    algo, config, states, step = _read_run(run, best, custom, checkpoint)
-    env = config.make_env()
-    return [Policy(env, algo, _anywhere(algo.policy(state)), step, config) for state in states]
-
-
-def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, checkpoint: int | None = None) -> Policy:
-    """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
-    return load_policies(run, best, custom, checkpoint)[0]
-
-
-def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
-    """Return `Algorithm.weights` of the first seed of a run, which include critics; see `load_policies`."""
-    algo, _, states, _ = _read_run(run, best, STANDARD, checkpoint)
-    return _anywhere(algo.weights(states[0]))
-
-
-def _read_run(
-    run: str | Path, best: bool, custom: Custom, checkpoint: int | None
-) -> tuple[Algorithm, Config, list[AlgoState], int]:
-    run, checkpoint = run_directory.choose_checkpoint(run, checkpoint)
-    directory, config = open_trials(run)
-    algo = build_algorithm(config, custom)
-    return algo, config, *read_states(directory, algo, best, checkpoint)
+# What a new run starts from
 
 
 def resolve_config(config: Config) -> Config:
@@ -130,11 +138,11 @@ def resolve_config(config: Config) -> Config:
         names = (*cls.sources, *cls.recordings)
         raise UsageError(f"'{config.algo}' starts from --{names[0]}: remove --init_from")
 
-    def source(run: str) -> UpstreamRun:
-        other = open_trials(run)[1]
-        return UpstreamRun(run, build_algorithm(other), other.algo_settings)
+    def describe_run(run: str) -> UpstreamRun:
+        other = _open_run(run)
+        return UpstreamRun(run, other.algo, other.config.algo_settings)
 
-    upstream_runs = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
+    upstream_runs = {name: tuple(map(describe_run, named_runs(config, name))) for name in cls.sources}
     recordings = recordings_of(cls, config)
     with usage_errors():
         settings = cls.resolve_inputs(config.make_env().spec, config.algo_settings, upstream_runs, recordings)
@@ -175,64 +183,42 @@ def load_inputs(run: Run) -> Any:
     """
     config = run.config
     if isinstance(run.algo, MultiStage):
-        weights = {name: tuple(map(_weights_of, named_runs(config, name))) for name in run.algo.sources}
+        weights = {name: tuple(map(_read_final_weights, named_runs(config, name))) for name in run.algo.sources}
         recordings = recordings_of(type(run.algo), config)
         return weights | {name: run.algo.to_dataset(recording) for name, recording in recordings.items()}
     return load_weights(config.run.init_from, run) if config.run.init_from else None
 
 
-def _weights_of(name: str) -> Any:
+def _read_final_weights(name: str) -> Any:
     """Return the weights of a run of an earlier stage, or of its checkpoint. Raises UserError: it is not finished."""
-    run, checkpoint = run_directory.choose_checkpoint(name)
-    directory, config = open_trials(run)
-    algo = build_algorithm(config)
-    lengths = [phase.iterations for phase in algo.phases]
+    saved = _open_run(name)
+    lengths = [phase.iterations for phase in saved.algo.phases]
     ends = None not in lengths
-    (state, *_), step = read_states(directory, algo, not ends, checkpoint)
+    (state, *_), step = _read_states(saved, best=not ends)
     if ends and step < sum(length or 0 for length in lengths):
+        run = saved.directory
         raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
-    return _anywhere(algo.weights(state))
-
-
-def _weight_shapes(config: Config, custom: Custom = STANDARD) -> Any:
-    """Return the shapes and dtypes of a run's weights. Raises UsageError."""
-    algo = build_algorithm(config, custom)
-    weights = jax.eval_shape(algo.weights, _state_shapes(algo))
-    return jax.tree.map(lambda x: (x.shape, x.dtype), weights)
-
-
-def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
-    """Return whether these changes of settings are possible and change the shapes of the weights."""
-    try:
-        return bool(_weight_shapes(configuration.apply_changes(config, changes)) != _weight_shapes(config))
-    except UserError:
-        return False
+    return _anywhere(saved.algo.weights(state))
 
 
 def load_weights(name: str, run: Run) -> Any:
-    """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
+    """Return the `inputs` of a run's `Algorithm.init` from a run or checkpoint of its algorithm, or PyTorch files.
 
-    Args:
-        name: a run, the folder of one of its checkpoints, or files.
-        run: the run that starts from them.
-
-    Raises:
-        UserError: another algorithm, networks of another shape, or files that cannot be read.
+    Raises UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
     if name.endswith(".pth"):  # torch_weights needs networks of its own
         from jaxrl.runtime import torch_weights
 
         key = jax.random.fold_in(jax.random.key(run.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(name, run.algo, key))
-    source, checkpoint = run_directory.choose_checkpoint(name)
-    directory, config = open_trials(source)
-    if config.algo != run.config.algo:
+    saved = _open_run(name)
+    if saved.config.algo != run.config.algo:
         raise UsageError(
-            f"{source} was trained with '{config.algo}', not '{run.config.algo}': its weights do not match"
+            f"{name} was trained with '{saved.config.algo}', not '{run.config.algo}': its weights do not match"
         )
-    here, there = run.config.flat(), config.flat()
+    here, there = run.config.flat(), saved.config.flat()
     names: Iterable[str] = run.algo.compatible_settings
-    if other_shapes := _weight_shapes(run.config, run.algo.custom) != _weight_shapes(config):
+    if other_shapes := _weight_shapes(build_algorithm(run.config, run.algo.custom)) != _weight_shapes(saved.algo):
         settings = (*run.config.env_settings, *run.config.algo_settings)
         names = settings if here["env"] == there["env"] else ("env",)
     different = [name for name in names if here[name] != there[name]]
@@ -240,10 +226,24 @@ def load_weights(name: str, run: Run) -> Any:
         different = [name for name in different if _makes_other_networks(run.config, {name: there[name]})] or different
     if different:
         built = [", ".join(f"{name} {flat[name]}" for name in different) for flat in (there, here)]
-        raise UsageError(f"the networks of {source} do not match: they were built with {built[0]}; here {built[1]}")
+        raise UsageError(f"the networks of {name} do not match: they were built with {built[0]}; here {built[1]}")
     if other_shapes:
         raise UsageError(
-            f"the networks of {source} do not match: they were built by another version of '{config.algo}'"
+            f"the networks of {name} do not match: they were built by another version of '{saved.config.algo}'"
         )
-    algo = build_algorithm(config)
-    return _anywhere(algo.weights(read_states(directory, algo, True, checkpoint)[0][0]))
+    return _read_weights(saved, best=True)
+
+
+def _weight_shapes(algo: Algorithm) -> Any:
+    """Return the shapes and dtypes of the weights. Raises UsageError."""
+    weights = jax.eval_shape(algo.weights, _state_shapes(algo))
+    return jax.tree.map(lambda x: (x.shape, x.dtype), weights)
+
+
+def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
+    """Return whether these changes of settings are possible and change the shapes of the weights."""
+    try:
+        changed = build_algorithm(configuration.apply_changes(config, changes))
+        return bool(_weight_shapes(changed) != _weight_shapes(build_algorithm(config)))
+    except UserError:
+        return False

@@ -78,7 +78,6 @@ class Manifest(NamedTuple):
 
 
 def _digest(content: Path | str) -> str:
-    """Return the SHA-256 of a file or of a text."""
     if isinstance(content, str):
         return hashlib.sha256(content.encode()).hexdigest()
     with content.open("rb") as file:

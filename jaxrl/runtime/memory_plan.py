@@ -102,12 +102,8 @@ def choose_chunks(
 ) -> tuple[int, int]:
     """Return the environments that are rolled out at a time on a device, and its samples per gradient.
 
-    Args:
-        settings: `rollout_chunk` and `learn_chunk`, 0 for what is quick and takes a share of the memory.
-        env, algo: with the layout of the run.
-        limit: bytes of a device for each trial.
-        adapt: lower a chunk that does not divide the environments or samples of a device, because the number of devices
-            may have changed.
+    Where `settings` do not say, both are quick and take a share of `limit`, the bytes of a device for each trial.
+    `adapt` lowers a chunk that does not divide the environments or samples of a device: a resumed run may have others.
 
     Raises UsageError: a number does not divide.
     """
@@ -150,8 +146,6 @@ def check_fits(
         needed: bytes of its state, or of a compiled program and everything else in memory while it runs.
         limit: bytes that may be used.
         state: shapes of its state with their shardings.
-        config, algo: what is trained.
-        resuming: its settings are fixed.
 
     Raises TooLargeError: they do not fit; names the setting to lower.
     """

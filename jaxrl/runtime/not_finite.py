@@ -35,8 +35,7 @@ def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
     """Count by field the time steps that hold a value that is not finite although the action before was finite.
 
     Args:
-        trajectory: leaves [T, B, ...].
-        last: the time steps [B, ...] after it.
+        trajectory, last: leaves [T, B, ...], and the time steps [B, ...] after them.
 
     Returns:
         {name: float32[]}; `split_faults` separates them from the sums over episodes.
@@ -83,14 +82,12 @@ def not_finite_error(
     Args:
         fetched: metrics of the block, fetched; the first value that is not finite is in its last iteration.
         several: whether there are several trials; their axis is before the axis of updates.
-        names: `Trainer.tensor_names` of the phase.
-        before: position before the block.
-        phase: of the block.
-        steps: numbers of the checkpoints of the run in `directory`.
-        directory: of the run.
+        names: `Trainer.tensor_names` of the block.
+        before, phase: the position before the block, and its phase.
+        steps, directory: the checkpoints of the run.
         faulty: `faulty_fields` of this block and earlier ones.
     """
-    row, name = int(fetched.done) - 1, names[int(fetched.not_finite)]
+    row, name = int(fetched.iterations) - 1, names[int(fetched.not_finite)]
     place = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
     first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
         phase.updates

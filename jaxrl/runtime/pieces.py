@@ -1,9 +1,8 @@
 """A long iteration in pieces of about a second, between which the host shows progress and answers signals.
 
-A block of iterations is one compiled call, which cannot be observed or interrupted. That is right as long as an
-iteration takes seconds, but thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
-iteration does, with the same functions (`make_programs`). The state before the iteration stays intact until the last
-piece, so that an iteration can be given up at any time.
+A block of iterations is one compiled call, which cannot be observed or interrupted; on a CPU thousands of whole
+episodes would be a minute without a word. The pieces compute what a block of one iteration does, with the same
+functions. The state stays intact until the last piece, so that an iteration can be given up at any time.
 """
 
 import dataclasses
@@ -35,20 +34,13 @@ ROLLOUT = "rollout"
 
 
 class StageProgress(NamedTuple):
-    """How far an iteration is.
+    """How far an iteration is."""
 
-    Attributes:
-        activity: what is being done, such as "rolling out".
-        done, total: units of it.
-        unit: such as "episodes".
-        seconds_left: of the iteration; None if not known yet.
-    """
-
-    activity: str
-    done: int
+    activity: str  # what is being done, such as "rolling out"
+    done: int  # units of it
     total: int
-    unit: str
-    seconds_left: float | None
+    unit: str  # such as "episodes"
+    seconds_left: float | None  # of the iteration; None if not known yet
 
 
 def needs_pieces(algo: Algorithm, phase: Phase, backend: str) -> bool:
@@ -93,14 +85,11 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
         return algo.run_steps(work, name, epoch, start, stop, state.progress), stop + token
 
     def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
-        state, metrics, episodes = trainer.finish(state, phase, *algo.end_learning(work), *buffers[2:])
-        metrics = dict(sorted(metrics.items()))  # as they come out of a block, so that the first bad one is the same
-        tensors = trainer.tensors_to_check(state.algo, metrics)
-        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
-        first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+        state, metrics, episodes = trainer.end_iteration(state, phase, *algo.end_learning(work), *buffers[2:])
+        not_finite = trainer.find_not_finite(state.algo, metrics)
         metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
         episodes, faults = split_faults(episodes)
-        return state, BlockMetrics(metrics, episodes, first, jnp.int32(1), faults)
+        return state, BlockMetrics(metrics, episodes, not_finite, jnp.int32(1), faults)
 
     def jit_on_mesh(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
@@ -125,7 +114,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
     return programs | {"end": (program, state, buffer_shapes, work)}
 
 
-def announcement(seconds: float, num_envs: int) -> str:
+def describe_duration(seconds: float, num_envs: int) -> str:
     """Return a sentence about how long an iteration takes, and what to do about it if that is long."""
     text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
     fewer = max(64, 2 ** int(np.log2(max(num_envs * ADVISED_SECONDS / 4 / seconds, 1))))
@@ -136,41 +125,29 @@ def announcement(seconds: float, num_envs: int) -> str:
 
 @dataclasses.dataclass
 class Pieces:
-    """The compiled pieces of an iteration, and how long each takes here.
+    """The compiled pieces of an iteration, and how long each takes here."""
 
-    Attributes:
-        programs: of `make_programs`.
-        algo, phase: what is trained.
-        chunks: of a rollout.
-        chunk_envs: episodes, or environments, of a chunk, on all devices.
-        seconds: per step of each program, as measured last.
-    """
-
-    programs: dict[str, Program]
+    programs: dict[str, Program]  # of `make_programs`
+    # algo, phase: what is trained
     algo: Algorithm
     phase: Phase
-    chunks: int
-    chunk_envs: int
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    chunks: int  # of a rollout
+    chunk_envs: int  # episodes, or environments, of a chunk, on all devices
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # per step of each program, as measured last
     _buffers: Any = None
 
     @property
     def ready(self) -> bool:
-        """Return whether all programs are compiled."""
         return all(program.ready for program in self.programs.values())
 
-    def begin(self) -> None:
-        """Let threads compile the programs."""
+    def start_compiling(self) -> None:
         for program in self.programs.values():
-            program.begin()
+            program.start_compiling()
 
-    def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all programs are compiled, one after another unless they have begun.
-
-        Raises what `Program.finish` raises.
-        """
+    def compile(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all programs are compiled, one after another unless they have begun; see `Program.compile`."""
         for program in self.programs.values():
-            program.finish(stop)
+            program.compile(stop)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -179,47 +156,36 @@ class Pieces:
 
     def measure(self, state: TrainState) -> float:
         """Return the seconds of an iteration, from a step of each stage, whose results are dropped."""
-        buffers, work = self._take_buffers(state), None
+        learning = self.programs["begin"].empty_results()
         for stage in {stage.name: stage for stage in self.stages}.values():
             for _ in range(2):  # the first call is slower
                 if stage.name == ROLLOUT:
-                    buffers = self._run_steps(stage, state, buffers, 0, 1)
+                    self._buffers = self._run_steps(stage, state, self._take_buffers(state), 0, 1)
                 else:
-                    work = self.programs["begin"].empty_results() if work is None else work
-                    work = self._run_steps(stage, state, work, 0, 1)
-        self._buffers = buffers
-        return self._seconds_left(0, 0)
+                    learning = self._run_steps(stage, state, learning, 0, 1)
+        return self._estimate_seconds_left(0, 0)
 
     def run(
         self, state: TrainState, show: Callable[[StageProgress], None], stop: Callable[[float], bool]
     ) -> tuple[TrainState, BlockMetrics] | None:
-        """Run an iteration.
+        """Run an iteration; return state and metrics, or None if `stop` gave it up. `state` is donated unless it did.
 
-        Args:
-            state: donated, unless the iteration is given up.
-            show: receives the progress after each piece.
-            stop: (seconds left of the iteration) -> whether to give it up; asked after each piece.
-
-        Returns:
-            state and metrics, or None if it was given up.
+        After each piece `show` gets the progress, and `stop` the seconds left of the iteration.
         """
-        buffers, work = self._take_buffers(state), None
+        buffers = work = self._take_buffers(state)  # work: what the steps of a stage change
         for index, stage in enumerate(self.stages):
             if index == 1:
                 began = time.perf_counter()
-                work = jax.block_until_ready(self.programs["begin"](state, buffers))
+                buffers, work = work, jax.block_until_ready(self.programs["begin"](state, work))
                 self.seconds["begin"] = time.perf_counter() - began
             start = 0
             while start < stage.steps:
-                end = min(stage.steps, start + self._steps_of_piece(stage))
-                if stage.name == ROLLOUT:
-                    buffers = self._run_steps(stage, state, buffers, start, end)
-                else:
-                    work = self._run_steps(stage, state, work, start, end)
-                start, left = end, self._seconds_left(index, end)
-                show(self._describe_progress(stage, start, left))
-                if stop(left):
-                    self._buffers = buffers
+                end = min(stage.steps, start + self._choose_steps(stage))
+                work = self._run_steps(stage, state, work, start, end)
+                start, seconds_left = end, self._estimate_seconds_left(index, end)
+                show(self._describe_progress(stage, end, seconds_left))
+                if stop(seconds_left):
+                    self._buffers = buffers if index else work
                     return None
         result: tuple[TrainState, BlockMetrics] = self.programs["end"](state, buffers, work)
         self._buffers = buffers
@@ -230,35 +196,31 @@ class Pieces:
         buffers, self._buffers = self._buffers, None
         return self.programs["buffers"](state) if buffers is None else buffers
 
-    def _steps_of_piece(self, stage: Stage) -> int:
+    def _choose_steps(self, stage: Stage) -> int:
         seconds = self.seconds.get(stage.name)
         return max(1, round(PIECE_SECONDS / seconds)) if seconds else 1
 
-    def _run_steps(self, stage: Stage, state: TrainState, changing: Any, start: int, end: int) -> Any:
+    def _run_steps(self, stage: Stage, state: TrainState, work: Any, start: int, end: int) -> Any:
         """Run steps of a stage by the clock; return the buffers, or the `Learning`, that they change."""
-        numbers = (np.int32(start), np.int32(end))
+        epoch = () if stage.name == ROLLOUT else (np.int32(stage.epoch),)
         began = time.perf_counter()
-        if stage.name == ROLLOUT:
-            changing, token = self.programs[ROLLOUT](state, changing, *numbers)
-        else:
-            changing, token = self.programs[stage.name](state, changing, np.int32(stage.epoch), *numbers)
+        work, token = self.programs[stage.name](state, work, *epoch, np.int32(start), np.int32(end))
         token.block_until_ready()
         self.seconds[stage.name] = (time.perf_counter() - began) / (end - start)
-        return changing
+        return work
 
-    def _seconds_left(self, index: int, done: int) -> float:
-        """Return the seconds of what follows `done` steps of a stage, as far as measured."""
-        steps = [stage.steps for stage in self.stages[index:]]
-        steps[0] -= done
-        left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[index:], steps, strict=True))
-        return left + (self.seconds.get("begin", 0.0) if index == 0 else 0.0)
+    def _estimate_seconds_left(self, index: int, steps: int) -> float:
+        """Return the seconds of what follows `steps` steps of a stage, as far as measured."""
+        seconds = sum(self.seconds.get(stage.name, 0.0) * stage.steps for stage in self.stages[index:])
+        seconds -= self.seconds.get(self.stages[index].name, 0.0) * steps
+        return seconds + (self.seconds.get("begin", 0.0) if index == 0 else 0.0)
 
-    def _describe_progress(self, stage: Stage, done: int, left: float) -> StageProgress:
+    def _describe_progress(self, stage: Stage, steps: int, seconds_left: float) -> StageProgress:
         if stage.name == ROLLOUT:
-            unit = "episodes" if self.phase.restart else "environments"
-            return StageProgress("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
+            unit, envs = "episodes" if self.phase.restart else "environments", self.chunk_envs
+            return StageProgress("rolling out", steps * envs, stage.steps * envs, unit, seconds_left)
         epochs = self.algo.learn_stages[-1].epoch + 1
         names = {stage.name for stage in self.algo.learn_stages}
         activity = f"training the {stage.name}" if len(names) > 1 else "learning"
         activity += f", epoch {stage.epoch + 1} of {epochs}" if epochs > 1 else ""
-        return StageProgress(activity, done, stage.steps, "minibatches", left)
+        return StageProgress(activity, steps, stage.steps, "minibatches", seconds_left)

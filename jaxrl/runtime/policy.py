@@ -42,7 +42,6 @@ class Policy:
         self._check_process()  # for the sake of processes that are forked from this one
 
     def __repr__(self) -> str:
-        """Return one line without parameters."""
         name, env = type(self.algo).__name__, type(self.env).__name__
         return f"Policy({name} in {env}{'' if self.step is None else f', checkpoint {self.step}'})"
 

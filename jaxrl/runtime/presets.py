@@ -11,8 +11,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.runtime import published
-from jaxrl.runtime.config import TOTALS, Config, build, env_of, read_yaml
-from jaxrl.runtime.declared import find_fields
+from jaxrl.runtime.config import TOTALS, Config, build, env_of, find_fields, read_yaml
 from jaxrl.runtime.run_directory import CONFIG
 
 
@@ -42,15 +41,10 @@ def find_preset(name: str) -> Path:
 
 
 def base(algo: str | None, config: str | None, env: str | None) -> Config:
-    """Return the configuration before the user's own settings.
+    """Return the configuration before the user's own settings. Raises UsageError.
 
-    Args:
-        algo: a registered name, or "module:Class"; None where a preset names it.
-        config: a preset or YAML file, also of a published system; None for the algorithm's preset, if it has one.
-        env: an environment that replaces the preset's.
-
-    Raises:
-        UsageError: one sentence.
+    `algo` is None where `config` names it; `config` is a preset or YAML file, also of a published system, and None for
+    the algorithm's preset, if it has one; `env` replaces the preset's environment.
     """
     values, where = _preset(algo, config)
     if algo is not None and values.setdefault("algo", algo) != algo:
@@ -66,7 +60,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
     """Return the settings of `--config`, else of the preset of `--algo` if there is one, and the name of their file."""
     if config is not None:
         path = find_preset(config)
-        converted = published.convert(read_mapping(path, "configuration"), algo)
+        converted = published.convert(read_mapping(path), algo)
         return (read_yaml(path) if converted is None else _published_values(converted, path)), str(path)
     if algo is not None:
         find_fields(algo, "algorithm")

@@ -1,4 +1,4 @@
-"""A program that is compiled when it is needed, or earlier in parallel with others."""
+"""A compiled function that its thread makes: when it is called first, or earlier, in parallel with others."""
 
 import threading
 import time
@@ -20,9 +20,8 @@ class StopRequestedError(Exception):
 class Program:
     """A function of arrays, traced and compiled once.
 
-    Args:
-        make: returns the function, jitted, and shapes of its arguments.
-        check: receives the compiled program and the seconds that it took; may raise an error.
+    `make` returns the function, jitted, and shapes of its arguments; `check` receives the compiled program and the
+    seconds that it took, and may raise an error.
     """
 
     def __init__(self, make: Callable[[], tuple[Any, ...]], check: Callable[[Any, float], None]) -> None:
@@ -30,12 +29,12 @@ class Program:
         self._began = 0.0
         self._thread: threading.Thread | None = None
         self._executable: Any = None
-        self._results: Any = None
+        self._results: Any = None  # shapes
         self._seconds = 0.0
         self._error: BaseException | None = None
         self.ready = False
 
-    def begin(self) -> None:
+    def start_compiling(self) -> None:
         """Trace here, under the caller's settings of JAX, and let another thread compile. Raises UsageError."""
         if self._thread is None:
             self._began = time.monotonic()
@@ -44,17 +43,17 @@ class Program:
                 lowered = function.lower(*arguments)
             self._results = lowered.out_info
             # Not a daemon: Python waits for it at its end, as a compiler that outlives Python aborts the process.
-            self._thread = threading.Thread(target=self._compile, args=(lowered,))
+            self._thread = threading.Thread(target=self._run_compiler, args=(lowered,))
             self._thread.start()
 
-    def _compile(self, lowered: Any) -> None:
+    def _run_compiler(self, lowered: Any) -> None:
         try:
             self._executable = lowered.compile()
         except Exception as error:
             self._error = error
         self._seconds = time.monotonic() - self._began
 
-    def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
+    def compile(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until the program is compiled; signals are handled meanwhile.
 
         Raises:
@@ -63,7 +62,7 @@ class Program:
         """
         if self.ready:
             return
-        self.begin()
+        self.start_compiling()
         assert self._thread is not None
         while self._thread.is_alive():
             if stop():
@@ -75,12 +74,12 @@ class Program:
         self.ready = True
 
     def __call__(self, *arguments: Any) -> Any:
-        self.finish()
+        self.compile()
         return self._executable(*arguments)
 
     def empty_results(self) -> Any:
         """Return zeros with the shapes, dtypes and shardings of the program's results."""
-        self.finish()
+        self.compile()
         return jax.tree.map(
             lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._executable.output_shardings
         )

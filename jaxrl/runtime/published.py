@@ -18,54 +18,38 @@ Values = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """A published name.
+    """A published name."""
 
-    Attributes:
-        theirs: a flag without its dashes, or a key of a YAML file by the last parts of its path.
-        ours: the setting here; "" where there is none.
-        note: the conversion, or what to do where there is no setting.
-        same: whether the same value always means the same here, so that the published name is accepted as a flag.
-        computed: whether `System.convert` computes the value; otherwise it is copied.
-        only: where there is no setting, the one value that is possible here.
-        algos: the algorithms that have this setting; () = all of the system.
-    """
-
-    theirs: str
-    ours: str = ""
-    note: str = ""
+    theirs: str  # a flag without its dashes, or a key of a YAML file by the last parts of its path
+    ours: str = ""  # the setting here; "" where there is none
+    note: str = ""  # the conversion, or what to do where there is no setting
+    # whether the same value always means the same here, so that the published name is accepted as a flag
     same: bool = False
-    computed: bool = False
-    only: Any = None
-    algos: tuple[str, ...] = ()
+    computed: bool = False  # whether `System.convert` computes the value; otherwise it is copied
+    only: Any = None  # where there is no setting, the one value that is possible here
+    algos: tuple[str, ...] = ()  # the algorithms that have this setting; () = all of the system
 
     @property
     def flag(self) -> str:
-        """Return the last part of the name."""
         return self.theirs.rpartition(".")[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """A published system.
+    """A published system."""
 
-    Attributes:
-        name, url: what people call it, and where it is.
-        presets: {algorithm here: the preset that says what a configuration file leaves out}.
-        marks: keys that identify the system: each of its configuration files has one of them, and no file of ours does.
-        names: the table.
-        unused: keys and sections that do not change training: the published code ignores them or they are for other
-            programs.
-        choose: {`Name.theirs`: value in a file} -> algorithm here. Raises UsageError: the file is not for training.
-        convert: (algorithm, the same values) -> settings that are computed. Raises UsageError.
-    """
-
+    # name, url: what people call it, and where it is
     name: str
     url: str
-    presets: Mapping[str, str]
+    presets: Mapping[str, str]  # {algorithm here: the preset that says what a configuration file leaves out}
+    # keys that identify the system: each of its configuration files has one of them, and no file of ours does
     marks: tuple[str, ...]
     names: tuple[Name, ...]
+    # keys and sections that do not change training: the published code ignores them or they are for other programs
     unused: tuple[str, ...]
+    # {`Name.theirs`: value in a file} -> algorithm here. Raises UsageError: the file is not for training.
     choose: Callable[[Values], str]
+    # (algorithm, the same values) -> settings that are computed. Raises UsageError.
     convert: Callable[[str, Values], Values]
 
 
@@ -319,10 +303,7 @@ def systems_for(algo: str) -> list[System]:
 def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> list[str]:
     """Return a command line in which published flags that mean the same here have our names.
 
-    Args:
-        argv: the words of the command line.
-        algo: the algorithm: only the names of the system that it replaces are accepted.
-        known: our settings, whose names keep their meaning.
+    Only names of the system that `algo` replaces are accepted; `known` settings of ours keep their meaning.
     """
     accepted = {
         f"--{name.flag}": f"--{name.ours}"
@@ -336,10 +317,8 @@ def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> l
 def hint(word: str, algo: str, prefix: str = "--") -> str | None:
     """Return a sentence about a published name that is not known here, None for any other word.
 
-    Args:
-        word: a flag, or a name of a YAML file such as "experiment.num_train_steps".
-        algo: the algorithm. Names of other systems must be complete, because their last parts may mean anything.
-        prefix: of our names.
+    `word` is a flag, or a name of a YAML file such as "experiment.num_train_steps"; `prefix` is of our names. Names of
+    systems that `algo` does not replace must be complete, because their last parts may mean anything.
     """
     word = word.lstrip("-")
     for system in systems_for(algo):
@@ -363,32 +342,21 @@ def hint(word: str, algo: str, prefix: str = "--") -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A published configuration file in our settings.
-
-    Attributes:
-        system: its system.
-        algo: the algorithm here.
-        preset: the preset that says what the file leaves out.
-        settings: the settings that the file changes.
-        left: a line for each setting that does not carry over.
-    """
+    """A published configuration file in our settings."""
 
     system: System
-    algo: str
-    preset: str
-    settings: Values
-    left: list[str]
+    algo: str  # here
+    preset: str  # the preset that says what the file leaves out
+    settings: Values  # the settings that the file changes
+    left: list[str]  # a line for each setting that does not carry over
 
 
 def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:
     """Convert the content of a configuration file of a published system; None for any other file.
 
-    Args:
-        content: of the YAML file; its keys may lie in further sections, such as "overrides".
-        algo: the algorithm of the command line, if any.
+    Its keys may lie in further sections, such as "overrides"; `algo` is the algorithm of the command line, if any.
 
-    Raises:
-        UsageError: the file is not for training, or holds an impossible number.
+    Raises UsageError: the file is not for training, or holds an impossible number.
     """
     if isinstance(content.get("env"), str):  # a file of ours
         return None
@@ -423,7 +391,6 @@ def convert(content: Mapping[str, Any], algo: str | None) -> Converted | None:
 
 
 def _leaves(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the paths and values of a nested mapping."""
     for key, value in content.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{key}.")
@@ -432,7 +399,6 @@ def _leaves(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def _ends_with(path: str, name: str) -> bool:
-    """Return whether a dotted path ends with all parts of a name."""
     return f".{path}".endswith(f".{name}")
 
 

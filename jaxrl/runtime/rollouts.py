@@ -126,113 +126,26 @@ class Evaluator:
 
     Episode i starts from the same state for every policy. Its random numbers come from a key that training never uses
     (`held_out_key`), so that only environments that draw from a list repeat states of training.
-
-    Attributes:
-        env: the batched environment.
-        policy: see `learned_policy` and `scripted_policy`.
-        init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
-        seeds: number of policies, each with its own key and all episodes; the devices share the policies.
-        episodes: number over all devices.
-        chunk: maximum number of episodes at a time on a device; 0 = all.
-        mesh: the devices; the largest number of them that divides `episodes` is used.
     """
 
     env: BatchedEnvironment
-    policy: Policy
-    episodes: int
-    mesh: Mesh
-    chunk: int = 0
+    policy: Policy  # see `learned_policy` and `scripted_policy`
+    episodes: int  # number over all devices
+    mesh: Mesh  # the devices; the largest number of them that divides `episodes` is used
+    chunk: int = 0  # maximum number of episodes at a time on a device; 0 = all
+    # (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`
     init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
-    seeds: int = 1
-
-    def _begin(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return the initial carry of these episodes: the policy's carry, states, time steps and statistics."""
-        state, timestep = self.env.reset(keys_of_episodes(seed_key, indices), context)
-        return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
-
-    def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
-        """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
-        policy_carry, state, timestep, statistics = carry
-        action, policy_carry = self.policy(params, policy_carry, state, timestep, keys_of_step(keys, t))
-        new_state, new_timestep = self.env.step_without_reset(state, action, context)
-        new_statistics = update_statistics(self.env.spec, statistics, new_timestep)
-        if not self.env.spec.fixed_horizon:
-            done = timestep.done | (t >= self.env.spec.horizon)
-            new_timestep = where(done, timestep, new_timestep)
-            new_statistics = where(done, statistics, new_statistics)
-        return (policy_carry, new_state, new_timestep, new_statistics), action
-
-    def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return the carry at the end of all these episodes."""
-        horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
-
-        def play_steps(count: int, first: Array, carry: Any) -> Any:
-            def one_step(k: Array, carry: Any) -> Any:
-                return self._step(params, keys, context, carry, first + k.astype(jnp.uint32))[0]
-
-            return jax.lax.fori_loop(0, count, one_step, carry)
-
-        carry = self._begin(params, indices, seed_key, context)
-        if self.env.spec.fixed_horizon:
-            return play_steps(horizon, jnp.uint32(0), carry)
-        count = min(horizon, _STEPS_PER_CHECK)
-        _, carry = jax.lax.while_loop(
-            lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
-            lambda loop: (loop[0] + jnp.uint32(count), play_steps(count, *loop)),
-            (jnp.uint32(0), carry),
-        )
-        return carry
-
-    def _trace(
-        self, see: Callable[..., Any], indices: Callable[[Array], Array]
-    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return two functions that evaluate `see`(state, time step, statistics) at each time step.
-
-        The first begins the episodes `indices(first)`: (parameters, key, context, first) -> (carry, one row). The
-        second continues them for `_steps` steps from step t: (..., carry, t) -> (carry, (rows, actions)).
-        """
-
-        def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
-            carry = self._begin(params, indices(first), key, context)
-            return carry, jax.tree.map(lambda x: x[None], see(*carry[1:]))
-
-        def play_on(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
-            keys = keys_of_episodes(key, indices(first))
-
-            def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
-                carry, action = self._step(params, keys, context, carry, t)
-                return carry, (see(*carry[1:]), action)
-
-            return jax.lax.scan(one_step, carry, t + jnp.arange(self._steps, dtype=jnp.uint32))
-
-        return begin, play_on
-
-    @property
-    def _steps(self) -> int:
-        """Return the steps of curves that a device holds at a time."""
-        return min(self.env.spec.horizon, STEPS)
-
-    def _collect(self, begin: Callable[..., Any], play_on: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-        """Call the functions of `_trace` until all episodes have ended; return all rows [t + 1, ...], actions [t, ...].
-
-        t is the horizon, or a smaller multiple of `_steps`.
-        """
-        spec = self.env.spec
-        carry, row = begin(*arguments)
-        rows, actions = [_fetch(row)], []
-        for t in range(0, spec.horizon, self._steps):
-            carry, (more, more_actions) = play_on(*arguments, carry, np.uint32(t))
-            more, more_actions = jax.tree.map(lambda x, left=spec.horizon - t: x[:left], (more, more_actions))
-            rows.append(_fetch(more))
-            actions.append(_fetch(more_actions))
-            if not spec.fixed_horizon and np.asarray(carry[2].done).all():
-                break
-        return jax.tree.map(_join, *rows), jax.tree.map(_join, *actions)
+    seeds: int = 1  # number of policies, each with its own key and all episodes; the devices share the policies
 
     @property
     def devices(self) -> int:
-        """Return the number of devices that share the episodes, or the seeds."""
         return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
+
+    @property
+    def _used_mesh(self) -> Mesh:
+        return Mesh(self.mesh.devices[: self.devices], (AXIS,))
+
+    # Only the ends of episodes
 
     def jit_final_values(self) -> Callable[..., dict[str, Array]]:
         """Jit (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
@@ -250,43 +163,48 @@ class Evaluator:
                 lambda indices: self._see(*self._play(params, indices, key, context)[1:]), indices, chunks, out_axes=0
             )
 
+        in_specs: Any = (REPLICATED, REPLICATED, REPLICATED)
+        function: Callable[..., Any] = rollout
         if self.seeds > 1:
-            each = jax.vmap(rollout, in_axes=(0, 0, None))
-            function = on_mesh(each, self._used_mesh, (SPLIT, SPLIT, REPLICATED), SPLIT)
-        else:
-            function = on_mesh(rollout, self._used_mesh, (REPLICATED, REPLICATED, REPLICATED), SPLIT)
-        return jax.jit(function, compiler_options=graphs())
+            in_specs, function = (SPLIT, SPLIT, REPLICATED), jax.vmap(rollout, in_axes=(0, 0, None))
+        return jax.jit(on_mesh(function, self._used_mesh, in_specs, SPLIT), compiler_options=graphs())
+
+    def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
+        """Return the carry at the end of all these episodes."""
+        horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
+
+        def play_steps(count: int, first: Array, carry: Any) -> Any:
+            def take_step(k: Array, carry: Any) -> Any:
+                return self._step(params, keys, context, carry, first + k.astype(jnp.uint32))[0]
+
+            return jax.lax.fori_loop(0, count, take_step, carry)
+
+        carry = self._reset(params, indices, seed_key, context)
+        if self.env.spec.fixed_horizon:
+            return play_steps(horizon, jnp.uint32(0), carry)
+        count = min(horizon, _STEPS_PER_CHECK)
+        _, carry = jax.lax.while_loop(
+            lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
+            lambda loop: (loop[0] + jnp.uint32(count), play_steps(count, *loop)),
+            (jnp.uint32(0), carry),
+        )
+        return carry
+
+    # Every step
 
     def curves(self) -> Callable[..., dict[str, np.ndarray]]:
         """Return (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, for a single seed.
 
-        T is the horizon or, if all episodes end earlier, a smaller multiple of `STEPS`. A device holds the curves of
-        one chunk of episodes and `STEPS` steps.
+        T is as of `_make_trace`; a device holds the curves of one chunk of episodes at a time.
         """
         assert self.seeds == 1
         local = self.episodes // self.devices
         size = largest_divisor(local, self.chunk) if self.chunk else local
-
-        def indices(first: Array) -> Array:
-            return jax.lax.axis_index(AXIS) * local + first + jnp.arange(size, dtype=jnp.int32)
-
-        begin, play_on = self._trace(self._see, indices)
-        over_episodes = jax.sharding.PartitionSpec(None, AXIS)
-        common = (REPLICATED,) * 4
-        functions = [
-            on_mesh(begin, self._used_mesh, common, (SPLIT, over_episodes)),
-            on_mesh(
-                lambda *arguments: _drop_actions(*play_on(*arguments)),
-                self._used_mesh,
-                (*common, SPLIT, REPLICATED),
-                (SPLIT, (over_episodes, ())),
-            ),
-        ]
-        programs = [jax.jit(function, compiler_options=graphs()) for function in functions]
+        trace = self._make_trace(self._see, size)
 
         def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, np.ndarray]:
             firsts = np.arange(0, local, size, dtype=np.int32)
-            chunks = [self._collect(*programs, params, key, context, first)[0] for first in firsts]
+            chunks = [trace(params, key, context, first)[0] for first in firsts]
             longest = max(len(chunk["length"]) for chunk in chunks)
 
             def join(*parts: np.ndarray) -> np.ndarray:
@@ -297,43 +215,94 @@ class Evaluator:
 
         return rollout
 
-    @property
-    def _used_mesh(self) -> Mesh:
-        return Mesh(self.mesh.devices[: self.devices], (AXIS,))
-
-    def _see(self, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
-        task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
-        return values(statistics) | task
-
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, np.ndarray], np.ndarray]]:
-        """Return (parameters, key, context, index) -> all data of the one episode `index`.
+        """Return (parameters, key, context, index) -> all data of the one episode `index`; `episodes` is 1.
 
         Returns:
             the environment's states [T + 1, ...], time steps [T + 1, ...], curves [T + 1] and actions [T, A, ...], T as
-            of `curves`; rows after an early end are undefined.
+            of `_make_trace`; rows after an early end are undefined.
         """
 
-        def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
+        def see_all(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        def jit_precisely(function: Callable[..., Any]) -> Callable[..., Any]:
-            def precise(*arguments: Any) -> Any:
-                with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
-                    return function(*arguments)
-
-            return jax.jit(precise, compiler_options=graphs())
-
-        begin, play_on = map(jit_precisely, self._trace(see, lambda index: jnp.reshape(index, (1,))))
+        trace = self._make_trace(see_all, 1, with_actions=True)
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
-            rows, actions = self._collect(begin, play_on, params, key, context, index)
+            rows, actions = trace(params, key, context, index)
             return jax.tree.map(lambda x: x[:, 0], (*rows, actions))
 
         return rollout
 
+    def _make_trace(
+        self, see: Callable[..., Any], size: int, with_actions: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
+        """Return (parameters, key, context, first) -> `see` at each step [T + 1, B, ...], actions [T, B, ...] if asked.
 
-def _drop_actions(carry: Any, traced: tuple[Any, Any]) -> tuple[Any, tuple[Any, tuple[()]]]:
-    return carry, (traced[0], ())
+        B are `size` episodes of each device, from its `first` on. T is the horizon or, if all of them end earlier, a
+        smaller multiple of `STEPS`, the steps that a device holds at a time; rows are on the host.
+        """
+        spec, local = self.env.spec, self.episodes // self.devices
+        piece = min(spec.horizon, STEPS)
+
+        def find_indices(first: Array) -> Array:
+            return jax.lax.axis_index(AXIS) * local + first + jnp.arange(size, dtype=jnp.int32)
+
+        def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
+            carry = self._reset(params, find_indices(first), key, context)
+            return carry, jax.tree.map(lambda x: x[None], see(*carry[1:]))
+
+        def play_piece(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
+            keys = keys_of_episodes(key, find_indices(first))
+
+            def take_step(carry: Any, t: Array) -> tuple[Any, Any]:
+                carry, action = self._step(params, keys, context, carry, t)
+                return carry, (see(*carry[1:]), action if with_actions else ())
+
+            return jax.lax.scan(take_step, carry, t + jnp.arange(piece, dtype=jnp.uint32))
+
+        common, rows_spec = (REPLICATED,) * 4, jax.sharding.PartitionSpec(None, AXIS)
+        on_devices = on_mesh(begin, self._used_mesh, common, (SPLIT, rows_spec))
+        jitted_begin = jax.jit(on_devices, compiler_options=graphs())
+        on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
+        jitted_piece = jax.jit(on_devices, compiler_options=graphs())
+
+        def trace(*arguments: Any) -> tuple[Any, Any]:
+            carry, row = jitted_begin(*arguments)
+            pieces, actions = [_fetch(row)], []
+            for t in range(0, spec.horizon, piece):
+                carry, results = jitted_piece(*arguments, carry, np.uint32(t))
+                rows, more_actions = _fetch(jax.tree.map(lambda x, left=spec.horizon - t: x[:left], results))
+                pieces.append(rows)
+                actions.append(more_actions)
+                if not spec.fixed_horizon and np.asarray(carry[2].done).all():
+                    break
+            return jax.tree.map(_join, *pieces), jax.tree.map(_join, *actions)
+
+        return trace
+
+    # Both
+
+    def _reset(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
+        """Return the initial carry of these episodes: the policy's carry, states, time steps and statistics."""
+        state, timestep = self.env.reset(keys_of_episodes(seed_key, indices), context)
+        return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
+
+    def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
+        """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
+        policy_carry, state, timestep, statistics = carry
+        action, policy_carry = self.policy(params, policy_carry, state, timestep, keys_of_step(keys, t))
+        new_state, new_timestep = self.env.step_without_reset(state, action, context)
+        new_statistics = update_statistics(self.env.spec, statistics, new_timestep)
+        if not self.env.spec.fixed_horizon:
+            done = timestep.done | (t >= self.env.spec.horizon)
+            new_timestep = where(done, timestep, new_timestep)
+            new_statistics = where(done, statistics, new_statistics)
+        return (policy_carry, new_state, new_timestep, new_statistics), action
+
+    def _see(self, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
+        task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
+        return values(statistics) | task
 
 
 def _fetch(tree: Any) -> Any:

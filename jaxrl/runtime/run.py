@@ -1,6 +1,5 @@
-"""Start a run in a new directory, or resume one exactly from its newest checkpoint."""
+"""Start a run in a new directory, or resume one exactly from its newest checkpoint; `Session` then trains it."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,14 +15,14 @@ from jaxrl.report.console import Console
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.writer import NullWriter, Writer, check_same_run
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import hosts, run_directory, spaces, trials
+from jaxrl.runtime import hosts, run_directory, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.session import Session
-from jaxrl.runtime.train_state import Position, TrainState
+from jaxrl.runtime.train_state import Position
 
 _RESOLVED = (  # settings that a run chooses itself unless they are given
     "num_envs", "logical_shards", "rollout_chunk", "learn_chunk", "compute_dtype", "rollout_dtype",
@@ -32,16 +31,11 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
 
 
 class RunOutcome(NamedTuple):
-    """The result of a run in this process.
+    """The result of a run in this process."""
 
-    Attributes:
-        directory: of the run.
-        sentence: why it ended.
-        abandoned: whether something still runs, a block or the compiler, that would delay the end of the process.
-    """
-
-    directory: Path
-    sentence: str
+    directory: Path  # of the run
+    sentence: str  # why it ended
+    # whether something still runs, a block or the compiler, that would delay the end of the process
     abandoned: bool = False
 
 
@@ -50,33 +44,30 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
 
     Raises UserError; nothing is written if the configuration is impossible.
     """
-    hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    hosts.on_first(lambda: loggers.check(config.run.logger))
+    hosts.call_on_host_0(lambda: run_directory.check_root(config.run.runs))
+    hosts.call_on_host_0(lambda: loggers.check(config.run.logger))
     config = resolve_config(resolve_latest(config))
     run = build_run(config, custom=custom)
     inputs = load_inputs(run)
     with log or Console(run.env.spec.label) as console:
         programs = _compile(run, inputs, None, console)
-        facts = Scoring.from_spec(run.env.spec).entry() | {run_directory.SPACES: spaces.describe(run.env.spec)}
+        spec = run.env.spec
+        facts = Scoring.from_spec(spec).entry() | {run_directory.SPACES: run_directory.describe_spaces(spec)}
         arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
         with _lock_directory(lambda: run_directory.create(*arguments)) as directory:
-            hosts.on_first(lambda: trials.write_configs(directory, run.config))
-            return _train(run, programs, directory, console, lambda session: session.begin(inputs))
+            hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
+            return _train(run, programs, directory, console, inputs)
 
 
 def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     """Resume the run of this name, or start it if there is none, as jobs that are queued again need.
 
-    Args:
-        name: the name of its directory among the runs of its algorithm and environment.
-        config: the configuration of a new run.
-        changes: the settings on the command line; a setting at its automatic value changes nothing.
+    `config` is of a new run; `changes` are the settings on the command line, of which automatic values change nothing.
 
-    Raises:
-        UserError: as `start` and `resume` do.
+    Raises UserError: as `start` and `resume` do.
     """
     directory = run_directory.named_directory(config.run.runs, config.algo, config.env, name)
-    if not hosts.on_first(lambda: is_file(directory / run_directory.CONFIG)):
+    if not hosts.call_on_host_0(lambda: is_file(directory / run_directory.CONFIG)):
         return start(config, name=name)
     automatic = configuration.RunSettings()
     changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
@@ -92,45 +83,46 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     if (root := trials.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
     new_config = configuration.apply_resume_changes(config, changes)
-    hosts.on_first(lambda: loggers.check(new_config.run.logger))
+    hosts.call_on_host_0(lambda: loggers.check(new_config.run.logger))
     run = build_run(new_config, resuming=True)
-    spaces.check_spaces(directory, config.env, run.env.spec)
+    run_directory.check_spaces(directory, config.env, run.env.spec)
     with _lock_directory(lambda: directory), Console(run.env.spec.label) as console:
-        fresh = not hosts.first(committed_steps(directory / "checkpoints"))
-        inputs = load_inputs(run) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
-        step, meta = (0, None) if fresh else _find_resume_point(directory, run, config, console)
+        step, meta, inputs = None, None, None
+        if hosts.broadcast(committed_steps(directory / run_directory.CHECKPOINTS)):
+            step, meta = _find_resume_point(directory, run, config, console)
+        else:
+            inputs = load_inputs(run)
         if meta is not None and _is_finished(run, meta):
             return RunOutcome(directory, _describe_finished(meta))
         if (schedule := run.config.run.schedule_env_steps) < run.config.run.total_env_steps:
             console.say(f"schedules, such as learning rates, end after {schedule:,} environment steps as before")
         programs = _compile(run, inputs, meta, console)
+        return _train(run, programs, directory, console, inputs, step)
 
-        def first_state(session: Session) -> TrainState:
-            if fresh:
-                for writer in session.writers:
-                    if problem := writer.trim(0):
-                        console.say(f"warning: {problem}")
-                state = session.begin(inputs)
-            else:
-                state = session.restore(step)
-            hosts.on_first(lambda: trials.write_configs(directory, run.config))
-            console.say(
-                f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
-            )
-            return state
 
-        return _train(run, programs, directory, console, first_state)
+@contextmanager
+def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
+    """Lock the run directory that `find` returns; host 0 calls `find` and locks."""
+    with ExitStack() as stack:
+
+        def find_and_lock() -> str:
+            directory = find()
+            stack.enter_context(run_directory.lock(directory))
+            return str(directory.absolute())
+
+        directory = Path(hosts.call_on_host_0(find_and_lock))
+        hosts.require_visible(directory)
+        yield directory
 
 
 def _find_resume_point(directory: Path, run: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
-    """Return number and metadata of the checkpoint to continue from; `before` is the run's configuration without the
-    present changes.
+    """Return number and metadata of the checkpoint to continue from; `before` is the configuration without changes.
 
     Raises UserError: no intact checkpoint, one of another configuration, or one beyond the requested total.
     """
-    with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
+    with Checkpoints(directory / run_directory.CHECKPOINTS, warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
     folders = [".", *(trial.folder for trial in trials.trials(run.config))]
 
@@ -138,7 +130,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
         for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
             check_same_run(directory / folder, mark)
 
-    hosts.on_first(check_metrics)
+    hosts.call_on_host_0(check_metrics)
     fixed = fixed_settings(run)
     if meta["devices"] != run.mesh.size:
         del fixed["learn_chunk"]  # it follows the number of devices
@@ -160,43 +152,24 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
 
 def _is_finished(run: Run, meta: dict[str, Any]) -> bool:
     """Return whether a checkpoint with this metadata leaves neither iterations nor the last evaluation to do."""
-    position, settings = _position(meta), run.config.run
+    position, settings = Position.from_meta(meta), run.config.run
     left = position.remaining(run.algo.phases, run.trainer.layout.num_envs, settings.total_env_steps)
     return not any(left) and (not settings.eval_every or meta["evaluated"] == position.iterations)
 
 
-def _position(meta: dict[str, Any]) -> Position:
-    return Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
-
-
 def _describe_finished(meta: dict[str, Any]) -> str:
     """Return the sentence for a run that has reached its total; it names a total that goes on."""
-    env_steps = meta["env_steps"]
+    iterations, env_steps = Position.from_meta(meta).iterations, meta["env_steps"]
     return (
-        f"finished at iteration {_position(meta).iterations:,} ({env_steps:,} environment steps): nothing is left to "
-        f"do; to train longer, raise the total, for example --total_env_steps {2 * env_steps}"
+        f"finished at iteration {iterations:,} ({env_steps:,} environment steps): nothing is left to do; to train "
+        f"longer, raise the total, for example --total_env_steps {2 * env_steps}"
     )
-
-
-@contextmanager
-def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
-    """Lock the run directory that `find` returns; the host that writes calls `find` and locks."""
-    with ExitStack() as stack:
-
-        def take() -> str:
-            directory = find()
-            stack.enter_context(run_directory.lock(directory))
-            return str(directory.absolute())
-
-        directory = Path(hosts.on_first(take))
-        hosts.require_visible(directory)
-        yield directory
 
 
 def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
-    device = jax.local_devices()[0]
-    where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
+    device, count = jax.local_devices()[0], hosts.count_hosts()
+    where = f"{device.platform}, {count} hosts" if count > 1 else device.platform
     console.say(
         f"{run.mesh.size} x {device.device_kind} ({where}), {run.trainer.layout.shards} logical shards, "
         f"{run.config.run.compute_dtype} matmuls"
@@ -206,28 +179,30 @@ def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Consol
     with console.working("compiling"):
         if meta is None:
             return compile_run(run, inputs, console.say)
-        return compile_run(run, inputs, console.say, _position(meta), meta["evaluated"])
+        return compile_run(run, inputs, console.say, Position.from_meta(meta), meta["evaluated"])
 
 
 def _train(
-    run: Run,
-    programs: CompiledRun,
-    directory: Path,
-    console: Console,
-    first_state: Callable[[Session], TrainState],
+    run: Run, programs: CompiledRun, directory: Path, console: Console, inputs: Any, step: int | None = None
 ) -> RunOutcome:
+    """Train from the checkpoint `step`, or from the beginning with `inputs`."""
     console.say(f"run directory: {directory}")
+    settings, folders = run.config.run, [trial.folder for trial in trials.trials(run.config)]
     with ExitStack() as stack:
-        writer = stack.enter_context(
-            loggers.open_writer(directory, run.config.run.logger, run.config.plain(), console.say)
-            if hosts.writes()
-            else NullWriter(directory)
-        )
-        checkpoints = Checkpoints(directory / "checkpoints", run.config.run.keep_checkpoints, console.say)
+        writer: Writer = NullWriter(directory)
+        if hosts.is_host_0():
+            writer = loggers.open_writer(directory, settings.logger, run.config.plain(), console.say)
+        writers = [writer, *(Writer(directory / folder) for folder in folders if len(folders) > 1)]
+        for entered in writers:
+            stack.enter_context(entered)
+        checkpoints = Checkpoints(directory / run_directory.CHECKPOINTS, settings.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
-        folders = [trial.folder for trial in trials.trials(run.config)]
-        writers = [stack.enter_context(Writer(directory / folder)) for folder in folders] if len(folders) > 1 else []
-        session = Session(run, programs, directory, console, writer, checkpoints, monitor, writers)
-        sentence = session.train(first_state(session))
+        session = Session(run, programs, directory, console, writers, checkpoints, monitor)
+        state = session.begin(inputs) if step is None else session.restore(step)
+        if run.resuming:
+            hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
+            again = "started from the beginning" if step is None else f"resumed at iteration {step:,}"
+            console.say(again)
+        sentence = session.train(state)
     return RunOutcome(directory, sentence, session.abandoned)

@@ -1,7 +1,8 @@
 """Run directories: `runs/<algo>_<env>/<NNNN>`, new for every run, never overwritten, used by one process at a time.
 
 A run directory holds config.yaml (which makes it one), versions.json, metrics.jsonl, events/, checkpoints/ and
-any images. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
+any images; this module makes, finds and locks directories, and reads and checks versions.json. `runs/latest` is a text
+file with the path of the newest run.
 """
 
 import contextlib
@@ -20,6 +21,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.extend.backend
+import numpy as np
+
+from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.settings import short_repr
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import expand_home, is_file, write_atomically
@@ -31,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 _LATEST, _LOCK = "latest", ".lock"
 _RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
-SPACES = "spaces"  # entry of versions.json: shapes of observations and actions, see `jaxrl.runtime.spaces`
+SPACES = "spaces"  # entry of versions.json: shapes of observations and actions
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -96,20 +102,14 @@ def check_root(root: Path | str) -> None:
         elif not existing.is_dir():
             problem = f"{existing} is not a directory"
         else:
-            problem = _why_not_writable(existing)
+            try:  # permissions do not always show it
+                os.rmdir(tempfile.mkdtemp(dir=existing))
+            except OSError as error:
+                problem = f"no folder can be made in {existing}: {error.strerror}"
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     if problem:
         raise RunError(f"no run directory can be made under {root} ({problem}); choose another with --runs")
-
-
-def _why_not_writable(folder: Path) -> str:
-    """Return half a sentence if no folder can be made in `folder`, "" otherwise; permissions do not always show it."""
-    try:
-        os.rmdir(tempfile.mkdtemp(dir=folder))
-    except OSError as error:
-        return f"no folder can be made in {folder}: {error.strerror}"
-    return ""
 
 
 def write_config(run: Path, text: str) -> None:
@@ -139,9 +139,6 @@ def write_latest(root: Path | str, run: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions that results depend on besides configuration and seed; initialises JAX's devices."""
-    import jax
-    import jax.extend.backend
-
     result = {"python": platform.python_version(), "jaxrl": __version__}
     result |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
@@ -169,6 +166,37 @@ def check_version(run: Path, env: str, version: int) -> None:
         raise RunError(
             f"{run} was trained in version {previous} of the environment '{env}', this is version {version}, where "
             "observations or rules differ: use the jaxrl that trained it, or train again"
+        )
+
+
+def describe_spaces(spec: EnvSpec) -> dict[str, str]:
+    """Return {"agents", "observation", "action", "global_state": shapes and dtypes, such as "float32[4]"}."""
+
+    def describe_one(space: Any) -> str:
+        if isinstance(space, Discrete):
+            return f"Discrete({space.n})"
+        return f"{np.dtype(space.dtype).name}{list(space.shape)}"
+
+    def describe_all(tree: Any) -> str:
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, Box))
+        return ", ".join(f"{jax.tree_util.keystr(path)} {describe_one(box)}".strip() for path, box in leaves)
+
+    return {
+        "agents": str(spec.num_agents),
+        "observation": describe_all(spec.observation),
+        "action": describe_one(spec.action),
+        "global_state": describe_all(spec.global_state),
+    }
+
+
+def check_spaces(run: Path, env: str, spec: EnvSpec) -> None:
+    """Raise RunError if observations or actions of a run's environment have changed since it began."""
+    spaces = describe_spaces(spec)
+    stored = {**spaces, **read_versions(run).get(SPACES, {})}
+    if changes := [f"{name} was {stored[name]} and is {now}" for name, now in spaces.items() if stored[name] != now]:
+        raise RunError(
+            f"the environment '{env}' has changed since {run} was trained: {', '.join(changes)}; use its previous "
+            "code, or train again"
         )
 
 

@@ -21,7 +21,6 @@ class Scoring:
 
     @classmethod
     def from_spec(cls, spec: EnvSpec) -> "Scoring":
-        """Return the scoring of an environment."""
         names = dict.fromkeys([spec.score, *spec.metrics, "return", "length"])
         return cls(spec.score, spec.score_mode, {name: spec.label(name) for name in names})
 
@@ -46,11 +45,9 @@ class Scoring:
         return scoring
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry of versions.json."""
         return {ENTRY: dataclasses.asdict(self)}
 
     def label(self, metric: str) -> str:
-        """Return the label of a metric with its unit, see `label_of`."""
         return label_of(metric, self.labels)
 
 

@@ -25,21 +25,13 @@ from jaxrl.common.types import Key, PolicyParams
 
 @dataclasses.dataclass(frozen=True)
 class SelfPlay(BatchedEnvironment):
-    """A batched environment whose other team is played by the snapshots in its context.
+    """A batched environment whose other team is played by the snapshots in its context."""
 
-    Attributes:
-        inner: the batched environment with opponents.
-        algo: the players' algorithm; its policy must have no carry.
-        group: consecutive games that share a snapshot.
-        snapshots: P, size of the pool, whose oldest snapshot is replaced periodically.
-        every: iterations between two snapshots.
-    """
-
-    inner: BatchedEnvironment
-    algo: Algorithm
-    group: int
-    snapshots: int
-    every: int
+    inner: BatchedEnvironment  # the batched environment with opponents
+    algo: Algorithm  # the players' algorithm; its policy must have no carry
+    group: int  # consecutive games that share a snapshot
+    snapshots: int  # P, size of the pool, whose oldest snapshot is replaced periodically
+    every: int  # iterations between two snapshots
 
     def _start(self, keys: Key, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         return self.inner._start(keys, episode, context[0])
@@ -75,7 +67,6 @@ class SelfPlay(BatchedEnvironment):
         return jax.tree.map(lambda x: jnp.repeat(x[None], self.snapshots, 0), policy)
 
     def update_pool(self, pool: Any, policy: PolicyParams, progress: Progress) -> Any:
-        """Return the pool after an iteration."""
         calls = progress.learn_calls[1]  # the low word is enough for 2^32 iterations
         slot = (calls // self.every) % self.snapshots
 

@@ -24,7 +24,6 @@ class StopSignals:
         self._began = 0.0
 
     def __bool__(self) -> bool:
-        """Return whether the run is to end."""
         return bool(self.names)
 
     @property

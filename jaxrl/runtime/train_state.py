@@ -1,9 +1,8 @@
 """The state of a run on its devices, the metrics of a block of iterations, and the position as the host knows it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
-
-import numpy as np
 
 from envs_jax.base import Array, pytree
 from jaxrl.algos.base import Phase
@@ -11,57 +10,35 @@ from jaxrl.algos.base import Phase
 
 @pytree
 class TrainState:
-    """The complete training state: saving and loading it resumes a run exactly.
+    """The complete training state: saving and loading it resumes a run exactly."""
 
-    Attributes:
-        algo: AlgoState of the algorithm.
-        carry: the policy's carry per environment, () where phases restart.
-        env: BatchState of the environments, () where phases restart.
-        timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
-        statistics: EpisodeStatistics, running [B], () where phases restart.
-        key: key[] of the run, see `key_of_env` and `key_of_iteration`.
-        pool: past policies kept by the environment (snapshots that play against the learner), mostly ().
-        progress: Progress, counters.
-        phase: int32[], index of the phase.
-        iteration: uint32[], iterations done in this phase.
-        iterations: uint32[], iterations done in all phases.
-        settings: {name: float32[]}, traced settings of the algorithm, {} without a sweep.
-    """
-
-    algo: Any
-    carry: Any
-    env: Any
-    timestep: Any
-    statistics: Any
-    key: Any
-    pool: Any
-    progress: Any
-    phase: Any
-    iteration: Any
-    iterations: Any
-    settings: Any
+    algo: Any  # AlgoState of the algorithm
+    carry: Any  # the policy's carry per environment, () where phases restart
+    env: Any  # BatchState of the environments, () where phases restart
+    timestep: Any  # TimeStep, the time steps [B] to act on next, () where phases restart
+    statistics: Any  # EpisodeStatistics, running [B], () where phases restart
+    key: Any  # key[] of the run, see `key_of_env` and `key_of_iteration`
+    pool: Any  # past policies kept by the environment (snapshots that play against the learner), mostly ()
+    progress: Any  # Progress
+    phase: Any  # int32[], index of the phase
+    iteration: Any  # uint32[], iterations done in this phase
+    iterations: Any  # uint32[], iterations done in all phases
+    settings: Any  # {name: float32[]}, traced settings of the algorithm, {} without a sweep
 
 
 @pytree
 class BlockMetrics:
     """The metrics of a block; the first axis of leaves is the iteration, and iterations that did not run are 0.
 
-    With several trials the second axis of metrics is the trial; `not_finite` and `done` have an entry for each device,
-    or for each trial.
-
-    Attributes:
-        learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
-        episodes: {name: float32[K]}, sums over the episodes that ended, and their number under "episodes".
-        not_finite: int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine.
-        done: int32[], iterations that ran (fewer than requested only after a non-finite metric of `learn`).
-        faults: {field of TimeStep: float32[K]}, see `not_finite.count_faults`.
+    With several trials the second axis of metrics is the trial; `not_finite` and `iterations` have an entry for each
+    device, or for each trial.
     """
 
-    learning: Any
-    episodes: Any
-    not_finite: Array
-    done: Array
-    faults: Any
+    learning: Any  # {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`
+    episodes: Any  # {name: float32[K]}, sums over the episodes that ended, and their number under "episodes"
+    not_finite: Array  # int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine
+    iterations: Array  # int32[], that ran (fewer than requested only after a non-finite metric of `learn`)
+    faults: Any  # {field of TimeStep: float32[K]}, see `not_finite.count_faults`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +52,11 @@ class Position:
     updates: int = 0
 
     @classmethod
-    def from_state(cls, state: TrainState) -> Self:
-        """Return the position of a state; waits for the device."""
-        # Of several trials the first: all have the same counters. Pairs are the high and the low word.
-        numbers = (np.asarray(x).reshape(-1)[0] for x in (state.phase, state.iteration, state.iterations))
-        pairs = (np.asarray(x).reshape(-1, 2)[0] for x in (state.progress.env_steps, state.progress.updates))
-        return cls(*map(int, numbers), *((int(high) << 32) + int(low) for high, low in pairs))
+    def from_meta(cls, meta: Mapping[str, Any]) -> Self:
+        """Return the position that a checkpoint's JSON object holds."""
+        return cls(**{field.name: meta[field.name] for field in dataclasses.fields(cls)})
 
     def after(self, phase: Phase, num_envs: int, count: int = 1) -> "Position":
-        """Return the position after `count` more iterations of the phase."""
         return Position(
             self.phase,
             self.iteration + count,

@@ -1,7 +1,7 @@
-"""The training loop: iterations of (collect T steps, learn), a whole block of them in one compiled, donated call.
+"""The training loop on the devices: iterations of (collect T steps, learn), a block of them in one compiled call.
 
-Nothing here depends on the algorithm or environment. The block runs inside one `shard_map` over the mesh: each device
-steps its own environments, and the algorithm calls the collectives of `DataParallel`.
+Nothing here depends on the algorithm or environment, nor touches files. The block runs inside one `shard_map` over the
+mesh: each device steps its own environments, and the algorithm calls the collectives of `DataParallel`.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
-from envs_jax.base import Array, TimeStep
+from envs_jax.base import Array, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
@@ -32,7 +32,6 @@ from jaxrl.rl.data_parallel import (
     shardings,
     trace_once,
 )
-from jaxrl.runtime.checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, split_faults
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
@@ -52,40 +51,28 @@ def key_of_iteration(key: Key, iteration: Array) -> Key:
 class Trainer:
     """Makes the initial state and the compiled blocks of a run.
 
-    Attributes:
-        env: the batched environment.
-        algo: the algorithm.
-        layout: of the batch on the devices.
-        mesh: the devices.
-        block: K, maximum iterations of one compiled call.
-        rollout_chunk: environments rolled out at a time on a device, in phases that restart them; 0 = all.
-        store: dtype of stored observations that lie in [0, 1].
-        total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
-        seeds: the run's seed and the next ones, trained in one program.
-        sweep: {setting of the algorithm: its values, one for each combination}; each is trained with all seeds.
-        vectorized: whether a device trains its trials at once. Otherwise they run one after another within a block,
-            which is faster on CPUs, where batched matrix products are slow, and for whole episodes of convolutions,
-            one trial of which fills a GPU.
-
     A trial is one combination with one seed. With several trials the first axis of every leaf of the state is the
     trial, and the devices share it; `layout` then describes one trial on one device.
     """
 
     env: BatchedEnvironment
     algo: Algorithm
-    layout: DataParallel
+    layout: DataParallel  # of the batch on the devices
     mesh: Mesh
-    block: int
-    rollout_chunk: int
-    store: Any
-    total_env_steps: int
-    seeds: int = 1
+    block: int  # K, maximum iterations of one compiled call
+    rollout_chunk: int  # environments rolled out at a time on a device, in phases that restart them; 0 = all
+    store: Any  # dtype of stored observations that lie in [0, 1]
+    total_env_steps: int  # denominator of `Progress.fraction`; schedules do not change when a run is extended
+    seeds: int = 1  # the run's seed and the next ones, trained in one program
+    # {setting of the algorithm: its values, one for each combination}; each is trained with all seeds
     sweep: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    # whether a device trains its trials at once. Otherwise they run one after another within a block, which is faster
+    # on CPUs, where batched matrix products are slow, and for whole episodes of convolutions, one trial of which fills
+    # a GPU.
     vectorized: bool = True
 
     @property
     def trials(self) -> int:
-        """Return the number of trials."""
         return self.seeds * len(next(iter(self.sweep.values()), [0]))
 
     @property
@@ -102,28 +89,6 @@ class Trainer:
         algo = AlgoState(replicated=REPLICATED, sharded=SPLIT)
         return dataclasses.replace(specs, algo=algo, carry=split, env=split, timestep=split, statistics=split)
 
-    def init(self, key: Key, inputs: Any = None) -> TrainState:
-        """Return a fresh state on the mesh for key[], or key[trials]; `inputs` as in `Algorithm.init`."""
-        return self.make_init()(key, inputs)
-
-    def make_init(self) -> Callable[..., Any]:
-        """Jit (key, inputs) -> state."""
-        return jax.jit(self._begin, compiler_options=graphs())
-
-    @functools.cached_property
-    def _begin(self) -> Callable[..., Any]:
-        """Return `_init` on the mesh, traced once for each structure of inputs."""
-        if self.trials == 1:
-            return trace_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
-
-        def begin(keys: Key, inputs: Any) -> TrainState:
-            indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
-            values = {name: jnp.repeat(jnp.float32(swept), self.seeds) for name, swept in self.sweep.items()}
-            settings = {name: value[indices] for name, value in values.items()}
-            return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
-
-        return trace_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
-
     def keys(self, seed: int, make: Callable[[Any], Key] = jax.random.key) -> Key:
         """Return the run's key[], or key[trials]: for each combination, the keys of this seed and the next ones."""
         if self.trials == 1:
@@ -131,33 +96,19 @@ class Trainer:
         seeds = np.arange(seed, seed + self.seeds, dtype=np.uint32)
         return jax.vmap(make)(np.tile(seeds, self.trials // self.seeds))
 
-    def policies(self, state: TrainState) -> PolicyParams:
-        """Return the policy's parameters, of all trials if there are several."""
-        return (jax.vmap(self.algo.policy) if self.trials > 1 else self.algo.policy)(state.algo)
+    # The initial state
 
-    def each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
-        """Apply a function of one trial's state to all trials of this device.
+    def init(self, key: Key, inputs: Any = None) -> TrainState:
+        """Return a fresh state on the mesh for key[], or key[trials]; `inputs` as in `Algorithm.init`."""
+        return self.make_init()(key, inputs)
 
-        Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
-        """
-        if self.trials == 1:
-            return function
-
-        def call(state: TrainState) -> Any:
-            names = ("progress", "phase", "iteration", "iterations")
-            counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
-
-            def one(trial_state: TrainState) -> Any:
-                progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
-                return function(dataclasses.replace(trial_state, **counters | {"progress": progress}))
-
-            return jax.vmap(one)(state)
-
-        return call
+    def make_init(self) -> Callable[..., Any]:
+        """Jit (key, inputs) -> state."""
+        return jax.jit(self._init_on_mesh, compiler_options=graphs())
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes: TrainState = self.place_shapes(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
+        shapes: TrainState = self.place_shapes(jax.eval_shape(self._init_on_mesh, self.keys(0), inputs), self.specs())
         return shapes
 
     def place_shapes(self, shapes: Any, specs: Any) -> Any:
@@ -167,6 +118,20 @@ class Trainer:
             return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
         return jax.tree.map(place, shardings(self.mesh, specs), shapes)
+
+    @functools.cached_property
+    def _init_on_mesh(self) -> Callable[..., Any]:
+        """Return `_init` on the mesh, traced once for each structure of inputs."""
+        if self.trials == 1:
+            return trace_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+
+        def init_trials(keys: Key, inputs: Any) -> TrainState:
+            indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
+            values = {name: jnp.repeat(jnp.float32(swept), self.seeds) for name, swept in self.sweep.items()}
+            settings = {name: value[indices] for name, value in values.items()}
+            return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
+
+        return trace_once(on_mesh(init_trials, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
@@ -179,7 +144,7 @@ class Trainer:
         pool = self.env.init_pool(policy) if isinstance(self.env, SelfPlay) else ()
         if self.keeps_envs:
             indices = self.layout.env_indices()
-            env, timestep = self._start(key_run, indices, 0, self._context(progress, pool))
+            env, timestep = self._reset(key_run, indices, 0, self._context(progress, pool))
             env_carry = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
         carry, env, timestep, statistics = env_carry
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
@@ -188,22 +153,15 @@ class Trainer:
     def _context(self, progress: Progress, pool: Any) -> Any:
         return self.env.context(progress, pool) if isinstance(self.env, SelfPlay) else self.env.context(progress)
 
-    def _start(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
+    def _reset(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
         return self.env.reset(keys, context, episode)
 
     # One iteration
 
-    def _act(
-        self, policy: PolicyParams, carry: Any, timestep: TimeStep, indices: Array, key: Key, progress: Progress
-    ) -> tuple[Array, Any, Trajectory]:
-        """Return the actions of one step, the carry after it, and its row of the trajectory, leaves [B, ...]."""
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
-        action, carry, extras = check_results(
-            "act", self.algo.act(policy, carry, timestep, keys, progress, "explore"), ("action", "carry", "extras")
-        )
-        check_action(self.env.spec, action, len(indices))
-        return action, carry, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
+    def policies(self, state: TrainState) -> PolicyParams:
+        """Return the policy's parameters, of all trials if there are several."""
+        return (jax.vmap(self.algo.policy) if self.trials > 1 else self.algo.policy)(state.algo)
 
     def collect(self, state: TrainState, phase: Phase, key: Key) -> Any:
         """Roll out this device's environments for an iteration, in chunks.
@@ -215,40 +173,43 @@ class Trainer:
 
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments with which `map_chunks` computes `collect`."""
-        policy, context = self.algo.policy(state.algo), self._context(state.progress, state.pool)
-        env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-
-        def collect_part(part: Any) -> Any:
-            return self._collect(policy, context, part, phase, state, key)
-
-        return collect_part, (self.layout.env_indices(), *env_carry), self.chunks(), (1, 0, 0, 0)
-
-    def _collect(
-        self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
-    ) -> Any:
-        spec, (indices, *loop) = self.env.spec, batch
-        if phase.restart:
-            env, timestep = self._start(state.key, indices, state.iterations, context)
-            loop = [self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)]
+        spec, policy, context = self.env.spec, self.algo.policy(state.algo), self._context(state.progress, state.pool)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
-        def one_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
-            carry, env, timestep, statistics = loop
-            action, carry, row = self._act(policy, carry, timestep, indices, jax.random.fold_in(key, t), state.progress)
-            if whole_episodes:
-                env, timestep = self.env.step_without_reset(env, action, context)
-            else:
-                env, timestep = self.env.step(env, timestep, action, context)
-            statistics = update_statistics(spec, statistics, timestep)
-            return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
+        def collect_chunk(batch: Any) -> Any:
+            indices, *loop = batch
+            if phase.restart:
+                env, timestep = self._reset(state.key, indices, state.iterations, context)
+                loop = [self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)]
 
-        steps = jnp.arange(phase.steps, dtype=jnp.uint32)
-        env_carry, (trajectory, episode_sums) = jax.lax.scan(one_step, tuple(loop), steps)
-        episode_sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), episode_sums)
-        episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
-        return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
+            def take_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
+                carry, env, timestep, statistics = loop
+                keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), indices)
+                results = self.algo.act(policy, carry, timestep, keys, state.progress, "explore")
+                action, carry, extras = _check_results("act", results, ("action", "carry", "extras"))
+                _check_action(spec, action, len(indices))
+                row = Trajectory(precision.store(spec, timestep, self.store), action, extras)
+                if whole_episodes:
+                    env, timestep = self.env.step_without_reset(env, action, context)
+                else:
+                    env, timestep = self.env.step(env, timestep, action, context)
+                statistics = update_statistics(spec, statistics, timestep)
+                return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
-    def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
+            steps = jnp.arange(phase.steps, dtype=jnp.uint32)
+            env_carry, (trajectory, episode_sums) = jax.lax.scan(take_step, tuple(loop), steps)
+            episode_sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), episode_sums)
+            episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
+            return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
+
+        env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
+        return collect_chunk, (self.layout.env_indices(), *env_carry), self.chunks(), (1, 0, 0, 0)
+
+    def chunks(self) -> int:
+        envs = self.layout.local_envs
+        return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
+
+    def _run_iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
         trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
@@ -257,10 +218,10 @@ class Trainer:
         if phase.steps:
             trajectory, last, env_carry, episode_sums = trial.collect(state, phase, key_act)
         results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
-        algo, learning = check_results("learn", results, ("state", "metrics"))
-        return trial.finish(state, phase, algo, learning, env_carry, episode_sums)
+        algo, learning = _check_results("learn", results, ("state", "metrics"))
+        return trial.end_iteration(state, phase, algo, learning, env_carry, episode_sums)
 
-    def finish(
+    def end_iteration(
         self,
         state: TrainState,
         phase: Phase,
@@ -270,7 +231,7 @@ class Trainer:
         episode_sums: Any,
     ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
-        check_learned(state.algo, algo, learning)
+        _check_learned(state.algo, algo, learning)
         progress, layout = state.progress, self.layout
         if env_carry:
             carry, env, timestep, statistics = env_carry
@@ -301,42 +262,27 @@ class Trainer:
         )
         return state, learning, episodes
 
-    def chunks(self) -> int:
-        """Return the number of parts of a device's rollout."""
-        envs = self.layout.local_envs
-        return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
-
     # A block
 
-    def tensors_to_check(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
-        """Return the tensors that must stay finite, by name."""
-        floats = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
-                floats[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
-        return {**learning, **floats}
+    def make_block(self, phase: Phase) -> Callable[..., Any]:
+        """Jit (state, iterations int32[]) -> (state, metrics); the state is donated."""
+        metrics: Any = REPLICATED
+        if self.trials > 1:
+            by_trial: Any = PartitionSpec(None, AXIS)
+            split: Any = SPLIT
+            metrics = BlockMetrics(by_trial, by_trial, not_finite=split, iterations=split, faults=by_trial)
+        run_block = functools.partial(self._run_block, phase=phase)
+        function = on_mesh(run_block, self.mesh, (self.specs(), REPLICATED), (self.specs(), metrics))
+        return jax.jit(function, donate_argnums=0, compiler_options=graphs())
 
-    def tensor_names(self, phase: Phase) -> list[str]:
-        """Return the names indexed by `BlockMetrics.not_finite`."""
-        shapes = jax.eval_shape(
-            on_mesh(
-                self.each_trial(lambda s: self._iteration(s, phase)[:2]),
-                self.mesh,
-                (self.specs(),),
-                (self.specs(), SPLIT if self.trials > 1 else REPLICATED),
-            ),
-            self.shapes(),
-        )
-        return list(self.tensors_to_check(shapes[0].algo, shapes[1]))
-
-    def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
+    def _run_block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
         """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
 
         Everything else that must stay finite is checked once, after the last iteration.
         """
         if self.trials > 1 and not self.vectorized:
-            return self._one_after_another(state, iterations, phase)
-        iterate = trace_once(self.each_trial(lambda s: self._iteration(s, phase)))
+            return self._run_trials_in_turn(state, iterations, phase)
+        iterate = trace_once(self._for_each_trial(functools.partial(self._run_iteration, phase=phase)))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tuple(shapes)))
 
@@ -350,51 +296,74 @@ class Trainer:
             row, learning = jax.lax.optimization_barrier((pack(tuple(metrics)), pack(metrics[0])))
             return state, rows.at[index].set(row), index + 1, jnp.all(jnp.isfinite(learning))
 
-        def more(loop: Any) -> Array:
+        def goes_on(loop: Any) -> Array:
             return (loop[2] < iterations) & loop[3]
 
         rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
-        state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
-        tensors = self.tensors_to_check(state.algo, unpack(rows[done - 1])[0])
-        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in tensors.values()])
-        first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+        state, rows, count, _ = jax.lax.while_loop(goes_on, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
+        not_finite = self.find_not_finite(state.algo, unpack(rows[count - 1])[0])
         learning, episodes = jax.vmap(unpack)(rows)
         if self.trials > 1:
-            first, done = first[None], done[None]  # of each device
+            not_finite, count = not_finite[None], count[None]  # of each device
         episodes, faults = split_faults(episodes)
-        return state, BlockMetrics(learning, episodes, first, done, faults)
+        return state, BlockMetrics(learning, episodes, not_finite, count, faults)
 
-    def _one_after_another(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
-        """Run the blocks of this device's trials in turn."""
+    def _for_each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
+        """Apply a function of one trial's state to all trials of this device.
+
+        Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
+        """
+        if self.trials == 1:
+            return function
+
+        def call(state: TrainState) -> Any:
+            names = ("progress", "phase", "iteration", "iterations")
+            counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
+
+            def call_for_one(trial_state: TrainState) -> Any:
+                progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
+                return function(dataclasses.replace(trial_state, **counters | {"progress": progress}))
+
+            return jax.vmap(call_for_one)(state)
+
+        return call
+
+    def _run_trials_in_turn(
+        self, state: TrainState, iterations: Array, phase: Phase
+    ) -> tuple[TrainState, BlockMetrics]:
+        """Run the blocks of this device's trials one after another."""
         single = dataclasses.replace(self, seeds=1, sweep={})
 
-        def block(k: Array, done: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-            trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), done[0])
-            results = single._block(trial_state, iterations, phase)
-            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, k, 0), done, results)
+        def run_trial(k: Array, results: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+            trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), results[0])
+            new = single._run_block(trial_state, iterations, phase)
+            return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, k, 0), results, new)
 
         trials = len(state.key)
-        shapes = jax.eval_shape(lambda s: single._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
+        first_trial = jax.tree.map(lambda x: x[0], state)
+        shapes = jax.eval_shape(lambda state: single._run_block(state, iterations, phase)[1], first_trial)
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
-        state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), block, (state, empty))
+        state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), run_trial, (state, empty))
         rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}
         by_iteration = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
         return state, dataclasses.replace(metrics, **by_iteration)
 
-    def make_block(self, phase: Phase) -> Callable[..., Any]:
-        """Jit (state, iterations int32[]) -> (state, metrics); the state is donated."""
-        metrics: Any = REPLICATED
-        if self.trials > 1:
-            by_trial: Any = PartitionSpec(None, AXIS)
-            split: Any = SPLIT
-            metrics = BlockMetrics(by_trial, by_trial, not_finite=split, done=split, faults=by_trial)
-        function = on_mesh(
-            lambda state, iterations: self._block(state, iterations, phase),
-            self.mesh,
-            (self.specs(), REPLICATED),
-            (self.specs(), metrics),
-        )
-        return jax.jit(function, donate_argnums=0, compiler_options=graphs())
+    def find_not_finite(self, algo: AlgoState, learning: dict[str, Array]) -> Array:
+        """Return int32[], the index of the first tensor with a value that is not finite, -1 if all are finite."""
+        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in self.tensors_to_check(algo, learning).values()])
+        return jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+
+    def tensors_to_check(self, algo: AlgoState, learning: dict[str, Any]) -> dict[str, Any]:
+        """Return the tensors that must stay finite, by name: metrics of `learn` by their name, then parameters."""
+        floats = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                floats[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
+        return {**dict(sorted(learning.items())), **floats}
+
+    def tensor_names(self, learning: dict[str, Any]) -> list[str]:
+        """Return the names indexed by `BlockMetrics.not_finite`; `learning` is of the same block."""
+        return list(self.tensors_to_check(self.shapes().algo, learning))
 
     # A whole run
 
@@ -407,7 +376,7 @@ class Trainer:
         """
 
         def run_iteration(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
-            state, learning, sums = self._iteration(state, phase)
+            state, learning, sums = self._run_iteration(state, phase)
             sums = split_faults(sums)[0]
             episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
             episode_count = {"episodes": sums["episodes"]} if sums else {}
@@ -423,3 +392,46 @@ class Trainer:
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
+
+
+# What an algorithm returns, checked while it is traced: one sentence instead of an error deep in the loop
+
+
+def _check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
+    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple with these entries."""
+    if not isinstance(results, tuple) or len(results) != len(names):
+        description = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
+        raise ValueError(f"{method} must return {', '.join(names)}, not {description}")
+    return results
+
+
+def _check_learned(before: Any, after: Any, metrics: Any) -> None:
+    """Raise ValueError unless `learn` returned a state with the same leaves as its argument, and metrics by name."""
+    if not isinstance(after, AlgoState):
+        raise ValueError(f"learn must return an AlgoState and metrics, not {type(after).__name__} and metrics")
+    if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
+        raise ValueError("learn must return metrics as a dictionary {name: float32[] or float32[updates]}")
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (before, after)]
+    if structures[0] != structures[1]:
+        raise ValueError("learn must return a state of the same structure as its argument")
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if (jnp.shape(new), jnp.result_type(new)) != (old.shape, old.dtype):
+            raise ValueError(
+                f"learn changed {jax.tree_util.keystr(path).removeprefix('.')} of the state from "
+                f"{old.dtype}{list(old.shape)} to {jnp.result_type(new)}{list(jnp.shape(new))}: keep shape and dtype"
+            )
+
+
+def _check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
+    """Raise ValueError unless `act` returned what the environment takes."""
+    expected_shape, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
+    same_kind = any(jnp.issubdtype(action.dtype, kind) and jnp.issubdtype(spec.action.dtype, kind) for kind in kinds)
+    if action.shape != expected_shape or not same_kind:
+        actual, expected = (
+            f"{jnp.dtype(dtype).name}{list(shape)}"
+            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, expected_shape))
+        )
+        raise ValueError(
+            f"act returned actions {actual}, but '{spec.name}' takes {expected} (environments, agents, ...): "
+            "return one action for each agent of each environment"
+        )

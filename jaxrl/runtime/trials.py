@@ -14,8 +14,7 @@ from typing import Any
 from envs_jax.base import closest, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
-from jaxrl.runtime.config import Config, check_value, read_training_run
-from jaxrl.runtime.declared import fields_of
+from jaxrl.runtime.config import Config, check_value, fields_of, read_training_run
 from jaxrl.runtime.run_directory import CONFIG, write_config
 
 MAX_TRIALS = 4096  # trials of a run
@@ -23,17 +22,11 @@ MAX_TRIALS = 4096  # trials of a run
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One of the runs in a program.
+    """One of the runs in a program."""
 
-    Attributes:
-        combination: name of its swept settings, such as "actor_lr=0.001"; "" without a sweep.
-        folder: its directory inside the run directory, "." for a run of one trial.
-        config: of a run that trains only this trial.
-    """
-
-    combination: str
-    folder: str
-    config: Config
+    combination: str  # name of its swept settings, such as "actor_lr=0.001"; "" without a sweep
+    folder: str  # its directory inside the run directory, "." for a run of one trial
+    config: Config  # of a run that trains only this trial
 
 
 def combinations(config: Config) -> list[dict[str, Any]]:

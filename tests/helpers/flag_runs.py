@@ -76,7 +76,7 @@ def train(name: str) -> None:
     for phase in trainer.algo.phases:
         state, metrics = trainer.make_block(phase)(state, jnp.int32(min(phase.iterations or 2, 2)))
         if int(metrics.not_finite) >= 0:
-            raise FloatingPointError(f"{phase.name}: {trainer.tensor_names(phase)[int(metrics.not_finite)]}")
+            raise FloatingPointError(f"{phase.name}: {trainer.tensor_names(metrics.learning)[int(metrics.not_finite)]}")
         kinds = {str(leaf.dtype) for leaf in jax.tree.leaves((state, metrics))}
         if kinds & {"float64", "int64", "uint64"}:
             raise TypeError(f"{phase.name}: {sorted(kinds)}")

@@ -146,7 +146,7 @@ def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
     for phase in trainer.algo.phases[:-1]:
         state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
     state, metrics = trainer.make_block(trainer.algo.phases[-1])(state, jnp.int32(iterations))
-    assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
+    assert int(metrics.iterations) == iterations and int(metrics.not_finite) == -1
     return state, metrics
 
 
