@@ -11,7 +11,7 @@ import pytest
 from beartype import beartype
 
 from jaxrl.algos import coma_original, ddpg_actions, sac, student
-from jaxrl.algos.collective import losses
+from jaxrl.algos.collective.networks import distillation_loss
 from jaxrl.nn import distributions
 from jaxrl.rl import policy_gradient, replay, returns
 
@@ -39,7 +39,7 @@ ANNOTATED: Cases = [
     (sac.soft_value, (values, team, row)),
     (student.agreement, (rows, rows, rows)),
     (student.teacher_weight_schedule, (one, 1.0, 2.0)),
-    (losses.distillation_loss, (rows, rows, rows, rows, row)),
+    (distillation_loss, (rows, rows, rows, rows, row)),
 ]
 # Functions of an array with any leading axes.
 FREE: Cases = [

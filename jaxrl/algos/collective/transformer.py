@@ -72,6 +72,10 @@ class CodeBatch:
     weight: Array
 
 
+def _unit(code: Array) -> Array:
+    return code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)
+
+
 def contrastive_loss(
     first: CodeBatch,
     second: CodeBatch,
@@ -91,17 +95,26 @@ def contrastive_loss(
     References:
         van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the other view of the same window as the positive.
     """
-
-    def unit(code: Array) -> Array:
-        return code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)
-
-    logits = unit(first.code) @ unit(second.code).T / temperature
+    logits = _unit(first.code) @ _unit(second.code).T / temperature
     first_index, second_index = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
     same_window = begin + first_index[:, None] == second_index[None]
     no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
     positive = jnp.sum(jnp.where(same_window, logits, 0.0), axis=-1)
     errors = jax.nn.logsumexp(jnp.where(no_negative & ~same_window, -jnp.inf, logits), axis=-1) - positive
     return weighted_mean(errors, first.weight, device_mean)
+
+
+def neighbour_accuracy(
+    known: CodeBatch, query: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
+) -> Array:
+    """Return the share of query codes whose nearest known code (by cosine) has the same task, float32[].
+
+    Codes with weight 0 are ignored; device_mean: see `weighted_mean`.
+    """
+    unit_known, unit_query = _unit(known.code), _unit(query.code)
+    nearest = jnp.argmax(jnp.where(known.weight > 0, unit_query @ unit_known.T, -jnp.inf), axis=-1)
+    correct = (known.task[nearest] == query.task).astype(jnp.float32)
+    return weighted_mean(correct, query.weight, device_mean)
 
 
 def mask_tokens(
