@@ -21,8 +21,7 @@ from envs_jax.base import make
 from envs_jax.snakes import obs_full, teams, timesteps
 from envs_jax.snakes.types import State
 from jaxrl.algos.coma import Coma
-from jaxrl.algos.ddpg import Ddpg
-from jaxrl.algos.ddpg_actions import masked_softmax
+from jaxrl.algos.ddpg import Ddpg, masked_softmax
 from jaxrl.cli import export
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError

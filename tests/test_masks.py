@@ -20,7 +20,6 @@ from jaxrl.algos.base import Custom
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.algos.ddpg_actions import Softmax
 from jaxrl.algos.ppo import Ppo
 from jaxrl.integrations.export.formats import export
 from jaxrl.integrations.export.greedy import greedy_of
@@ -245,11 +244,11 @@ def test_policies_take_masks_in_compiled_functions() -> None:
 
 def test_exploring_numbers_of_0_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A uniform number is 0 once in 2^23."""
-    spec, only = Closing().spec, np.arange(ACTIONS) == 3
+    algo, only = Ddpg(Closing().spec, DataParallel(8)), np.arange(ACTIONS) == 3
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape=(), *_, **__: jnp.zeros(shape))
     vector, mask = np.full((1, AGENTS, ACTIONS), 0.25, np.float32), np.broadcast_to(only, (1, AGENTS, ACTIONS))
     keys, always = jax.random.split(jax.random.key(0), 1), jnp.ones(1)
-    assert np.all(Softmax(spec).sample(vector, mask, keys, always, None)[0] == 3)
+    assert np.all(algo.explore(vector, mask, keys, always, None)[0] == 3)
 
 
 def test_masked_logits_by_hand() -> None:

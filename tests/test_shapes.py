@@ -10,7 +10,7 @@ import jaxtyping
 import pytest
 from beartype import beartype
 
-from jaxrl.algos import coma_original, ddpg_actions, sac, student
+from jaxrl.algos import coma_original, ddpg, sac, student
 from jaxrl.algos.collective.networks import distillation_loss
 from jaxrl.nn import distributions
 from jaxrl.rl import policy_gradient, replay, returns
@@ -35,7 +35,7 @@ ANNOTATED: Cases = [
     (policy_gradient.divergence, (row, row, row)),
     (policy_gradient.policy_metrics, (row, row, row)),
     (coma_original.original_actor_loss, (rows, one, booleans((N, K)), rows, integers(N), row)),
-    (ddpg_actions.masked_softmax, (rows, booleans((N, K)))),
+    (ddpg.masked_softmax, (rows, booleans((N, K)))),
     (sac.soft_value, (values, team, row)),
     (student.agreement, (rows, rows, rows)),
     (student.teacher_weight_schedule, (one, 1.0, 2.0)),

@@ -64,9 +64,7 @@ class Collective(MultiStage):
     state_entries: tuple[int, ...] = setting((), "indices of the observation that form the state; empty = all")
     random_steps: int = setting(8000, "steps per task with random actions (at least one episode)", between=(1, 1e9))
     learner_steps: int = setting(
-        32_000,
-        "then steps per task of the learner (at least one episode; 0 = none)",
-        between=(0, 1e9),
+        32_000, "then steps per task of the learner (at least one episode; 0 = none)", between=(0, 1e9)
     )
     worker_steps: int = setting(
         20_000, "then steps per task of the workers (at least one episode; 0 = none)", between=(0, 1e9)
@@ -297,9 +295,8 @@ class Collective(MultiStage):
             buffer = self.experts.store(params.workers, buffer, trajectory, last_timestep, key_labels)
         if phase.name == "codes":
             codes = functools.partial(self.model.codes, params.learners["encoder"].params)
-            begin = jnp.minimum(params.coded, self.rows - self.coded_rows)
-            places = begin + jnp.arange(self.coded_rows, dtype=jnp.int32)
-            buffer = dataset.encode(buffer, places, codes, self.model.states, self.context_length, self.layout)
+            rows = jnp.minimum(params.coded, self.rows - self.coded_rows) + jnp.arange(self.coded_rows, dtype=jnp.int32)
+            buffer = dataset.encode(buffer, rows, codes, self.model.states, self.context_length, self.layout)
             params = dataclasses.replace(params, coded=params.coded + self.coded_rows)
         elif phase.updates:
             network = TRAINED[phase.name]
@@ -414,9 +411,8 @@ class Collective(MultiStage):
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,), jnp.float32))(keys)
 
         def uniform() -> Array:
-            return jax.vmap(
-                lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (self._actions,), jnp.float32, -1.0, 1.0)
-            )(keys)
+            keys_uniform = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+            return jax.vmap(lambda key: jax.random.uniform(key, (self._actions,), jnp.float32, -1.0, 1.0))(keys_uniform)
 
         extras: Any = ()
         if mode == "explore":
