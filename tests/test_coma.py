@@ -150,7 +150,7 @@ class Recorded:
     @functools.cached_property
     def values(self) -> Any:
         """Values of (weights of a critic, its inputs), in one program."""
-        return jax.jit(self.algo.nets.values)
+        return jax.jit(self.algo.values)
 
     @functools.cached_property
     def data(self) -> dict[str, np.ndarray]:
@@ -699,7 +699,7 @@ def test_epsilon_schedule() -> None:
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
-    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.nets.values(critic, x)))
+    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.values(critic, x)))
     out, values = map(np.asarray, both(init_params(algo).critic.params))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, EnvSpec
+from envs_jax.base import Array
 from jaxrl.algos.base import Trajectory
 from jaxrl.common.types import Key
 from jaxrl.rl.data_parallel import DataParallel
@@ -21,32 +21,18 @@ class Minibatches:
     """The minibatches of a training step, and epochs over them.
 
     Attributes:
-        spec, layout: of the environments; each plays one episode.
+        layout: of the environments.
+        agents: A.
+        samples: agent transitions of one logical shard.
         per_epoch: minibatches per epoch.
         size: m, samples of a minibatch in one logical shard; the remainder is dropped after shuffling.
     """
 
-    spec: EnvSpec
     layout: DataParallel
+    agents: int
+    samples: int
     per_epoch: int
     size: int
-
-    @classmethod
-    def from_count(cls, spec: EnvSpec, layout: DataParallel, per_epoch: int) -> "Minibatches":
-        """Divide what is collected into `per_epoch` minibatches."""
-        return cls(spec, layout, per_epoch, _samples(spec, layout) // per_epoch)
-
-    @classmethod
-    def from_size(cls, spec: EnvSpec, layout: DataParallel, size: int) -> "Minibatches":
-        """Divide what is collected into minibatches of `size` agent transitions, or a single one if there are fewer."""
-        samples = _samples(spec, layout)
-        per_shard = min(max(size // layout.shards, 1), samples)
-        return cls(spec, layout, samples // per_shard, per_shard)
-
-    @property
-    def samples(self) -> int:
-        """Return the agent transitions of one logical shard."""
-        return _samples(self.spec, self.layout)
 
     def flatten(self, x: Array) -> Array:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
@@ -58,8 +44,7 @@ class Minibatches:
 
     def unflatten(self, x: Array) -> Array:
         """Invert `flatten`."""
-        sizes = self.layout.local_envs, self.spec.horizon, self.spec.num_agents
-        return jnp.swapaxes(x.reshape(*sizes, *x.shape[2:]), 0, 1)
+        return jnp.swapaxes(x.reshape(self.layout.local_envs, -1, self.agents, *x.shape[2:]), 0, 1)
 
     def shuffle(self, keys: Key) -> Array:
         """Return shuffled sample indices of every minibatch, int32[S local, epochs, per_epoch, m], from key[epochs]."""
@@ -77,16 +62,6 @@ class Minibatches:
         shapes = jax.eval_shape(update, *arguments)[1]
         return {name: jnp.zeros(epochs * self.per_epoch, jnp.float32) for name in shapes}
 
-    def check(self, epochs: int, actor_epochs: int) -> None:
-        """Raise ValueError where a minibatch would be empty, and for more epochs of the actor than there are."""
-        if actor_epochs > epochs:
-            raise ValueError(f"actor_epochs {actor_epochs} exceeds num_epochs {epochs}: lower it")
-        if self.size < 1:
-            raise ValueError(
-                f"num_minibatches {self.per_epoch} exceeds the {self.samples} samples of a logical shard: lower it, or "
-                "raise num_envs"
-            )
-
     def sample_weights(self, trajectory: Trajectory) -> Array:
         """Return the weight float32[T, B, A] of each transition: 0 after an episode's end, with a mean of 1."""
         valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape[:3]).astype(jnp.float32)
@@ -100,20 +75,6 @@ class Minibatches:
         mean = self.layout.sample_mean(weight * values)
         variance = self.layout.sample_mean(weight * jnp.square(values - mean))
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
-
-    def summary(self, epochs: int) -> list[str]:
-        """Return sentences for the user about sizes."""
-        episodes, size = self.layout.num_envs, self.size * self.layout.shards
-        transitions = self.samples * self.layout.shards
-        minibatches = f"{self.per_epoch} minibatches" if self.per_epoch > 1 else "one minibatch"
-        return [
-            f"A training step collects {episodes:,} episodes ({transitions:,} agent transitions) and trains for "
-            f"{epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of {size:,} samples."
-        ]
-
-
-def _samples(spec: EnvSpec, layout: DataParallel) -> int:
-    return layout.num_envs // layout.shards * spec.horizon * spec.num_agents
 
 
 def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:

@@ -12,11 +12,10 @@ from envs_jax.coverage import Coverage
 from envs_jax.coverage.actions import MOVES
 from envs_jax.coverage.egocentric import actions_in_frames
 from envs_jax.coverage.world import LATTICE, LEVELS
-from jaxrl.algos.actor_critic import INPUT_LIMIT
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.ppo import INPUT_LIMIT, Ppo
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.common.errors import UsageError
