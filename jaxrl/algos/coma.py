@@ -308,7 +308,8 @@ class Coma(Algorithm):
         if stage == "critic":
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
-                params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
+                target = optax.incremental_update(params.critic.params, params.target, rate)
+                params = dataclasses.replace(params, target=target)
             learner, update_metrics = self.update_critic(params.critic, batch, progress)
 
             def compute_values(sample: Arrays) -> Array:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
 from envs_jax.progress import Progress, total
@@ -213,8 +214,8 @@ class Ddpg(OffPolicy):
         new = DdpgParameters(
             actor=actor,
             critic=critic,
-            target_actor=self.soft_update(params.target_actor, actor.params, rate),
-            target_critic=self.soft_update(params.target_critic, critic.params, rate),
+            target_actor=optax.incremental_update(actor.params, params.target_actor, rate),
+            target_critic=optax.incremental_update(critic.params, params.target_critic, rate),
             shown=actor_metrics,
         )
         return new, metrics | {"critic_grad_norm": norm} | actor_metrics

@@ -267,11 +267,6 @@ class OffPolicy(Algorithm):
         return None
 
     @property
-    def windows(self) -> tuple[str, ...]:
-        """Return the entries of the stored action that batches hold for all n steps, [S, m, n, ...]."""
-        return ()
-
-    @property
     def replay_rows(self) -> int:
         """Return R, the rows of each environment."""
         return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
@@ -308,18 +303,14 @@ class OffPolicy(Algorithm):
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
         per_shard = self.batch_size // self.layout.shards
 
-        def sample_shard(key: Key, end: Array, head: Array, filled: Array) -> tuple[Array, Array]:
-            return replay.sample_uniform(key, end, head, filled, per_shard, self.n_step)
-
-        return jax.vmap(sample_shard)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
+        sample = functools.partial(replay.sample_uniform, count=per_shard, n_step=self.n_step)
+        return jax.vmap(sample)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
 
     def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
         """Return the batch that starts at int32[S, m], leaves [S, m, ...], without weights and noise."""
         sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(buffer, index)
         batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
-        batch |= {f"next_{name}": value for name, value in sample.next_observation.items()}
-        window = jax.vmap(lambda rows, index: replay.gather_window(rows, index, self.n_step))
-        return batch | {name: window(buffer.action[name], index) for name in self.windows}
+        return batch | {f"next_{name}": value for name, value in sample.next_observation.items()}
 
     # Networks
 

@@ -139,7 +139,8 @@ class Sac(OffPolicy):
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
-        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(update_index))
+        rate = self.target_rate(update_index)
+        target_critic = optax.incremental_update(critic.params, params.target_critic, rate)
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
         update_actor = functools.partial(self.update_actor, params, batch, progress)  # with the new critics
         params = when_due(self.actor_update_period, update_index, update_actor, params)

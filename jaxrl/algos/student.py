@@ -24,6 +24,8 @@ from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
+from jaxrl.rl import replay
+from jaxrl.rl.replay import Replay
 
 # Layout letters besides T, B, A, S: N samples, n action dims.
 
@@ -145,10 +147,13 @@ class Student(Sac, MultiStage):
         action = super().stored_action(trajectory)
         return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
 
-    @property
-    def windows(self) -> tuple[str, ...]:
-        """Return "rho": batches have it for every action in the window, [S, m, n_step, A]."""
-        return () if self.teacher_algo is None else ("rho",)
+    def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
+        """Return SAC's batch; with a teacher also "rho" of every action in the window, [S, m, n_step, A]."""
+        batch = super().gather(buffer, index)
+        if self.teacher_algo is None:
+            return batch
+        gather_window = jax.vmap(functools.partial(replay.gather_window, steps=self.n_step))
+        return batch | {"rho": gather_window(buffer.action["rho"], index)}
 
     def update(
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
