@@ -12,13 +12,11 @@ import jax.export
 import numpy as np
 
 from envs_jax.base import closest, short_repr
-from jaxrl.common.errors import UsageError
-from jaxrl.common.files import expand_home
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import expand_home, write_atomically
 from jaxrl.common.version import __version__
 from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, greedy_of
-from jaxrl.integrations.export.numpy_agent import agent_files
-from jaxrl.integrations.jidi.export import jidi_settings, write_jidi
-from jaxrl.integrations.standalone import write_files
+from jaxrl.integrations.standalone import agent_files, jidi_files
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.policy import Policy
 
@@ -59,9 +57,16 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
         raise UsageError(f"name the directory to write to, such as 'exported', not {short_repr(path)}")
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     out = Path(expand_home(path))
-    if format == "jidi":
-        return write_jidi(out, jidi_settings(policy.env, policy.algo, greedy), policy.params)
-    return write_files(out, WRITERS[format](policy))
+    is_jidi = format == "jidi"
+    files = jidi_files(policy.env, policy.algo, policy.params, greedy) if is_jidi else WRITERS[format](policy)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomically(out / name, content)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write to {out} ({reason}): choose another --out") from None
+    return [out / name for name in files]
 
 
 def description(policy: Policy) -> dict[str, Any]:
