@@ -15,7 +15,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, one_line
 from jaxrl.common.files import output, write_output
-from jaxrl.evaluation import run_page, run_summary, run_tables
+from jaxrl.evaluation import run_page, run_summary
 from jaxrl.report.tables import print_parts
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         differing = {"differing_settings": run_summary.differences(runs)} if flags.compare else {}
         print(json.dumps(content | differing, indent=1, allow_nan=False))
     elif flags.compare or path is None:
-        print_parts(run_tables.comparison(runs) if flags.compare else run_tables.listing(runs))
+        print_parts(run_summary.comparison(runs) if flags.compare else run_summary.listing(runs))
     return 0
 
 

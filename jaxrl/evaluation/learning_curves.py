@@ -22,8 +22,10 @@ FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
 _POINTS = 50  # of a curve of training episodes
 
 
-def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
-    """Return the curves of a run's trials; None if no episode has ended.
+def summarise_rows(
+    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
+) -> dict[str, Any] | None:
+    """Return the curves of a run's trials from the rows of each trial's folder; None if no episode has ended.
 
     Returns:
         {"metric", "score_mode": the environment's score, on selection episodes, or on training episodes if there was
@@ -31,15 +33,6 @@ def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> d
         and "ci95" over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at
         its end and the best one on the way}.
     """
-    return summarise_rows(
-        {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring
-    )
-
-
-def summarise_rows(
-    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
-) -> dict[str, Any] | None:
-    """Return the same for the rows of each trial's folder."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     selected = any(f"eval/{scoring.score}" in row for row in next(iter(rows.values())))
     metric = f"{'eval' if selected else 'rollout'}/{scoring.score}"
@@ -117,7 +110,10 @@ def report(directory: Path, say: Callable[[str], None]) -> None:
     """Write the learning curves of a run's trials, and say them line by line; do nothing if it has a single trial."""
     config = read_training_run(directory)[1]
     all_trials, scoring = trials(config), Scoring.read(directory)
-    curves = summary(directory, all_trials, scoring) if len(all_trials) > 1 else None
+    if len(all_trials) == 1:
+        return
+    rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
+    curves = summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return
     for line in lines(curves):
