@@ -43,7 +43,6 @@ class BoxActions:
 
     @property
     def size(self) -> int:
-        """Return n, the numbers of an action."""
         return math.prod(self.box.shape)
 
     @property

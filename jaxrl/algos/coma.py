@@ -194,8 +194,6 @@ class Coma(Algorithm):
         return returns.lambda_returns(next_steps.reward, discount, next_value, lambda_t)
 
     def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
-        """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2."""
-
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
             value = select_action_value(self.values(critic, sample["critic_input"]), sample["action"])
             return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
@@ -261,7 +259,6 @@ class Coma(Algorithm):
 
     @property
     def first_actor_epoch(self) -> int:
-        """Return the first epoch that also trains the actor."""
         return self.num_epochs - (self.actor_epochs or self.num_epochs)
 
     @property
@@ -369,7 +366,6 @@ class Coma(Algorithm):
         return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(episode / self.eps_anneal, 1.0)
 
     def entropy_bonus(self, progress: Progress) -> Array:
-        """Return the weight float32[] of the entropy bonus now."""
         share: Array | float = 0.0
         if self.entropy_anneal_fraction:
             share = jnp.minimum(progress.fraction / self.entropy_anneal_fraction, 1.0)

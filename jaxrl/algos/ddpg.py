@@ -190,8 +190,6 @@ class Ddpg(OffPolicy):
     def update(
         self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[DdpgParameters, dict[str, Array]]:
-        """Update the critics, then the actor if it is due, then the target networks if they are due."""
-
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.compute_target(params, sample)
             vector = self.stored_vector(sample["action"])
@@ -233,15 +231,9 @@ class Ddpg(OffPolicy):
 
     @property
     def actions(self) -> BoxActions:
-        """Return the continuous actions."""
         return BoxActions.from_spec(self.spec, "ddpg")
 
-    @property
-    def action_size(self) -> int:
-        return self.spec.action.n if isinstance(self.spec.action, Discrete) else math.prod(self.spec.action.shape)
-
     def actor_vector(self, outputs: Array, mask: Array | None) -> Array:
-        """Return the actor's vector x of outputs [..., n]."""
         return masked_softmax(outputs, mask) if self._discrete else jnp.tanh(outputs)
 
     def stored_vector(self, stored: Array) -> Array:
@@ -347,8 +339,6 @@ class Ddpg(OffPolicy):
 
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        """Return the actor and the critics, see `actor_and_critics`."""
-
         def standard(part: str, outputs: int) -> TeamNet:
             del part
             return TeamNet(

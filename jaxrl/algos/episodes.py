@@ -39,7 +39,6 @@ class Minibatches:
         return self.layout.split(jnp.swapaxes(x, 0, 1)).reshape(self.layout.local_shards, -1, *x.shape[3:])
 
     def flatten_all(self, **rows: Array) -> dict[str, Array]:
-        """Flatten several arrays, by name."""
         return {name: self.flatten(x) for name, x in rows.items()}
 
     def unflatten(self, x: Array) -> Array:

@@ -159,7 +159,6 @@ class OffPolicy(Algorithm):
 
     @property
     def updates(self) -> int:
-        """Return the updates per call of `learn`."""
         return round(self.steps_per_call * self.layout.num_envs / self.env_steps_per_update)
 
     @property
@@ -283,12 +282,7 @@ class OffPolicy(Algorithm):
         return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
 
     def store(self, buffer: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
-        """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet.
-
-        Args:
-            buffer: donated by the caller.
-            trajectory, last: of an iteration.
-        """
+        """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet."""
         step = trajectory.timestep
         rows, last_row = self.stored_observation(step), self.stored_observation(last)
         observations = {
@@ -301,9 +295,8 @@ class OffPolicy(Algorithm):
 
     def sample(self, buffer: Replay, key: Key) -> tuple[Array, Array]:
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
-        per_shard = self.batch_size // self.layout.shards
-
-        sample = functools.partial(replay.sample_uniform, count=per_shard, n_step=self.n_step)
+        count = self.batch_size // self.layout.shards
+        sample = functools.partial(replay.sample_uniform, count=count, n_step=self.n_step)
         return jax.vmap(sample)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
 
     def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
@@ -315,15 +308,15 @@ class OffPolicy(Algorithm):
     # Networks
 
     @property
-    def box(self) -> Box:
-        """Return the box of observations."""
+    def box(self) -> Box:  # of observations
         assert isinstance(self.spec.observation, Box)
         return self.spec.observation
 
     @property
     def action_size(self) -> int:
         """Return n, the numbers of an agent's continuous action, or the count of its discrete actions."""
-        raise NotImplementedError("an off-policy algorithm needs `action_size`")
+        action = self.spec.action
+        return action.n if isinstance(action, Discrete) else math.prod(action.shape)
 
     def actor_and_critics(
         self, module: Callable[[str, int], Any], actor_outputs: int, critic_inputs: int, critic_outputs: int = 1

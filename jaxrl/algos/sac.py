@@ -230,24 +230,16 @@ class Sac(OffPolicy):
         return AlgoState(params, self.init_replay())
 
     def weights(self, state: AlgoState) -> Params:
-        """Return the networks and temperatures for `init(inputs=...)`."""
         return super().weights(state) | {"log_alpha": state.replicated.alpha.params}
 
     # Networks, and what is stored
 
     @property
     def actions(self) -> BoxActions:
-        """Return the actions."""
         return BoxActions.from_spec(self.spec, "sac")
-
-    @property
-    def action_size(self) -> int:
-        return math.prod(self.spec.action.shape)
 
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        """Return the actor, which gives means and raw deviations, and the critics; see `actor_and_critics`."""
-
         def standard(part: str, outputs: int) -> TeamNet:
             layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
             sizes = outputs, self.hidden_size, self.depth

@@ -158,7 +158,6 @@ class Student(Sac, MultiStage):
     def update(
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
-        """Update as SAC does, with the teacher's bonus in the rewards."""
         if self.teacher_algo is not None:
             weight = self.teacher_weight * self.help_left(progress)
 
@@ -203,11 +202,9 @@ class Student(Sac, MultiStage):
         return AlgoState(StudentParameters(**vars(state.replicated), teacher=teacher), state.sharded)
 
     def policy(self, state: AlgoState) -> PolicyParams:
-        """Return the parameters of the actor and of the teacher."""
         return {"actor": super().policy(state), "teacher": state.replicated.teacher}
 
     def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
-        """Return the teacher's window."""
         return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy_params, timestep, indices)
 
     def act(

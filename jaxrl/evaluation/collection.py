@@ -64,29 +64,23 @@ def collect(
     tasks = simulator.reach_of(evaluated_policy).env.tasks
     settings = evaluated_policy.config.env_settings if evaluated_policy.config else evaluated_policy.settings
     trained_tasks = environments.make(evaluated_policy.name, **settings).spec.task_names
-    trained_index = np.array(
-        [trained_tasks.index(one.name) if one.name in trained_tasks else 0 for one in tasks], np.int32
-    )
+    indices = [trained_tasks.index(one.name) if one.name in trained_tasks else 0 for one in tasks]
+    trained_index = np.array(indices, np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
-    played = []
+    all_played = []
     for first, name in enumerate(names):
-        indices = range(len(range(first, episodes, len(names))))
-        played.append(simulator.play(evaluated_policy, world, name, indices, seed, scripted_expert))
+        numbers = range(len(range(first, episodes, len(names))))
+        all_played.append(simulator.play(evaluated_policy, world, name, numbers, seed, scripted_expert))
     parts = []
     for index in range(episodes):
-        policy_episodes, row = played[index % len(names)], index // len(names)
-        steps = len(policy_episodes.reward[row])
-        observations = {
-            "observation": policy_episodes.observation[row, :-1],
-            "next_observation": policy_episodes.observation[row, 1:],
-        }
-        step = observations | {"reward": policy_episodes.reward[row], "task": np.full(steps, policy_episodes.task[row])}
+        played, row = all_played[index % len(names)], index // len(names)
+        steps = len(played.reward[row])
+        step = {"observation": played.observation[row, :-1], "next_observation": played.observation[row, 1:]}
+        step |= {"reward": played.reward[row], "task": np.full(steps, played.task[row])}
         key = jax.random.fold_in(jax.random.key(seed), _STREAM + index)
         labels = jax.device_get(label(params, step | {"task": trained_index[step["task"]]}, key))
-        mu = {"mu": policy_episodes.advice[row]} if scripted_expert else {}
-        parts.append(
-            step | {"step": np.arange(steps, dtype=np.int32), "action": policy_episodes.action[row]} | labels | mu
-        )
+        mu = {"mu": played.advice[row]} if scripted_expert else {}
+        parts.append(step | {"step": np.arange(steps, dtype=np.int32), "action": played.action[row]} | labels | mu)
     fields = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
     task_names = tuple(one.name for one in tasks)
     if world.task is not None:

@@ -51,7 +51,6 @@ class Series:
 
     @property
     def title(self) -> str:
-        """Return the entry of the legend."""
         others = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
         return f"{self.name}{others}" + (f", mean of {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
 

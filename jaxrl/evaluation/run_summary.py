@@ -61,12 +61,10 @@ class RunSummary:
 
     @property
     def env_steps(self) -> int:
-        """Return the environment steps of each trial."""
         return _env_steps(self.rows[self.trials[0].folder])
 
     @property
     def minutes(self) -> float:
-        """Return the minutes of training, pauses between processes excluded."""
         points = minutes(self.rows[self.trials[0].folder])
         return points[-1][1] if points else 0.0
 
@@ -230,7 +228,6 @@ def _score(run: RunSummary) -> str:
 
 
 def _minutes(run: RunSummary) -> str:
-    """Return the minutes of training."""
     return f"{run.minutes:,.1f}" if run.minutes >= 10 else f"{run.minutes:.2g}"
 
 

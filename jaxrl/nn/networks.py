@@ -31,14 +31,12 @@ class Network:
     members: int = 0
 
     def init(self, key: Key) -> Params:
-        """Return fresh parameters, as flax has them."""
         inputs = [jnp.zeros(shape, jnp.float32) for shape in self.inputs]
         if self.members:
             return jax.vmap(lambda k: self.module.init(k, *inputs))(jax.random.split(key, self.members))
         return self.module.init(key, *inputs)
 
     def apply(self, params: Params, *inputs: Array) -> Array:
-        """Return the outputs."""
         out: Array
         if self.members > 1:
             out = jax.vmap(lambda member: self.module.apply(member, *inputs))(params)

@@ -372,7 +372,6 @@ class Collective(MultiStage):
         return jax.lax.scan(update, params.learners[network], keys)
 
     def count_updates(self, network: str) -> int:
-        """Return the updates of a network in all phases."""
         phases = (phase for phase in self.phases if TRAINED.get(phase.name) == network)
         return sum(phase.updates * (phase.iterations or 0) for phase in phases)
 
@@ -382,7 +381,6 @@ class Collective(MultiStage):
         return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall))
 
     def learning_rate(self, part: str, progress: Progress) -> Array:
-        """Return a network's initial learning rate."""
         rates = {"encoder": self.transformer_lr, "actor": self.actor_lr, "critic": self.critic_lr}
         return jnp.float32(rates[part])
 
@@ -481,7 +479,6 @@ class Collective(MultiStage):
 
     @functools.cached_property
     def model(self) -> Networks:
-        """Return the transformer, actor and critics."""
         states = len(self.state_entries) or math.prod(self.spec.observation.shape)
         dtype = self.layout.compute_dtype
         encoder = TrajectoryTransformer(

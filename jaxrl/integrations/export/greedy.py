@@ -53,7 +53,6 @@ class Greedy:
     function: Callable[..., Any]
 
     def structs(self, batch: Any) -> list[Any]:
-        """Return the ShapeDtypeStructs of the arguments of `function`."""
         carry = tuple(argument.struct(batch) for argument in self.carry)
         return [*(argument.struct(batch) for argument in self.inputs), *([carry] if carry else [])]
 

@@ -86,7 +86,6 @@ class _Graph:
         return name
 
     def name(self, value: Any) -> str:
-        """Return the name of a value; an array becomes a constant."""
         import onnx
 
         if isinstance(value, str):
@@ -109,13 +108,11 @@ class _Graph:
         return self.op("Concat", *parts, axis=0)
 
     def reshape(self, value: Any, sizes: Sequence[Any]) -> str:
-        """Return a value with other sizes."""
         if sum(not _is_static(size) for size in sizes) == 1:
             sizes = [size if _is_static(size) else -1 for size in sizes]
         return self.op("Reshape", value, self.shape(sizes))
 
     def cast(self, value: Any, dtype: Any) -> str:
-        """Return a value with another dtype."""
         import onnx
 
         return self.op("Cast", value, to=onnx.helper.np_dtype_to_tensor_dtype(_dtype(dtype)))
