@@ -20,7 +20,7 @@ from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
-from jaxrl.rl import policy_gradient, returns
+from jaxrl.rl import policy_gradient
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import build_algorithm, build_run
 
@@ -437,13 +437,15 @@ def test_he_networks_start_near_zero() -> None:
 def test_lambda_returns_by_hand() -> None:
     # Rows end in: an ordinary step, a termination, a truncation, the end of the data. gamma = lambda = 1/2.
     rows = np.float32([[1, 2, 3, 4], [0.5, 0, 0.5, 0.5], [10, 20, 30, 8], [0.5, 0, 0, 0.5]])
-    targets = jax.jit(returns.lambda_returns)(*rows)
+    targets = jax.jit(policy_gradient.lambda_returns)(*rows)
     # y4 = 4 + 1/2 [1/2 8 + 1/2 8] = 8; y3 = 3 + 1/2 30 = 18; y2 = 2; y1 = 1 + 1/2 [1/2 10 + 1/2 2] = 4
     close(targets, [4.0, 2.0, 18.0, 8.0], 1e-6)
     other = np.random.default_rng(0).random((4, 4, 3), np.float32)
-    many = jax.jit(returns.lambda_returns)(*np.concatenate([rows[..., None], other], axis=-1))  # time is the first axis
+    many = jax.jit(policy_gradient.lambda_returns)(
+        *np.concatenate([rows[..., None], other], axis=-1)
+    )  # time is the first axis
     close(many[:, 0], targets, 1e-6)
-    close(many[:, 3], jax.jit(returns.lambda_returns)(*other[..., 2]), 1e-6)
+    close(many[:, 3], jax.jit(policy_gradient.lambda_returns)(*other[..., 2]), 1e-6)
 
 
 VECTOR = EnvSpec(

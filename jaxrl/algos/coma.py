@@ -55,8 +55,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
 from jaxrl.nn.networks import Network
 from jaxrl.nn.precision import stored_dtype
-from jaxrl.rl import returns
-from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
+from jaxrl.rl.policy_gradient import divergence, lambda_returns, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
 STAGES = ("critic", "actor")  # of an epoch, in order
@@ -191,7 +190,7 @@ class Coma(Algorithm):
         next_value = jnp.concatenate([value[1:], last_value[None]])
         discount = self.gamma * over_agents(~next_steps.terminated)
         lambda_t = self.td_lambda * over_agents(~next_steps.done)
-        return returns.lambda_returns(next_steps.reward, discount, next_value, lambda_t)
+        return lambda_returns(next_steps.reward, discount, next_value, lambda_t)
 
     def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:

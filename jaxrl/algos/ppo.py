@@ -51,9 +51,8 @@ from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import GaussianOutputs, Network
-from jaxrl.rl import returns
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.rl.policy_gradient import clipped_losses, divergence
+from jaxrl.rl.policy_gradient import clipped_losses, divergence, lambda_returns
 from jaxrl.rl.running_statistics import RunningStatistics, start
 
 Arrays = dict[str, Array]
@@ -74,7 +73,7 @@ def generalised_advantages(
     That is the TD(lambda) target less the value. `discount_t` is 0 where the episode terminated, `lambda_t` where it
     ended or was cut.
     """
-    return returns.lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
+    return lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
 
 
 @pytree

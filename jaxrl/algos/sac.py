@@ -63,6 +63,12 @@ def soft_value(
     return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0) - alpha[:, None] * log_prob
 
 
+def split_gaussian(outputs: Array) -> tuple[Array, Array]:
+    """Return mean and log standard deviation before squashing, each [..., n], of an actor's outputs [..., 2 n]."""
+    mean, raw = jnp.split(outputs, 2, axis=-1)
+    return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
+
+
 @pytree
 class SacParameters:
     """Parameters and optimizers, the same on every device.
@@ -191,8 +197,7 @@ class Sac(OffPolicy):
 
     def gaussian(self, actor: Params, observation: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, A, n], of observations [N, A, ...]."""
-        mean, raw = jnp.split(self.outputs("actor", actor, observation), 2, axis=-1)
-        return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
+        return split_gaussian(self.outputs("actor", actor, observation))
 
     def act(
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode

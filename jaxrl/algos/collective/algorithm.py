@@ -36,7 +36,7 @@ from jaxrl.algos.collective.networks import Carry, CollectiveParameters, Network
 from jaxrl.algos.collective.transformer import CodeBatch, TrajectoryTransformer, Window
 from jaxrl.algos.collective.workers import RESOLVED, Experts, resolve_workers
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
-from jaxrl.algos.sac import LOG_STD_MAX, LOG_STD_MIN, Sac
+from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP
@@ -486,7 +486,7 @@ class Collective(MultiStage):
             self.num_heads, self.num_layers, self.dropout, dtype,
         )  # fmt: skip
         actor, critic = (MLP(size, self.hidden_size, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
-        return Networks(encoder, actor, critic, self.num_critics, self.state_entries, (LOG_STD_MIN, LOG_STD_MAX))
+        return Networks(encoder, actor, critic, self.num_critics, self.state_entries)
 
     @functools.cached_property
     def experts(self) -> Experts:

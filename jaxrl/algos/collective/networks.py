@@ -13,6 +13,7 @@ from envs_jax.base import Array, pytree
 from jaxrl.algos.base import Learner
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
+from jaxrl.algos.sac import split_gaussian
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.networks import MLP
@@ -60,7 +61,6 @@ class Networks:
         critic: [code, state, action] float32[N, c + s + n] -> float32[N, 1].
         num_critics: C, number of critics.
         entries: observation entries that form the state; none = all.
-        log_std: bounds of log standard deviations.
     """
 
     encoder: TrajectoryTransformer
@@ -68,7 +68,6 @@ class Networks:
     critic: MLP
     num_critics: int
     entries: tuple[int, ...]
-    log_std: tuple[float, float]
 
     def init(self, key: Key) -> dict[str, Params]:
         """Return fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""
@@ -99,9 +98,7 @@ class Networks:
     def gaussian(self, actor: Params, code: Array, state: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, n], of codes [N, c] and states [N, s]."""
         inputs = jnp.concatenate([code, state], axis=-1)
-        mean, raw = jnp.split(jnp.asarray(self.actor.apply(actor, inputs)), 2, axis=-1)
-        low, high = self.log_std
-        return mean, low + (high - low) / 2 * (jnp.tanh(raw) + 1)
+        return split_gaussian(jnp.asarray(self.actor.apply(actor, inputs)))
 
     def values(self, critic: Params, code: Array, state: Array, action: Array) -> Array:
         """Q float32[C, N]."""

@@ -21,6 +21,8 @@ from jaxrl.nn.networks import torch_uniform
 from jaxrl.rl.replay import rows_at
 
 MIN_WEIGHT = 1e-6  # of all samples together: below it there are none
+# Probability that a token is masked; shares of the masked tokens that become random numbers, and that do not change.
+MASK_RATE, RANDOM_SHARE, UNCHANGED_SHARE = 0.15, 0.1, 0.1
 
 
 @pytree
@@ -117,31 +119,21 @@ def neighbour_accuracy(
     return weighted_mean(correct, query.weight, device_mean)
 
 
-def mask_tokens(
-    key: Key, window: Window, mask_rate: float = 0.15, random_share: float = 0.1, unchanged_share: float = 0.1
-) -> tuple[Window, Window]:
-    """Return a view of ONE window with some tokens masked.
+def mask_tokens(key: Key, window: Window) -> tuple[Window, Window]:
+    """Return a view of ONE window with some tokens masked, and which ones (leaves bool[tokens]).
 
-    Args:
-        key: key[].
-        window: without leading axes.
-        mask_rate: probability of each token; if none of a kind is drawn, its last one is masked.
-        random_share: share of the masked tokens replaced by uniform numbers in [0, 1).
-        unchanged_share: share left unchanged; the others become zeros.
-
-    Returns:
-        the view, and which tokens were masked (leaves bool[tokens]).
+    If no token of a kind is drawn, its last one is masked. Masked tokens become uniform numbers in [0, 1), stay as they
+    are, or become zeros.
     """
-
     leaves, structure = jax.tree.flatten(window)
     widths = [2 + rows.shape[1] for rows in leaves]  # random numbers per token: mask, kind of mask, replacement
     sizes = [len(rows) * width for rows, width in zip(leaves, widths, strict=True)]
     draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),), jnp.float32), sizes)  # one large draw is faster
 
     def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
-        hit, kind, numbers = draw[:, 0] < mask_rate, draw[:, 1:2], draw[:, 2:]
+        hit, kind, numbers = draw[:, 0] < MASK_RATE, draw[:, 1:2], draw[:, 2:]
         hit = hit.at[-1].set(hit[-1] | ~jnp.any(hit))
-        new = jnp.where(kind < random_share, numbers, jnp.where(kind < random_share + unchanged_share, rows, 0.0))
+        new = jnp.where(kind < RANDOM_SHARE, numbers, jnp.where(kind < RANDOM_SHARE + UNCHANGED_SHARE, rows, 0.0))
         return jnp.where(hit[:, None], new, rows), hit
 
     pairs = [hide(rows, draw.reshape(len(rows), -1)) for rows, draw in zip(leaves, draws, strict=True)]
