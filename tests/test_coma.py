@@ -13,7 +13,7 @@ from helpers import golden
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
-from jaxrl.algos import team
+from jaxrl.algos import on_policy
 from jaxrl.algos.base import AlgoState, Learner, Phase, Trajectory
 from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl_targets
@@ -404,7 +404,7 @@ def test_stride_leaves_out_outputs(method: networks.Convolution) -> None:
 
 def test_images_too_small_for_the_stride_are_refused() -> None:
     network = functools.partial(
-        team.network, 5, hidden_size=8, depth=1, initializer="he", convolution="auto", dtype=None
+        on_policy.make_network, 5, hidden_size=8, depth=1, initializer="he", convolution="auto", dtype=None
     )
     assert network((11, 11, 2), stride=2).stride == 2
     with pytest.raises(ValueError, match=r"at least 11 x 11 pixels, not 10 x 12: choose --stride 1"):

@@ -15,7 +15,7 @@ does. A training step rolls out a whole episode in every environment and then le
 
 The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
 average. The file goes on in this order: settings, targets and losses, the training step, acting, networks, sizes.
-Minibatches are in `episodes`.
+Minibatches are in `on_policy`.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
 episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
@@ -36,7 +36,7 @@ import optax
 from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import Progress, total
-from jaxrl.algos import base, team
+from jaxrl.algos import base, on_policy
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -50,12 +50,12 @@ from jaxrl.algos.base import (
     Trajectory,
     setting,
 )
-from jaxrl.algos.episodes import Minibatches, pick
+from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
 from jaxrl.nn.networks import Network
 from jaxrl.nn.precision import stored_dtype
-from jaxrl.rl.policy_gradient import divergence, lambda_returns, policy_gradient_loss, policy_metrics
+from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
 STAGES = ("critic", "actor")  # of an epoch, in order
@@ -172,25 +172,8 @@ class Coma(Algorithm):
     # Targets, losses and updates
 
     def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """TD(lambda) targets y float32[T, B, A].
-
-        y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = q after step T.
-
-        Args:
-            trajectory: T steps.
-            last: the time step after them.
-            value: q, the target critic's values of the actions taken, float32[T, B, A].
-            last_value: q of the actions that the policy would take in `last`, float32[B, A].
-        """
-
-        def over_agents(x: Array) -> Array:
-            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
-
-        next_steps = base.next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~next_steps.terminated)
-        lambda_t = self.td_lambda * over_agents(~next_steps.done)
-        return lambda_returns(next_steps.reward, discount, next_value, lambda_t)
+        """Return y [T, B, A] of the target critic's values: of the actions taken, and of the next action."""
+        return lambda_targets(trajectory, last, value, last_value, self.gamma, self.td_lambda)
 
     def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
@@ -385,7 +368,7 @@ class Coma(Algorithm):
         logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
         action_probs = epsilon_mix(logits, epsilon)
         scores = logits if mode == "greedy" else None
-        action, extras = team.sample_sequentially(self.spec, timestep, action_probs, keys, scores)
+        action, extras = on_policy.sample_sequentially(self.spec, timestep, action_probs, keys, scores)
         return action, carry, extras
 
     # Networks
@@ -400,7 +383,9 @@ class Coma(Algorithm):
             if self.egocentric:
                 assert self.spec.egocentric is not None
                 shape = jax.eval_shape(self.spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
-            return self.make_network(part, outputs, lambda outputs: team.network(outputs, shape, *sizes), (1, *shape))
+            return self.make_network(
+                part, outputs, lambda outputs: on_policy.make_network(outputs, shape, *sizes), (1, *shape)
+            )
 
         assert isinstance(self.spec.action, Discrete)
         critic = make("critic", self.spec.action.n + self.dueling, self.spec.critic_input_spec)

@@ -15,7 +15,7 @@ environment and then learns in this order:
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `end_learning`.
 
 The weight w is 0 after an episode's end, and 1 on average. The file goes on in this order: settings, advantages and
-losses, the iteration, acting, networks and their inputs, sizes. Minibatches are in `episodes`.
+losses, the iteration, acting, networks and their inputs, sizes. Minibatches are in `on_policy`.
 
 Layout letters: T time, B environments, A agents, N samples, n actions of an agent or numbers of its action.
 """
@@ -31,7 +31,7 @@ import optax
 
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress
-from jaxrl.algos import base, team
+from jaxrl.algos import on_policy
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -46,34 +46,18 @@ from jaxrl.algos.base import (
     setting,
 )
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.episodes import Minibatches, pick
-from jaxrl.common.shapes import Float32
+from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import GaussianOutputs, Network
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.rl.policy_gradient import clipped_losses, divergence, lambda_returns
+from jaxrl.rl.policy_gradient import clipped_losses, divergence
 from jaxrl.rl.running_statistics import RunningStatistics, start
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
 MIN_LOGIT = -69.0  # of an action when sampling, relative to the largest logit
 INPUT_LIMIT = 10.0  # normalised inputs lie in +/- this
-
-
-def generalised_advantages(
-    reward_t: Float32[Array, "T *batch"],
-    discount_t: Float32[Array, "T *batch"],
-    lambda_t: Float32[Array, "T *batch"],
-    value_tm1: Float32[Array, "T *batch"],
-    value_t: Float32[Array, "T *batch"],
-) -> Float32[Array, "T *batch"]:
-    """A_{t-1} = delta_t + d_t lambda_t A_t with delta_t = r_t + d_t v_t - v_{t-1} (arXiv 1707.06347, equations 11, 12).
-
-    That is the TD(lambda) target less the value. `discount_t` is 0 where the episode terminated, `lambda_t` where it
-    ended or was cut.
-    """
-    return lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
 
 
 @pytree
@@ -167,19 +151,8 @@ class Ppo(Algorithm):
     # Advantages and losses
 
     def compute_advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
-
-        A truncated episode bootstraps from the value of its last observation, which has a row of its own.
-        """
-
-        def over_agents(x: Array) -> Array:
-            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
-
-        next_steps = base.next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~next_steps.terminated)
-        lambda_t = self.gae_lambda * over_agents(~next_steps.done)
-        return generalised_advantages(next_steps.reward, discount, lambda_t, value, next_value)
+        """Return A [T, B, A]: the TD(lambda) target less the value (equations 11, 12), see `lambda_targets`."""
+        return lambda_targets(trajectory, last, value, last_value, self.gamma, self.gae_lambda) - value
 
     advantages = compute_advantages  # the former name, for programs that use it
 
@@ -295,7 +268,7 @@ class Ppo(Algorithm):
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
             probs = jnp.exp(jnp.clip(logits, MIN_LOGIT, 0.0))  # above 0, so that an action can always be sampled
             scores = outputs if greedy else None
-            action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, scores)
+            action, extras = on_policy.sample_sequentially(self.spec, timestep, probs, keys, scores)
             return action, carry, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:], jnp.float32))(keys)
@@ -335,7 +308,7 @@ class Ppo(Algorithm):
 
         def standard(outputs: int, shape: tuple[int, ...]) -> Any:
             image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
-            return team.network(outputs, shape if image else (math.prod(shape),), *sizes)
+            return on_policy.make_network(outputs, shape if image else (math.prod(shape),), *sizes)
 
         def actor(outputs: int) -> Any:
             if self._discrete:
