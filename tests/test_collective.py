@@ -108,7 +108,7 @@ def begun_net() -> Any:
 
 code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
 codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
-usable = jax.jit(dataset.usable)
+usable = jax.jit(dataset.find_usable)
 
 
 def windows(count: int, seed: int = 0) -> Window:
@@ -463,7 +463,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
     shards, rows, envs = state.sharded.end.shape
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = dataset.windows(state.sharded, index, algo.model.states, algo.context_length)
+    window = dataset.gather_windows(state.sharded, index, algo.model.states, algo.context_length)
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
     codes = np.asarray(algo.model.codes(state.replicated.learners["encoder"].params, window)).reshape(
         shards, rows - 1, envs, -1
@@ -506,7 +506,7 @@ def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     keep = np.ones(len(whole), bool)
     keep[2:4] = keep[23:24] = False
     rows = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
-    lengths = dataset.lengths(rows["step"])
+    lengths = dataset.count_lengths(rows["step"])
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}

@@ -22,7 +22,7 @@ from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.ppo import Ppo
 from jaxrl.integrations.export.formats import export
-from jaxrl.integrations.export.greedy import greedy_of
+from jaxrl.integrations.export.greedy import make_greedy
 from jaxrl.nn import distributions
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime.policy import Policy
@@ -142,7 +142,7 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     agent = act(LOGITS, action_mask=MASK.astype(np.int8))
     check(agent, every=False)
     assert np.mean(agent == expected) > 0.999  # except where rounding decides between logits that are nearly equal
-    greedy = greedy_of(policy)
+    greedy = make_greedy(policy)
     assert [argument.name for argument in greedy.inputs] == ["observation", "action_mask"]
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)
 

@@ -32,7 +32,7 @@ from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, is_used, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, means, when_due
+from jaxrl.algos.off_policy import OffPolicy, compute_means, when_due
 from jaxrl.common.shapes import Bool, Float32
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
@@ -185,7 +185,7 @@ class Ddpg(OffPolicy):
             loss = loss - self.entropy_weight * metrics["policy_entropy"]
         if is_used(self.logit_weight):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
-        return loss.mean(), means(actor_loss=loss, **metrics)
+        return loss.mean(), compute_means(actor_loss=loss, **metrics)
 
     def update(
         self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
@@ -195,7 +195,7 @@ class Ddpg(OffPolicy):
             vector = self.stored_vector(sample["action"])
             values = self.value(critic, sample["observation"], vector, lambda values: values)
             errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
-            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
         critic, norm = self.step("critic", params.critic, gradient, progress)

@@ -25,7 +25,7 @@ RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where th
 # Layout letters besides T, B, A, S: N samples, C critics, n steps of a return, m samples of one logical shard.
 
 
-def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
+def compute_means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     """Return the means of several metrics in one pass, without gradients."""
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))

@@ -34,7 +34,7 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Learner, Mode, Trajectory, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, means, when_due
+from jaxrl.algos.off_policy import OffPolicy, compute_means, when_due
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
@@ -141,7 +141,7 @@ class Sac(OffPolicy):
             values = self.outputs("critic", critic, sample["observation"], sample["action"])
             weight = sample["weight"][None, :, None]
             errors = jnp.sum(weight * jnp.square(target[None] - values), axis=0)  # equation 5 without 1/2, all critics
-            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
@@ -168,7 +168,7 @@ class Sac(OffPolicy):
             actor_loss = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
             # equation 18: raises alpha where the entropy is below its target
             alpha_loss = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed_log_prob - self.entropy_target)
-            metrics = means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
+            metrics = compute_means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
             return actor_loss.mean() + alpha_loss.mean(), metrics
 
         learned = params.actor.params, params.alpha.params

@@ -147,7 +147,7 @@ def apply_match_settings(evaluated_policy: EvalPolicy) -> EvalPolicy:
     return evaluated_policy
 
 
-def results(
+def summarise_matches(
     played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
 ) -> list[dict[str, Any]]:
     """Summarise matches: {"first", "second", metric: see `statistics.interval`}, and so for "points".

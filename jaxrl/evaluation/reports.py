@@ -126,7 +126,7 @@ def play_matches(
         **_head(evaluated_policy, games, seed),
         "set": {name: evaluated_policy.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
-        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
+        "matches": league.summarise_matches(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
         "differences": list(compare(means)),
     }
@@ -143,7 +143,7 @@ def play_league(
     spec = next(iter(players.runs.values())).env.spec
     metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
     played = announce(players.play(games, seed, chunk), f"{games:,} games", say)
-    matches = league.results(played, metrics)
+    matches = league.summarise_matches(played, metrics)
     return {
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import learning_curves, run_summary
-from jaxrl.evaluation.run_summary import Rows, RunSummary, minutes
+from jaxrl.evaluation.run_summary import Rows, RunSummary, count_minutes
 from jaxrl.report.tables import Row
 from jaxrl.runtime.config import FREE_ON_RESUME
 
@@ -55,7 +55,7 @@ class Series:
         return f"{self.name}{others}" + (f", mean of {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
 
 
-def series(runs: Sequence[RunSummary]) -> list[Series]:
+def group_series(runs: Sequence[RunSummary]) -> list[Series]:
     """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own."""
     by_settings: dict[tuple[str, int], Series] = {}
     for run in runs:
@@ -72,7 +72,7 @@ def series(runs: Sequence[RunSummary]) -> list[Series]:
     return list(by_settings.values())
 
 
-def metrics_of(all_series: Iterable[Series]) -> list[str]:
+def list_metrics(all_series: Iterable[Series]) -> list[str]:
     """Return the names of all metrics except counters and clocks, metrics of evaluations first."""
     rows = (row for one in all_series for rows in one.seeds.values() for row in rows)
     names = dict.fromkeys(name for row in rows for name in row if "/" in name)
@@ -80,7 +80,7 @@ def metrics_of(all_series: Iterable[Series]) -> list[str]:
     return sorted(metrics, key=lambda name: not name.startswith("eval/"))
 
 
-def mean_curve(
+def average_seeds(
     one: Series, metric: str, over_minutes: bool = False, max_points: int = 100
 ) -> dict[str, list[float]] | None:
     """Return the mean over the seeds of a series, and half of Student's 95 % interval.
@@ -98,7 +98,7 @@ def mean_curve(
     """
     curves = []
     for rows in one.seeds.values():
-        points, clock = learning_curves.curve(rows, metric), minutes(rows)
+        points, clock = learning_curves.extract_curve(rows, metric), count_minutes(rows)
         if not points or (over_minutes and not clock):
             continue
         x, y = np.array(points, np.float64).T
@@ -116,19 +116,19 @@ def mean_curve(
     return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})
 
 
-def page(runs: Sequence[RunSummary]) -> str:
+def make_page(runs: Sequence[RunSummary]) -> str:
     """Return the HTML. Raises UserError if no run has any metrics."""
-    all_series = series(runs)
+    all_series = group_series(runs)
     scores = {f"{group}/{run.scoring.score}" for run in runs for group in ("eval", "rollout")}
-    names = sorted(metrics_of(all_series), key=lambda name: name not in scores)
+    names = sorted(list_metrics(all_series), key=lambda name: name not in scores)
     charts = [chart for name in names if (chart := _chart(name, all_series, runs))]
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     if not charts:
         raise UserError(f"{', '.join(run.name for run in runs)}: no metrics yet, nothing can be drawn")
-    settings = run_summary.setting_rows(runs)
+    settings = run_summary.make_setting_rows(runs)
     parts = [
-        _table("run", run_summary.TITLES, run_summary.run_rows(runs)),
-        *(f"<p>{html.escape(line)}</p>" for line in run_summary.legend(runs)),
+        _table("run", run_summary.TITLES, run_summary.make_run_rows(runs)),
+        *(f"<p>{html.escape(line)}</p>" for line in run_summary.describe_scores(runs)),
         "<h2>Settings that differ</h2>",
         _table("setting", [run.name for run in runs], settings) if settings else "<p>All settings are equal.</p>",
         "<h2>Curves</h2>",
@@ -150,7 +150,7 @@ def _chart(name: str, all_series: Sequence[Series], runs: Sequence[RunSummary]) 
     for axes, over_minutes in zip(figure.subplots(1, 2), (False, True), strict=True):
         axes.set_xlabel("minutes of training" if over_minutes else "environment steps")
         for one in all_series:
-            if (curve := mean_curve(one, name, over_minutes)) is not None:
+            if (curve := average_seeds(one, name, over_minutes)) is not None:
                 learning_curves.draw(axes, curve["x"], curve["mean"], curve.get("ci95"), one.title)
                 drawn += 1
         if axes.lines:

@@ -39,7 +39,7 @@ class RunSummary:
         trials: combinations of swept settings with every seed; one for most runs.
         rows: {folder of a trial: its rows of metrics}.
         state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
-        score: of the environment at the end, see `score_of`.
+        score: of the environment at the end, see `summarise_score`.
         best: number of the best checkpoint, None if none was selected.
         began: modification time of versions.json, seconds since 1970.
     """
@@ -65,7 +65,7 @@ class RunSummary:
 
     @property
     def minutes(self) -> float:
-        points = minutes(self.rows[self.trials[0].folder])
+        points = count_minutes(self.rows[self.trials[0].folder])
         return points[-1][1] if points else 0.0
 
     def plain(self) -> dict[str, Any]:
@@ -137,13 +137,13 @@ def read(directory: Path) -> RunSummary:
         versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
         scoring = Scoring.read(versions.parent)
         state = _state(root, config, _env_steps(rows[all_trials[0].folder]))
-        score, best = score_of(rows, all_trials, scoring), Checkpoints(root / "checkpoints").best_step()
+        score, best = summarise_score(rows, all_trials, scoring), Checkpoints(root / "checkpoints").best_step()
         return RunSummary(directory, config, scoring, all_trials, rows, state, score, best, versions.stat().st_mtime)
     except OSError as error:
         raise RunError(f"{directory} cannot be read ({error.strerror}): make it readable") from error
 
 
-def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
+def summarise_score(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
     """Return the environment's score at the end of a run; None before its first episode has ended.
 
     Returns:
@@ -154,7 +154,7 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scorin
     curves = learning_curves.summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return None
-    curve = curves["combinations"][learning_curves.best_of(curves)]
+    curve = curves["combinations"][learning_curves.find_best(curves)]
     return {
         "metric": scoring.score,
         "label": scoring.label(scoring.score),
@@ -182,7 +182,7 @@ def _state(root: Path, config: Config, env_steps: int) -> str:
     return "finished" if finished else "stopped"
 
 
-def minutes(rows: Rows) -> list[tuple[float, float]]:
+def count_minutes(rows: Rows) -> list[tuple[float, float]]:
     """Return step and minutes of training of each row; rows of older versions count pauses, too."""
     timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/unix") is not None]
     if all(row.get("time/seconds") is not None for row in timed):
@@ -204,7 +204,7 @@ def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
 # Tables
 
 
-def run_rows(runs: Sequence[RunSummary]) -> list[Row]:
+def make_run_rows(runs: Sequence[RunSummary]) -> list[Row]:
     """Return one row per run, with cells for TITLES. Names of runs hold the algorithm and the environment."""
     rows = []
     for run in runs:
@@ -214,9 +214,9 @@ def run_rows(runs: Sequence[RunSummary]) -> list[Row]:
     return rows
 
 
-def listing(runs: Sequence[RunSummary]) -> list[Table | str]:
+def list_runs(runs: Sequence[RunSummary]) -> list[Table | str]:
     """Return the table of the runs, and what their scores and columns are."""
-    return [make_table("run", TITLES, run_rows(runs)), "", *legend(runs)]
+    return [make_table("run", TITLES, make_run_rows(runs)), "", *describe_scores(runs)]
 
 
 def _score(run: RunSummary) -> str:
@@ -231,7 +231,7 @@ def _minutes(run: RunSummary) -> str:
     return f"{run.minutes:,.1f}" if run.minutes >= 10 else f"{run.minutes:.2g}"
 
 
-def legend(runs: Sequence[RunSummary]) -> list[str]:
+def describe_scores(runs: Sequence[RunSummary]) -> list[str]:
     """Return a sentence about the score of each environment, and some about other columns."""
     environments: dict[str, list[str]] = {}
     for run in runs:
@@ -246,9 +246,9 @@ def legend(runs: Sequence[RunSummary]) -> list[str]:
     return lines
 
 
-def comparison(runs: Sequence[RunSummary]) -> list[Table | str]:
+def compare_runs(runs: Sequence[RunSummary]) -> list[Table | str]:
     """Return a table of one row per differing setting and one column per run, with the scores at the end."""
-    settings = setting_rows(runs)
+    settings = make_setting_rows(runs)
     rows = [
         Row("settings that differ" if settings else "all settings are equal"),
         *settings,
@@ -257,10 +257,10 @@ def comparison(runs: Sequence[RunSummary]) -> list[Table | str]:
         Row("minutes", [_minutes(run) for run in runs]),
         Row("score", [_score(run) or "none" for run in runs]),
     ]
-    return [make_table("run", [run.name for run in runs], rows), "", *legend(runs)]
+    return [make_table("run", [run.name for run in runs], rows), "", *describe_scores(runs)]
 
 
-def setting_rows(runs: Sequence[RunSummary]) -> list[Row]:
+def make_setting_rows(runs: Sequence[RunSummary]) -> list[Row]:
     """Return one row per setting in which runs differ."""
     return [Row(name, [_text(value) for value in values]) for name, values in differences(runs).items()]
 

@@ -310,12 +310,12 @@ class Collective(MultiStage):
     ) -> tuple[Learner, Arrays]:
         """Update "actor" or "critic" on labelled steps with a code; also return its error on held-out ones."""
         coded = dataset.with_code(self.rows, self.labelled_rows, params.coded)
-        usable, held_out = dataset.usable(buffer) & coded, buffer.action["held_out"]
+        usable, held_out = dataset.find_usable(buffer) & coded, buffer.action["held_out"]
         loss = self.actor_loss if network == "actor" else self.critic_loss
 
         def draw(key: Key, counts: Array) -> Arrays:
             index, weight = dataset.draw(key, counts, self.batch_size, self.layout)
-            return dataset.samples(buffer, index, self.model.states) | {"weight": weight}
+            return dataset.gather_samples(buffer, index, self.model.states) | {"weight": weight}
 
         key_held_out, key = jax.random.split(key)
         training = dataset.count_up(usable & ~held_out)
@@ -330,7 +330,7 @@ class Collective(MultiStage):
         self, params: CollectiveParameters, buffer: Replay, key: Key, updates: int
     ) -> tuple[Learner, Arrays]:
         """Update the transformer on full windows of training episodes; also return `held_out_encoder_loss`."""
-        full = dataset.usable(buffer) & (buffer.action["step"] >= self.context_length - 1)
+        full = dataset.find_usable(buffer) & (buffer.action["step"] >= self.context_length - 1)
         held_out = buffer.action["held_out"]
         training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
         # InfoNCE compares the windows of a batch: all of them
@@ -340,8 +340,8 @@ class Collective(MultiStage):
             key_rows, key_noise = jax.random.split(key)
             index, weight = dataset.draw(key_rows, counts, self.transformer_batch, layout)
             keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
-            window = dataset.windows(buffer, index, self.model.states, self.context_length)
-            task = dataset.at(buffer.observation["task"], index)
+            window = dataset.gather_windows(buffer, index, self.model.states, self.context_length)
+            task = dataset.take_rows(buffer.observation["task"], index)
             return {"window": window, "task": task, "key": keys, "weight": weight}
 
         key_known, key_held_out, key = jax.random.split(key, 3)

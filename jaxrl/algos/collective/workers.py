@@ -53,7 +53,7 @@ def resolve_workers(
                     "take sets of one arm and one kind of observation"
                 )
         tasks = list(dict.fromkeys([*(tasks if workers else ()), *recording["task_names"]]))
-        lengths = dataset.lengths(recording["step"]) + 1
+        lengths = dataset.count_lengths(recording["step"]) + 1
         rows = [int(lengths.sum()), int(lengths.max())]
     if len(tasks) < 2:
         raise ValueError(

@@ -15,7 +15,7 @@ from envs_jax.base import closest, short_repr
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import expand_home, write_atomically
 from jaxrl.common.version import __version__
-from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, greedy_of
+from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, make_greedy
 from jaxrl.integrations.standalone import agent_files, jidi_files
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.policy import Policy
@@ -69,7 +69,7 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
     return [out / name for name in files]
 
 
-def description(policy: Policy) -> dict[str, Any]:
+def describe_policy(policy: Policy) -> dict[str, Any]:
     """Describe a policy for JSON: algorithm, environment, versions, checkpoint, settings."""
     config = policy.config
     return {
@@ -90,14 +90,14 @@ def named_parameters(policy: Policy) -> dict[str, np.ndarray]:
 
 def _safetensors(policy: Policy) -> dict[str, bytes]:
     library = _package("safetensors.numpy", "safetensors")
-    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in description(policy).items()}
+    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in describe_policy(policy).items()}
     arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in named_parameters(policy).items()}
     return {"policy.safetensors": library.save(arrays, metadata=metadata)}
 
 
 def _stablehlo(policy: Policy) -> dict[str, bytes]:
     _package("flatbuffers", "flatbuffers")  # of which jax.export makes its files
-    greedy = greedy_of(policy)
+    greedy = make_greedy(policy)
     (batch,) = jax.export.symbolic_shape("batch")
     exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))
     names = ", ".join([x.name for x in greedy.inputs] + ["carry"] * bool(greedy.carry))
@@ -113,7 +113,7 @@ def _onnx(policy: Policy) -> dict[str, bytes]:
     if getattr(policy.algo, "convolution", None) in ("auto", "dense", "patches"):
         settings: Any = {"convolution": "conv"}  # ONNX's own operator, instead of matrix products that suit XLA
         policy = dataclasses.replace(policy, algo=dataclasses.replace(policy.algo, **settings))
-    greedy = greedy_of(policy)
+    greedy = make_greedy(policy)
     call = "inputs by name; outputs are the action"
     if greedy.carry:
         call += ", then the next carry, in the order of the carry's inputs"
@@ -131,7 +131,7 @@ def _manifest(policy: Policy, greedy: Greedy, call: str, more: Mapping[str, Any]
         ]
 
     parts = {"call": call, "inputs": rows(greedy.inputs), "carry": rows(greedy.carry), "action": rows([greedy.action])}
-    return (json.dumps(parts | dict(more) | description(policy), indent=1) + "\n").encode()
+    return (json.dumps(parts | dict(more) | describe_policy(policy), indent=1) + "\n").encode()
 
 
 def _package(module: str, name: str) -> Any:

@@ -57,7 +57,7 @@ class Greedy:
         return [*(argument.struct(batch) for argument in self.inputs), *([carry] if carry else [])]
 
 
-def greedy_of(policy: Policy) -> Greedy:
+def make_greedy(policy: Policy) -> Greedy:
     """Return the greedy function of a policy; it takes only the arrays that the actions depend on."""
     shapes = policy._blank
     fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
