@@ -267,8 +267,8 @@ class OffPolicy(Algorithm):
 
     @property
     def replay_rows(self) -> int:
-        """Return R, the rows of each environment."""
-        return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
+        """Return R, the rows of each environment, such that a full buffer has `buffer_size` window starts or ends."""
+        return -(-self.buffer_size // self.layout.num_envs) + self.n_step
 
     @property
     def row_bytes(self) -> int:

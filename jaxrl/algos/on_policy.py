@@ -28,7 +28,7 @@ def make_network(
         raise ValueError(f"coma needs vectors or images (H, W, C) as observations, not arrays of shape {shape}")
     if len(shape) == 1:
         return networks.MLP(outputs, hidden_size, depth, initializer, dtype)
-    smallest = networks.smallest_side(stride)
+    smallest = 5 + (4 - 1) * stride  # leaves a pixel for the last convolution
     if stride > 1 and min(shape[:2]) < smallest:
         raise ValueError(
             f"stride {stride} needs images of at least {smallest} x {smallest} pixels, not {shape[0]} x {shape[1]}: "

@@ -157,11 +157,6 @@ def _patches_backward(stride: int, residuals: tuple[Array, Array], gradient: Arr
 _convolve_patches.defvjp(_patches_forward, _patches_backward)
 
 
-def smallest_side(stride: int) -> int:
-    """Return the least side of an image that `ConvStack` takes: one pixel is left for the last convolution."""
-    return 5 + (4 - 1) * stride
-
-
 def convolution_methods(hidden_size: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
     """Return the fastest method for each layer of `ConvStack` on a platform."""
     if platform != "cpu":

@@ -91,11 +91,6 @@ def row_bytes(observation: Any, action: Any, agents: int) -> int:
     return stored + 4 * agents + 1
 
 
-def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """Return R such that a full buffer holds `transitions` window starts (minus rows that end an episode)."""
-    return -(-transitions // num_envs) + n_step
-
-
 def create(observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int) -> Replay:
     """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MAX_ROWS:

@@ -309,7 +309,8 @@ class Collective(MultiStage):
         self, network: str, params: CollectiveParameters, buffer: Replay, key: Key, updates: int
     ) -> tuple[Learner, Arrays]:
         """Update "actor" or "critic" on labelled steps with a code; also return its error on held-out ones."""
-        coded = dataset.with_code(self.rows, self.labelled_rows, params.coded)
+        row = jnp.arange(self.rows, dtype=jnp.int32)[None, :, None]
+        coded = (row >= self.labelled_rows) | (row < params.coded)  # only rows of expert datasets are stored without
         usable, held_out = dataset.find_usable(buffer) & coded, buffer.action["held_out"]
         loss = self.actor_loss if network == "actor" else self.critic_loss
 

@@ -94,12 +94,6 @@ def find_usable(buffer: Replay) -> Array:
     return complete[:, :, None] & (buffer.end == replay.CONTINUES)
 
 
-def with_code(rows: int, labelled: int, coded: Array) -> Array:
-    """Return which rows have a code, bool[1, R, 1]: all after the `labelled` first ones, and the first `coded`."""
-    row = jnp.arange(rows, dtype=jnp.int32)[None, :, None]
-    return (row >= labelled) | (row < coded)
-
-
 def count_up(selected: Array) -> Array:
     """Return the cumulative number of selected rows, int32[S, R E], of bool[S, R, E]."""
     return jnp.cumsum(selected.reshape(len(selected), -1), axis=1, dtype=jnp.int32)

@@ -82,16 +82,13 @@ def describe_policy(policy: Policy) -> dict[str, Any]:
     }
 
 
-def named_parameters(policy: Policy) -> dict[str, np.ndarray]:
-    """Return a policy's parameters by their flax paths, such as "params.head.fc1_kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path(policy.params)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
-
-
 def _safetensors(policy: Policy) -> dict[str, bytes]:
     library = _package("safetensors.numpy", "safetensors")
     metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in describe_policy(policy).items()}
-    arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in named_parameters(policy).items()}
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(policy.params):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")  # such as params.head.fc1_kernel
+        arrays[name] = np.ascontiguousarray(leaf).reshape(leaf.shape)
     return {"policy.safetensors": library.save(arrays, metadata=metadata)}
 
 

@@ -215,14 +215,6 @@ def _broadcast(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:
     return x if tuple(inserted) == tuple(shape) else graph.op("Expand", x, graph.shape(shape))
 
 
-def _clamp(graph: _Graph, eqn: Any, low: Any, x: Any, high: Any) -> str:
-    return graph.op("Min", graph.op("Max", x, low), high)
-
-
-def _concatenate(graph: _Graph, eqn: Any, *parts: Any) -> str:
-    return graph.op("Concat", *parts, axis=int(eqn.params["dimension"]))
-
-
 def _convolution(graph: _Graph, eqn: Any, x: Any, kernel: Any) -> str:
     params = eqn.params
     numbers, padding = params["dimension_numbers"], params["padding"]
@@ -383,8 +375,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "argmax": _arg("ArgMax"),
     "argmin": _arg("ArgMin"),
     "broadcast_in_dim": _broadcast,
-    "clamp": _clamp,
-    "concatenate": _concatenate,
+    "clamp": lambda graph, eqn, low, x, high: graph.op("Min", graph.op("Max", x, low), high),
+    "concatenate": lambda graph, eqn, *parts: graph.op("Concat", *parts, axis=int(eqn.params["dimension"])),
     "conv_general_dilated": _convolution,
     "convert_element_type": lambda graph, eqn, x: graph.cast(x, eqn.params["new_dtype"]),
     "dot_general": _dot,
