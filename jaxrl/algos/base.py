@@ -354,24 +354,18 @@ class Algorithm:
             raise NotImplementedError("an algorithm needs learn(...), or learn_stages")
         assert trajectory is not None and last_timestep is not None
         learning = self.begin_learning(state, trajectory, last_timestep, key, progress)
-        epochs: dict[int, tuple[Stage, ...]] = {}
-        for stage in self.learn_stages:
-            epochs[stage.epoch] = (*epochs.get(stage.epoch, ()), stage)
+        epochs = [tuple(stages) for _, stages in itertools.groupby(self.learn_stages, lambda stage: stage.epoch)]
+        for _, group in itertools.groupby(epochs, lambda stages: [(stage.name, stage.steps) for stage in stages]):
+            same = list(group)  # epochs of the same stages run in one loop
 
-        def names(epoch: int) -> list[str]:
-            return [stage.name for stage in epochs[epoch]]
-
-        for _, group in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
-            same_stages = list(group)
-
-            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[same_stages[0]]) -> Learning:
+            def run_epoch(epoch: Array, learning: Learning, stages: Any = same[0]) -> Learning:
                 for stage in stages:
-                    learning = self.run_steps(
-                        learning, stage.name, epoch, jnp.int32(0), jnp.int32(stage.steps), progress
-                    )
+                    stop = jnp.int32(stage.steps)
+                    learning = self.run_steps(learning, stage.name, epoch, jnp.int32(0), stop, progress)
                 return learning
 
-            learning = jax.lax.fori_loop(np.int32(same_stages[0]), np.int32(same_stages[-1] + 1), run_epoch, learning)
+            begin, end = same[0][0].epoch, same[-1][0].epoch + 1
+            learning = jax.lax.fori_loop(np.int32(begin), np.int32(end), run_epoch, learning)
         return self.end_learning(learning)
 
     # Learning in steps, for algorithms whose `learn` may take long
