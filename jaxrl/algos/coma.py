@@ -176,6 +176,8 @@ class Coma(Algorithm):
         return lambda_targets(trajectory, last, value, last_value, self.gamma, self.td_lambda)
 
     def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
+        """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2."""
+
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
             value = select_action_value(self.values(critic, sample["critic_input"]), sample["action"])
             return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
