@@ -152,15 +152,8 @@ def lambda_targets(
     """Return TD(lambda) targets y float32[T, B, A].
 
     y_t = r + gamma (1 - terminated) ((1 - l) v_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = v after step T. A
-    truncated episode bootstraps from the value of its last observation, which has a row of its own.
-
-    Args:
-        trajectory: T steps.
-        last: the time step after them.
-        value: v, float32[T, B, A].
-        last_value: v of `last`, float32[B, A].
-        gamma: discount.
-        lambda_: mixing of n-step returns.
+    truncated episode bootstraps from the value of its last observation, which has a row of its own. `value` is v
+    float32[T, B, A]; `last` is the time step after the trajectory, and `last_value` its v [B, A].
     """
 
     def over_agents(x: Array) -> Array:

@@ -20,7 +20,7 @@ from envs_jax.progress import Progress, total
 from jaxrl.algos.base import AlgoState, Mode, Trajectory, setting
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.networks import Carry
-from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
+from jaxrl.algos.multi_stage import MultiStage, Recordings, Sources, read_resolved
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -100,11 +100,7 @@ class Student(Sac, MultiStage):
 
     @classmethod
     def resolve_inputs(
-        cls,
-        spec: EnvSpec,
-        settings: dict[str, Any],
-        sources: dict[str, tuple[UpstreamRun, ...]],
-        recordings: dict[str, dict[str, Any]],
+        cls, spec: EnvSpec, settings: dict[str, Any], sources: Sources, recordings: Recordings
     ) -> dict[str, Any]:
         """Return the settings, with the settings of the teacher's networks in `resolved_inputs`."""
         del recordings

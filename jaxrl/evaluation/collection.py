@@ -21,14 +21,10 @@ _STREAM = 0x1ABE1  # random stream of the actions in value labels
 
 
 def worker_labels(algo: Sac, params: Any, step: dict[str, Array], key: Array) -> dict[str, Array]:
-    """Label steps with an SAC expert, leaves float32[N, ...]: "mu", "log_std" [N, n] and "value" [N].
+    """Label steps with an SAC expert of one agent: float32 "mu", "log_std" [N, n] and "value" [N].
 
-    Args:
-        algo: with one agent.
-        params: see `Sac.weights`.
-        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects the temperature); no
-            step terminates the episode.
-        key: for the sampled actions.
+    params: see `Sac.weights`; step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects
+    the temperature). No step terminates the episode.
     """
     mean, log_std = algo.gaussian(params["actor"], step["observation"][:, None])
     next_observation = step["next_observation"][:, None]
@@ -52,12 +48,8 @@ def collect(
 ) -> ExpertDataset:
     """Play episodes in a simulator with the policies `names` in turn; return them as an expert dataset.
 
-    Args:
-        evaluated_policy: the policy of a run of SAC.
-        params: the parameters of its algorithm, see `Sac.weights`.
-        episodes: at least one for each policy.
-        seed: for the random numbers of policies and labels.
-        expert: source of mu, one of EXPERTS.
+    The policy is of a run of SAC, with the parameters `params` (see `Sac.weights`). There is at least one episode for
+    each policy. The seed is for the random numbers of policies and labels; `expert`, one of EXPERTS, gives mu.
     """
     algo, scripted_expert = evaluated_policy.algo, expert == "scripted"
     assert isinstance(algo, Sac)

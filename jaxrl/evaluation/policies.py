@@ -170,13 +170,8 @@ def load(
 ) -> EvalPolicy:
     """Load the policy of a run in an environment; without a run, the environment's scripted policies.
 
-    Settings of the environment may differ from the run's as far as its policy fits.
-
-    Args:
-        run: directory of the run, or None.
-        env, settings: the environment.
-        best: take the best checkpoint instead of the newest.
-        checkpoint: number of the checkpoint to take instead.
+    Settings of the environment may differ from the run's as far as its policy fits. The checkpoint is the one of this
+    number, the best one, or the newest (`best` False).
 
     Raises UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """

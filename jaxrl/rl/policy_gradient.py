@@ -17,17 +17,8 @@ def lambda_returns(
 ) -> Float32[Array, "T *batch"]:
     """TD(lambda) targets, y_{t-1} = r_t + d_t [(1 - lambda_t) v_t + lambda_t y_t], with y_T = v_T after the last step.
 
-    Args:
-        reward_t: reward after each step.
-        discount_t: gamma, or 0 where the episode terminated.
-        value_t: value of the state after each step.
-        lambda_t: lambda, or 0 where the sequence is cut (a truncated episode).
-
-    Returns:
-        target of each step.
-
-    References:
-        Sutton and Barto, Reinforcement Learning, 2nd edition, equation 12.18, in recursive form.
+    Rewards and values are those after each step. d is gamma, or 0 where the episode terminated; lambda is 0 where the
+    sequence is cut (Sutton and Barto, Reinforcement Learning, 2nd edition, equation 12.18, in recursive form).
     """
     assert_equal_shape([reward_t, discount_t, value_t, lambda_t])
 

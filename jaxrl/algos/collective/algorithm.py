@@ -35,7 +35,7 @@ from jaxrl.algos.collective import dataset, transformer
 from jaxrl.algos.collective.networks import Carry, CollectiveParameters, Networks, distillation_loss
 from jaxrl.algos.collective.transformer import CodeBatch, TrajectoryTransformer, Window
 from jaxrl.algos.collective.workers import RESOLVED, Experts, resolve_workers
-from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
+from jaxrl.algos.multi_stage import MultiStage, Recordings, Sources, read_resolved
 from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
@@ -135,11 +135,7 @@ class Collective(MultiStage):
 
     @classmethod
     def resolve_inputs(
-        cls,
-        spec: EnvSpec,
-        settings: dict[str, Any],
-        sources: dict[str, tuple[UpstreamRun, ...]],
-        recordings: dict[str, dict[str, Any]],
+        cls, spec: EnvSpec, settings: dict[str, Any], sources: Sources, recordings: Recordings
     ) -> dict[str, Any]:
         return resolve_workers(spec, settings, sources["workers"], recordings.get("expert_datasets"))
 

@@ -87,15 +87,9 @@ def contrastive_loss(
 ) -> Array:
     """Cross entropy of matching each first view with its second view, among windows of other tasks, float32[].
 
-    Args:
-        first: one view of n windows; codes need not be normalised.
-        second: another view of N windows, those of `first` from `begin` on; windows of the same task are not negatives.
-        begin: int32[].
-        temperature: divisor of the cosines.
-        device_mean: see `weighted_mean`.
-
-    References:
-        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the other view of the same window as the positive.
+    `first` has one view of n windows, `second` another view of N windows, those of `first` from `begin` on; windows of
+    the same task are not negatives. Codes need not be normalised; device_mean: see `weighted_mean`. This is equation 4
+    of van den Oord et al. 2018, arXiv 1807.03748, with the other view of the same window as the positive.
     """
     logits = _unit(first.code) @ _unit(second.code).T / temperature
     first_index, second_index = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
@@ -155,14 +149,10 @@ def first_window(state: Array, actions: int, steps: int) -> Window:
 
 
 def next_window(window: Window, state: Array, action: Array, reward: Array, first: Array) -> Window:
-    """Return the window [B, ...] one step later.
+    """Return the window [B, ...] one step later, with the current state float32[B, s].
 
-    Args:
-        window: the previous one.
-        state: float32[B, s], the current one.
-        action: float32[B, a], taken in the previous state.
-        reward: float32[B], of that action.
-        first: bool[B], an episode starts with `state`.
+    The action float32[B, a] was taken in the previous state, the reward float32[B] is its; where `first` bool[B] an
+    episode starts with the state.
     """
 
     def push(rows: Array, row: Array) -> Array:
@@ -174,7 +164,7 @@ def next_window(window: Window, state: Array, action: Array, reward: Array, firs
 
 
 def stored_windows(state: Array, action: Array, reward: Array, step: Array, index: Array, steps: int) -> Window:
-    """Return the windows that end at rows of a dataset, equal to the windows of `next_window` during the rollout.
+    """Return the windows [m, ...] that end at rows of a dataset, equal to those of `next_window` during the rollout.
 
     Args:
         state: float32[R, E, s], consecutive rows of E environments.
@@ -183,9 +173,6 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
         step: int32[R, E], steps of the episode before each row, all of which are stored.
         index: int32[m] into rows times environments.
         steps: T.
-
-    Returns:
-        leaves [m, ...].
     """
     envs = step.shape[1]
     back = jnp.arange(steps - 1, -1, -1, dtype=jnp.int32)[None]  # steps from a token to the current one
