@@ -24,9 +24,9 @@ from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl import algos
 from jaxrl.algos.base import AlgoState, Trajectory
-from jaxrl.algos.collective import dataset, losses, phases, transformer
-from jaxrl.algos.collective.algorithm import Collective
-from jaxrl.algos.collective.stages import fit
+from jaxrl.algos.collective import algorithm, dataset, transformer
+from jaxrl.algos.collective.algorithm import TRAINED, Collective
+from jaxrl.algos.collective.networks import distillation_loss
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
@@ -108,7 +108,7 @@ def begun_net() -> Any:
 
 code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
 codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
-usable = jax.jit(dataset.usable)
+usable = jax.jit(dataset.find_usable)
 
 
 def windows(count: int, seed: int = 0) -> Window:
@@ -231,7 +231,7 @@ def test_contrast_by_hand() -> None:
 def test_neighbours_by_hand() -> None:
     points, queries = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
     known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
-    compiled = jax.jit(losses.neighbour_accuracy)
+    compiled = jax.jit(transformer.neighbour_accuracy)
 
     def accuracy(known_weight: list[float], weight: list[float]) -> float:
         codes = transformer.CodeBatch(points, known_task, np.float32(known_weight))
@@ -262,7 +262,7 @@ def test_losses_of_two_devices_are_those_of_all_their_windows() -> None:
             first, second = (transformer.CodeBatch(rows["codes"][:, k], rows["task"], rows["weight"]) for k in (0, 1))
             others, begin = layout.all_gather(second)
             contrast = transformer.contrastive_loss(first, others, begin, device_mean=layout.device_mean)
-            accuracy = losses.neighbour_accuracy(others, first, layout.device_mean)
+            accuracy = transformer.neighbour_accuracy(others, first, layout.device_mean)
             return error, {"error": error, "contrast": contrast, "accuracy": accuracy}
 
         function = on_mesh(
@@ -345,7 +345,7 @@ def test_distillation_by_hand() -> None:
     mu, expert = np.float32([[0.5, 0], [0, 0]]), np.float32([[0, -8], [-2, -5]])
     first = (0.25 + 0.2 * 1.0) + (math.tanh(1) ** 2 + 0.2 * 64 * 2 / 8)
     second = math.tanh(2) ** 2 + 0.2 * 4 * 2 / 5
-    loss = jax.jit(losses.distillation_loss)
+    loss = jax.jit(distillation_loss)
     for weight, by_hand in (([1.0, 1.0], (first + second) / 4), ([1.0, 0.0], first / 4)):
         assert float(loss(mean, log_std, mu, expert, np.float32(weight))) == pytest.approx(by_hand, rel=1e-5)
 
@@ -359,7 +359,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trainer = make_trainer(Collective, Corners(), 4, **TINY)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(phases, "WINDOWS_PER_CALL", 32)  # eight rows at a time, of 28
+    patch.setattr(algorithm, "WINDOWS_PER_CALL", 32)  # eight rows at a time, of 28
     with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
         for count, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)
@@ -384,14 +384,13 @@ def test_phases_and_their_order() -> None:
     ]  # fmt: skip
     calls = {phase.name: (phase.steps, phase.updates, phase.iterations) for phase in algo.phases}
     assert calls["random"] == (3, 0, 3)  # 16 steps of 2 tasks are 8 of each environment, an episode has 9 rows
-    assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.timing.rows == 28
+    assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
     bare = Collective(Corners().spec, DataParallel(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
     files = Collective(Corners().spec, DataParallel(4), **TINY | {"expert_datasets": "a.npz"})
     assert [phase.name for phase in files.phases] == ["transformer", "codes", "actor", "critic"]
-    assert {stage.network: stage.updates for stage in algo.stages} == {  # until rates have fallen
-        "encoder": 4, "actor": 4 + 9 + 4, "critic": 4
-    }  # fmt: skip
+    updates = {network: algo.count_updates(network) for network in ("encoder", "actor", "critic")}
+    assert updates == {"encoder": 4, "actor": 4 + 9 + 4, "critic": 4}  # until rates have fallen
     many = Collective(Corners().spec, DataParallel(4), **TINY | {"random_steps": 100})
     assert many.phases[0].iterations == 17
 
@@ -404,11 +403,10 @@ def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> No
 
     before = parts(studied["trainer"].init(jax.random.key(0)).algo.replicated)
     assert set(before) == {"workers", "encoder", "actor", "critic"}
-    changing = {phase: stage.network for stage in studied["trainer"].algo.stages for phase in stage.phases}
     for phase in studied["trainer"].algo.phases:
         after = parts(studied["states"][phase.name][0].replicated)
         changed = [name for name in before if before[name] != after[name]]
-        assert changed == ([changing[phase.name]] if phase.name in changing else []), phase.name
+        assert changed == ([TRAINED[phase.name]] if phase.name in TRAINED else []), phase.name
         before = after
     for phase, metrics in studied["metrics"].items():
         assert int(metrics.not_finite) == -1, phase
@@ -422,7 +420,7 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     buffer, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
     for task in (0, 1):
-        rows = algo.timing.rows
+        rows = algo.rows
         chosen = (buffer.observation["task"] == task) & (np.arange(rows) < rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
         mean, log_std = worker.gaussian(
@@ -465,7 +463,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
     shards, rows, envs = state.sharded.end.shape
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = dataset.windows(state.sharded, index, algo.model.states, algo.context_length)
+    window = dataset.gather_windows(state.sharded, index, algo.model.states, algo.context_length)
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
     codes = np.asarray(algo.model.codes(state.replicated.learners["encoder"].params, window)).reshape(
         shards, rows - 1, envs, -1
@@ -508,7 +506,7 @@ def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     keep = np.ones(len(whole), bool)
     keep[2:4] = keep[23:24] = False
     rows = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
-    lengths = dataset.lengths(rows["step"])
+    lengths = dataset.count_lengths(rows["step"])
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}
@@ -532,17 +530,14 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
         **TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"},
     )
     state = init_state(algo, {"expert_datasets": algo.to_dataset(vars(make_set()))})
-    _, actor, _ = algo.stages
-    shared, learner = (actor, algo.layout, algo.model), state.replicated.learners["actor"]
+    learner = state.replicated.learners["actor"]
 
     @jax.jit
     def compiled(params: Any) -> Any:
-        coded = dataset.with_code(algo.timing.rows, algo.timing.labelled_rows, params.coded)
-        return fit(*shared, params.learners["actor"], state.sharded, coded, jax.random.key(1), 2)
+        return algo.fit("actor", params, state.sharded, jax.random.key(1), 2)
 
     fitted = [
-        compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows)))
-        for rows in (0, algo.timing.labelled_rows)
+        compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
     ]
     actors = [digest(fresh.params) for fresh, _ in fitted]
     assert actors[0] == digest(learner.params) != actors[1]

@@ -13,14 +13,14 @@ from helpers import golden
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
-from jaxrl.algos import team
+from jaxrl.algos import on_policy
 from jaxrl.algos.base import AlgoState, Learner, Phase, Trajectory
 from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl_targets
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
-from jaxrl.rl import policy_gradient, returns
+from jaxrl.rl import policy_gradient
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import build_algorithm, build_run
 
@@ -150,7 +150,7 @@ class Recorded:
     @functools.cached_property
     def values(self) -> Any:
         """Values of (weights of a critic, its inputs), in one program."""
-        return jax.jit(self.algo.nets.values)
+        return jax.jit(self.algo.values)
 
     @functools.cached_property
     def data(self) -> dict[str, np.ndarray]:
@@ -404,7 +404,7 @@ def test_stride_leaves_out_outputs(method: networks.Convolution) -> None:
 
 def test_images_too_small_for_the_stride_are_refused() -> None:
     network = functools.partial(
-        team.network, 5, hidden_size=8, depth=1, initializer="he", convolution="auto", dtype=None
+        on_policy.make_network, 5, hidden_size=8, depth=1, initializer="he", convolution="auto", dtype=None
     )
     assert network((11, 11, 2), stride=2).stride == 2
     with pytest.raises(ValueError, match=r"at least 11 x 11 pixels, not 10 x 12: choose --stride 1"):
@@ -437,13 +437,15 @@ def test_he_networks_start_near_zero() -> None:
 def test_lambda_returns_by_hand() -> None:
     # Rows end in: an ordinary step, a termination, a truncation, the end of the data. gamma = lambda = 1/2.
     rows = np.float32([[1, 2, 3, 4], [0.5, 0, 0.5, 0.5], [10, 20, 30, 8], [0.5, 0, 0, 0.5]])
-    targets = jax.jit(returns.lambda_returns)(*rows)
+    targets = jax.jit(policy_gradient.lambda_returns)(*rows)
     # y4 = 4 + 1/2 [1/2 8 + 1/2 8] = 8; y3 = 3 + 1/2 30 = 18; y2 = 2; y1 = 1 + 1/2 [1/2 10 + 1/2 2] = 4
     close(targets, [4.0, 2.0, 18.0, 8.0], 1e-6)
     other = np.random.default_rng(0).random((4, 4, 3), np.float32)
-    many = jax.jit(returns.lambda_returns)(*np.concatenate([rows[..., None], other], axis=-1))  # time is the first axis
+    many = jax.jit(policy_gradient.lambda_returns)(
+        *np.concatenate([rows[..., None], other], axis=-1)
+    )  # time is the first axis
     close(many[:, 0], targets, 1e-6)
-    close(many[:, 3], jax.jit(returns.lambda_returns)(*other[..., 2]), 1e-6)
+    close(many[:, 3], jax.jit(policy_gradient.lambda_returns)(*other[..., 2]), 1e-6)
 
 
 VECTOR = EnvSpec(
@@ -699,7 +701,7 @@ def test_epsilon_schedule() -> None:
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
-    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.nets.values(critic, x)))
+    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.values(critic, x)))
     out, values = map(np.asarray, both(init_params(algo).critic.params))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)

@@ -39,9 +39,8 @@ def init_params(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
 
 def taken_values(algo: Ddpg, critic: Any, sample: dict[str, Any]) -> Any:
     """The critics' values of stored actions."""
-    return algo.value(
-        critic, sample["observation"], algo.actions.stored_vector(sample["action"]), lambda values: values
-    )
+    vector = algo.stored_vector(sample["action"])
+    return algo.value(critic, sample["observation"], vector, lambda values: values)
 
 
 def flat(tree: Any) -> np.ndarray:

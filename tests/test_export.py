@@ -21,13 +21,11 @@ from envs_jax.base import make
 from envs_jax.snakes import obs_full, teams, timesteps
 from envs_jax.snakes.types import State
 from jaxrl.algos.coma import Coma
-from jaxrl.algos.ddpg import Ddpg
-from jaxrl.algos.ddpg_actions import masked_softmax
+from jaxrl.algos.ddpg import Ddpg, masked_softmax
 from jaxrl.cli import export
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
-from jaxrl.integrations.jidi.export import AGENT, jidi_settings, write_jidi
-from jaxrl.integrations.standalone import source
+from jaxrl.integrations.standalone import SUBMISSION, jidi_files, jidi_settings, source
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import run_directory
 from jaxrl.runtime.build import build_run
@@ -62,7 +60,9 @@ def init_params(algo: Ddpg, seed: int = 0) -> Any:
 
 def export_agent(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
     """The agent's module, loaded as the platform would."""
-    write_jidi(out, jidi_settings(env, algo, greedy), params)
+    out.mkdir(exist_ok=True)
+    for name, content in jidi_files(env, algo, params, greedy).items():
+        (out / name).write_bytes(content)
     return agent_games.load_agent(out)
 
 
@@ -272,7 +272,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
     assert export.main([*words, "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["submission.py", "weights.npz"]
-    assert (out / "submission.py").read_bytes() == source(AGENT)
+    assert (out / "submission.py").read_bytes() == source(SUBMISSION)
     agent, actor = agent_games.load_agent(out), run.algo.policy(state.algo)["params"]
     np.testing.assert_array_equal(agent.POLICY.weights["fc2_kernel"], actor["fc2_kernel"])
 

@@ -20,10 +20,9 @@ from jaxrl.algos.base import Custom
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.algos.ddpg_actions import Softmax
 from jaxrl.algos.ppo import Ppo
 from jaxrl.integrations.export.formats import export
-from jaxrl.integrations.export.greedy import greedy_of
+from jaxrl.integrations.export.greedy import make_greedy
 from jaxrl.nn import distributions
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime.policy import Policy
@@ -143,7 +142,7 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     agent = act(LOGITS, action_mask=MASK.astype(np.int8))
     check(agent, every=False)
     assert np.mean(agent == expected) > 0.999  # except where rounding decides between logits that are nearly equal
-    greedy = greedy_of(policy)
+    greedy = make_greedy(policy)
     assert [argument.name for argument in greedy.inputs] == ["observation", "action_mask"]
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)
 
@@ -245,11 +244,11 @@ def test_policies_take_masks_in_compiled_functions() -> None:
 
 def test_exploring_numbers_of_0_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A uniform number is 0 once in 2^23."""
-    spec, only = Closing().spec, np.arange(ACTIONS) == 3
+    algo, only = Ddpg(Closing().spec, DataParallel(8)), np.arange(ACTIONS) == 3
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape=(), *_, **__: jnp.zeros(shape))
     vector, mask = np.full((1, AGENTS, ACTIONS), 0.25, np.float32), np.broadcast_to(only, (1, AGENTS, ACTIONS))
     keys, always = jax.random.split(jax.random.key(0), 1), jnp.ones(1)
-    assert np.all(Softmax(spec).sample(vector, mask, keys, always, None)[0] == 3)
+    assert np.all(algo.explore(vector, mask, keys, always, None)[0] == 3)
 
 
 def test_masked_logits_by_hand() -> None:

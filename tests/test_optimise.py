@@ -103,8 +103,7 @@ def test_coma_takes_another_optimizer() -> None:
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
     algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), context_length=4, final_lr_fraction=0.5)
-    transformer, *_ = algo.stages
-    last, optimizer, gradient = transformer.updates, algo.chain("encoder"), np.float32([3.0, -4.0])
+    last, optimizer, gradient = algo.count_updates("encoder"), algo.chain("encoder"), np.float32([3.0, -4.0])
     state, update = optimizer.init(gradient), jax.jit(optimizer.update)
     for step_count in (0, last // 2, last, last + 7):
         at = optax.tree_utils.tree_set(state, count=np.int32(step_count))

@@ -20,9 +20,8 @@ from envs_jax.batch import batched
 from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl.algos import find, ppo
-from jaxrl.algos.actor_critic import update_statistics
 from jaxrl.algos.base import AlgoState, Trajectory
-from jaxrl.algos.ppo import Ppo, PpoParameters
+from jaxrl.algos.ppo import Ppo, PpoParameters, update_statistics
 from jaxrl.rl import running_statistics
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.running_statistics import RunningStatistics
@@ -388,10 +387,10 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     trainer = make_trainer(Ppo, env, 8, **settings)
     trainer = dataclasses.replace(trainer, total_env_steps=8 * 150 * trainer.algo.steps)
     state, _ = run(trainer, 150)
-    hands, view = jnp.eye(env.period), trainer.algo.nets.view
+    hands, view = jnp.eye(env.period), trainer.algo.view
     views = {view: jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands}
     params = state.algo.replicated
-    value = trainer.algo.nets.value(params.critic.params, params.statistics, views)
+    value = trainer.algo.value(params.critic.params, params.statistics, views)
     value = params.statistics["value"].denormalize(value) if kind != "scaled" else value
     if ends:
         np.testing.assert_allclose(value[:4], [(1 - 0.8**k) / 0.2 for k in (4, 3, 2, 1)], rtol=0.03)
@@ -405,10 +404,10 @@ def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
     env = batched(envs_jax.make("coverage", q=2, num_agents=2, budget=2))
     spec, keys = env.spec, jax.random.split(jax.random.key(0), 3)
     algo = Ppo(spec, DataParallel(3), rollout_steps=0, num_minibatches=1, hidden_size=4)
-    assert algo.nets.view == "central" and algo.networks["critic"].inputs == ((1, 11, 11, 12),)
+    assert algo.view == "central" and algo.networks["critic"].inputs == ((1, 11, 11, 12),)
     assert Ppo(spec, DataParallel(3), critic="local", hidden_size=4).networks["critic"].inputs == ((1, 11, 11, 7),)
     _, timestep = jax.jit(env.reset)(keys)
-    inputs = jax.jit(lambda step: algo.nets.inputs(step, algo.layout))(jax.tree.map(lambda x: x[None], timestep))
+    inputs = jax.jit(lambda step: algo.inputs(step))(jax.tree.map(lambda x: x[None], timestep))
     assert spec.critic_input is not None
     expected = jax.vmap(lambda step: spec.critic_input(step, jnp.zeros(2, jnp.int32)))(timestep)  # type: ignore[misc]
     np.testing.assert_array_equal(inputs["central"][0], expected)

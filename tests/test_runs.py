@@ -21,7 +21,7 @@ from scipy import stats
 from jaxrl.cli.flags import parse
 from jaxrl.cli.runs import main
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation import run_summary, run_tables
+from jaxrl.evaluation import run_page, run_summary
 from jaxrl.report.tables import print_parts
 from jaxrl.runtime.run_directory import lock
 
@@ -124,7 +124,7 @@ def test_metrics_of_another_run_are_noticed(folder: Path, capsys: pytest.Capture
 
 
 def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head, *rows = printed_lines(run_tables.listing(run_summary.find([str(folder)], pytest.fail)), capsys)
+    head, *rows = printed_lines(run_summary.list_runs(run_summary.find([str(folder)], pytest.fail)), capsys)
     assert [row.split()[0] for row in rows[:6]] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
     assert head.split() == ["run", "seeds", "env", "steps", "minutes", "score", "state", "best", "checkpoint"]
     assert rows[1].split()[1:] == ["3", "300", "3", "0.3", "±0.25", "stopped"]
@@ -134,13 +134,13 @@ def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_comparison_shows_the_settings_that_differ(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = run_summary.find([str(folder / f"ddpg_point/000{k}") for k in (1, 2, 4)], pytest.fail)
-    lines = printed_lines(run_tables.comparison(runs), capsys)
+    lines = printed_lines(run_summary.compare_runs(runs), capsys)
     assert lines[0].split() == ["run", "ddpg_point/0001", "ddpg_point/0002", "ddpg_point/0004"]
     rows = {line.split()[0]: line.split()[1:] for line in lines if line and ":" not in line}
     default = runs[0].config.algo_settings["gamma"]
     assert rows["seed"] == ["1", "2", "1"] and rows["gamma"] == [str(default), str(default), "0.5"]
     assert rows["score"] == ["0.2", "0.4", "2.5"] and "num_envs" not in rows
-    assert "all settings are equal" in printed_lines(run_tables.comparison(runs[:1] * 2), capsys)
+    assert "all settings are equal" in printed_lines(run_summary.compare_runs(runs[:1] * 2), capsys)
 
 
 # The page
@@ -183,8 +183,8 @@ def page_of(*words: Any, out: Path) -> Page:
     return page
 
 
-def series_of(*paths: Path) -> list[run_summary.Series]:
-    return run_summary.series(run_summary.newest_first(run_summary.find(list(map(str, paths)), pytest.fail)))
+def series_of(*paths: Path) -> list[run_page.Series]:
+    return run_page.group_series(run_summary.newest_first(run_summary.find(list(map(str, paths)), pytest.fail)))
 
 
 def test_the_page_shows_all_metrics_the_score_first(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -206,18 +206,18 @@ def test_curves_are_means_with_intervals(folder: Path) -> None:
     values = np.array(list(SCORES.values()))
     half = stats.t.ppf(0.975, 2) * values.std(axis=0, ddof=1) / 3**0.5
     for one in (program, runs):
-        curve = run_summary.mean_curve(one, "eval/distance")
+        curve = run_page.average_seeds(one, "eval/distance")
         assert curve is not None and curve["x"] == [100, 200, 300]
         np.testing.assert_allclose(curve["mean"], values.mean(0), rtol=1e-5)
         np.testing.assert_allclose(curve["ci95"], half, rtol=1e-5)
-    assert run_summary.mean_curve(other, "eval/distance") is None
-    assert run_summary.mean_curve(other, "rollout/distance") == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
+    assert run_page.average_seeds(other, "eval/distance") is None
+    assert run_page.average_seeds(other, "rollout/distance") == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
 
 
 def test_minutes_of_runs_with_other_clocks_are_interpolated(folder: Path) -> None:
     """Seeds take 1, 2 and 3 minutes per 100 steps: together they are known from 3 minutes on, the first until 3."""
     (one,) = series_of(folder / "ddpg_point/0001", folder / "ddpg_point/0002")
-    curve = run_summary.mean_curve(one, "eval/distance", over_minutes=True)
+    curve = run_page.average_seeds(one, "eval/distance", over_minutes=True)
     assert curve is not None and curve["x"] == [2, 3]
     # at 2 minutes the first has made 200 steps and the second 100; at 3 minutes 300 and 150
     np.testing.assert_allclose(curve["mean"], [(0.5 + 0.9) / 2, (0.2 + 0.75) / 2], rtol=1e-6)
@@ -245,7 +245,7 @@ def test_a_sweep_has_a_curve_for_each_combination(tmp_path: Path) -> None:
     assert [one.title for one in series] == [
         f"ddpg_point/0001 actor_lr={rate}, mean of 2 seeds" for rate in ("0.1", "0.01")
     ]
-    curves = [run_summary.mean_curve(one, "eval/distance") for one in series]
+    curves = [run_page.average_seeds(one, "eval/distance") for one in series]
     assert [curve and curve["mean"][-1] for curve in curves] == pytest.approx([0.3, 0.35])
     assert run_summary.read(run).score["mean"] == pytest.approx(0.3)  # of the better one
 

@@ -10,10 +10,10 @@ import jaxtyping
 import pytest
 from beartype import beartype
 
-from jaxrl.algos import coma_original, ddpg_actions, sac, student
-from jaxrl.algos.collective import losses
+from jaxrl.algos import coma_original, ddpg, sac, student
+from jaxrl.algos.collective.networks import distillation_loss
 from jaxrl.nn import distributions
-from jaxrl.rl import policy_gradient, replay, returns
+from jaxrl.rl import policy_gradient, replay
 
 N, A, C, K = 5, 2, 3, 4  # samples, agents, critics, actions or their dims
 floats, booleans = jnp.ones, functools.partial(jnp.ones, dtype=bool)
@@ -24,7 +24,7 @@ Cases = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 # Functions with annotated shapes: arguments that fit.
 ANNOTATED: Cases = [
-    (returns.lambda_returns, (row, row, row, row)),
+    (policy_gradient.lambda_returns, (row, row, row, row)),
     (coma_original.ipp_marl_targets, (row, booleans(N), row, 0.9, 0.8, 3)),
     (replay.n_step_return, (team, ends(N), 0.9)),
     (distributions.apply_action_mask, (rows, booleans((N, K)))),
@@ -35,11 +35,11 @@ ANNOTATED: Cases = [
     (policy_gradient.divergence, (row, row, row)),
     (policy_gradient.policy_metrics, (row, row, row)),
     (coma_original.original_actor_loss, (rows, one, booleans((N, K)), rows, integers(N), row)),
-    (ddpg_actions.masked_softmax, (rows, booleans((N, K)))),
+    (ddpg.masked_softmax, (rows, booleans((N, K)))),
     (sac.soft_value, (values, team, row)),
     (student.agreement, (rows, rows, rows)),
     (student.teacher_weight_schedule, (one, 1.0, 2.0)),
-    (losses.distillation_loss, (rows, rows, rows, rows, row)),
+    (distillation_loss, (rows, rows, rows, rows, row)),
 ]
 # Functions of an array with any leading axes.
 FREE: Cases = [

@@ -51,7 +51,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
 @pytest.mark.parametrize("env", registered())
 def test_evaluations(env: str, scale: float, capsys: pytest.CaptureFixture[str]) -> None:
     report = curves(env, scale)
-    screen = print_plain(capsys, evaluation_tables.table(report))
+    screen = print_plain(capsys, evaluation_tables.make_curve_table(report))
     for policy in POLICIES:
         assert any(line.startswith(f"{display_name(policy)}  ") for line in screen)
     for metric in report["policies"]["learned"]:
@@ -76,7 +76,7 @@ def test_matches(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = itertools.count(1)
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
-    table = evaluation_tables.match_table({"matches": matches, "labels": Scoring.from_spec(spec).labels})
+    table = evaluation_tables.make_match_table({"matches": matches, "labels": Scoring.from_spec(spec).labels})
     screen = print_plain(capsys, table)
     whole = "\n".join(screen)
     for one in matches:
@@ -100,7 +100,7 @@ def test_leagues(capsys: pytest.CaptureFixture[str]) -> None:
         for k, name in enumerate(players)
     }
     report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.from_spec(spec).labels}
-    screen = print_plain(capsys, *evaluation_tables.league_tables(report))
+    screen = print_plain(capsys, *evaluation_tables.make_league_tables(report))
     for name, row in ratings.items():
         assert f"{name} {row['elo']:.0f} {row['low']:.0f} to {row['high']:.0f}" in [
             " ".join(x.split()[:5]) for x in screen

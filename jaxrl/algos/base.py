@@ -18,30 +18,12 @@ import optax
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
-from envs_jax.settings import check_settings, setting, short_repr, take_exactly
+from envs_jax.settings import check_settings, short_repr, take_exactly
+from envs_jax.settings import setting as setting  # for users
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.nn.networks import Network
 from jaxrl.rl.data_parallel import DataParallel
-
-__all__ = [
-    "RATE",
-    "STANDARD",
-    "UNIT",
-    "AlgoState",
-    "Algorithm",
-    "Custom",
-    "Learner",
-    "Learning",
-    "Mode",
-    "Phase",
-    "Progress",
-    "Stage",
-    "Trajectory",
-    "is_used",
-    "next_timesteps",
-    "setting",
-]
 
 UNIT = (0, 1)  # bounds of discounts, shares and probabilities
 RATE = (1e-12, 10)  # bounds of learning rates (Adam)
@@ -226,10 +208,7 @@ class Algorithm:
         """
         module_or_factory = self.custom.networks.get(part, standard)
         is_module = hasattr(module_or_factory, "apply") and not isinstance(module_or_factory, type)
-        module = module_or_factory if is_module else module_or_factory(outputs)
-        if part in self.custom.networks:
-            _check_arguments(part, module, len(inputs))
-        network = Network(module, inputs)
+        network = Network(module_or_factory if is_module else module_or_factory(outputs), inputs)
         if part in self.custom.networks:
             _check_network(part, network, (*inputs[0][:leading], outputs))
         return network
@@ -289,10 +268,6 @@ class Algorithm:
         if active is not None:
             new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
         return new, optimizers.norm(gradient)
-
-    def soft_update(self, target: Params, params: Params, tau: Array | float) -> Params:
-        """Return target parameters after a step of size tau towards `params`."""
-        return optax.incremental_update(params, target, tau)
 
     def chain(self, part: str) -> optax.GradientTransformation:
         """Return the user's optimizer of a part, or else the one of `optimizer`."""
@@ -383,24 +358,18 @@ class Algorithm:
             raise NotImplementedError("an algorithm needs learn(...), or learn_stages")
         assert trajectory is not None and last_timestep is not None
         learning = self.begin_learning(state, trajectory, last_timestep, key, progress)
-        epochs: dict[int, tuple[Stage, ...]] = {}
-        for stage in self.learn_stages:
-            epochs[stage.epoch] = (*epochs.get(stage.epoch, ()), stage)
+        epochs = [tuple(stages) for _, stages in itertools.groupby(self.learn_stages, lambda stage: stage.epoch)]
+        for _, group in itertools.groupby(epochs, lambda stages: [(stage.name, stage.steps) for stage in stages]):
+            same = list(group)  # epochs of the same stages run in one loop
 
-        def names(epoch: int) -> list[str]:
-            return [stage.name for stage in epochs[epoch]]
-
-        for _, group in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
-            same_stages = list(group)
-
-            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[same_stages[0]]) -> Learning:
+            def run_epoch(epoch: Array, learning: Learning, stages: Any = same[0]) -> Learning:
                 for stage in stages:
-                    learning = self.run_steps(
-                        learning, stage.name, epoch, jnp.int32(0), jnp.int32(stage.steps), progress
-                    )
+                    stop = jnp.int32(stage.steps)
+                    learning = self.run_steps(learning, stage.name, epoch, jnp.int32(0), stop, progress)
                 return learning
 
-            learning = jax.lax.fori_loop(np.int32(same_stages[0]), np.int32(same_stages[-1] + 1), run_epoch, learning)
+            begin, end = same[0][0].epoch, same[-1][0].epoch + 1
+            learning = jax.lax.fori_loop(np.int32(begin), np.int32(end), run_epoch, learning)
         return self.end_learning(learning)
 
     # Learning in steps, for algorithms whose `learn` may take long
@@ -452,22 +421,19 @@ def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     return jax.tree.map(lambda rows, last: append_last(rows[1:], last), trajectory.timestep, last_timestep)
 
 
-def _check_arguments(part: str, module: Any, num_inputs: int) -> None:
-    """Raise ValueError unless a user-defined network is a flax module that is called with a number of arrays."""
-    name = type(module).__name__
+def _check_network(part: str, network: Network, expected_shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a user-defined network is a flax module that returns float32 of the expected shape."""
+    module, num_inputs = network.module, len(network.inputs)
     if not hasattr(module, "init"):
-        raise ValueError(f"networks: '{part}' must be a flax.linen module, not {name}")
+        raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(module).__name__}")
     try:
         inspect.signature(module.__call__).bind(*[None] * num_inputs)
     except TypeError as error:
         raise ValueError(
             f"networks: '{part}' is called with {num_inputs} array{'s' if num_inputs > 1 else ''} and no carry, which "
-            f"{name} does not take ({error}): recurrent networks need an algorithm of your own, with init_carry"
+            f"{type(module).__name__} does not take ({error}): recurrent networks need an algorithm of your own, with "
+            "init_carry"
         ) from None
-
-
-def _check_network(part: str, network: Network, expected_shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless a user-defined network returns float32 of the shape `expected_shape`."""
     output = jax.eval_shape(
         lambda key: network.apply(network.init(key), *(jnp.zeros(shape, jnp.float32) for shape in network.inputs)),
         jax.random.key(0),

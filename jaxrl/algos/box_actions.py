@@ -41,9 +41,10 @@ class BoxActions:
             raise ValueError(f"{algorithm} needs a choice: in the action Box of '{spec.name}' low must be below high")
         return cls(box)
 
+    of = from_spec  # the former name, for programs that use it
+
     @property
     def size(self) -> int:
-        """Return n, the numbers of an action."""
         return math.prod(self.box.shape)
 
     @property

@@ -14,8 +14,8 @@ does. A training step rolls out a whole episode in every environment and then le
    settings take y in place of Q(s, a) in A (`advantage: return`), clip ratios and add an entropy bonus.
 
 The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
-average. The file goes on in this order: settings, targets and losses, the training step, acting, sizes. Networks are in
-`team`, minibatches in `episodes`.
+average. The file goes on in this order: settings, targets and losses, the training step, acting, networks, sizes.
+Minibatches are in `on_policy`.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
 episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
@@ -34,8 +34,9 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Discrete, TimeStep, pytree
+from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import Progress, total
-from jaxrl.algos import base
+from jaxrl.algos import base, on_policy
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -49,12 +50,11 @@ from jaxrl.algos.base import (
     Trajectory,
     setting,
 )
-from jaxrl.algos.episodes import Minibatches, pick
-from jaxrl.algos.team import TeamNetworks, check_spec
+from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
 from jaxrl.nn.networks import Network
-from jaxrl.rl import returns
+from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
@@ -146,7 +146,15 @@ class Coma(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", check_spec(self.spec, self.egocentric))
+        spec = self.spec
+        if not isinstance(spec.action, Discrete):
+            raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use ppo, sac or ddpg")
+        if self.egocentric and (spec.egocentric is None or spec.critic_input is None):
+            missing = "critic_input" if spec.egocentric else "egocentric views"
+            raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
+        object.__setattr__(self, "spec", with_critic_input(spec))
+        if self.spec.critic_input is None or self.spec.critic_input_spec is None:
+            raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
         super().__post_init__()
         if self.eps_min > self.eps_max:
             raise ValueError(
@@ -158,36 +166,20 @@ class Coma(Algorithm):
                 f"entropy_anneal {self.entropy_anneal} and entropy_anneal_fraction {self.entropy_anneal_fraction:g} "
                 "exclude each other: set one of them to 0 (--entropy_anneal_fraction 0 where the preset has it)"
             )
-        self.batches.check(self.num_epochs, self.actor_epochs)
+        if self.actor_epochs > self.num_epochs:
+            raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
 
     # Targets, losses and updates
 
     def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """TD(lambda) targets y float32[T, B, A].
-
-        y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = q after step T.
-
-        Args:
-            trajectory: T steps.
-            last: the time step after them.
-            value: q, the target critic's values of the actions taken, float32[T, B, A].
-            last_value: q of the actions that the policy would take in `last`, float32[B, A].
-        """
-
-        def over_agents(x: Array) -> Array:
-            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
-
-        next_steps = base.next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~next_steps.terminated)
-        lambda_t = self.td_lambda * over_agents(~next_steps.done)
-        return returns.lambda_returns(next_steps.reward, discount, next_value, lambda_t)
+        """Return y [T, B, A] of the target critic's values: of the actions taken, and of the next action."""
+        return lambda_targets(trajectory, last, value, last_value, self.gamma, self.td_lambda)
 
     def update_critic(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2."""
 
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
-            value = select_action_value(self.nets.values(critic, sample["critic_input"]), sample["action"])
+            value = select_action_value(self.values(critic, sample["critic_input"]), sample["action"])
             return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
 
         gradient, (critic_loss, _) = self.layout.gradient(loss, critic.params, batch)
@@ -219,14 +211,14 @@ class Coma(Algorithm):
         epsilon = self.epsilon(progress)
 
         def advantages(sample: Arrays) -> Array:
-            mixed = epsilon_mix(self.nets.logits(actor.params, sample["observation"]), epsilon)
+            mixed = epsilon_mix(self.logits(actor.params, sample["observation"]), epsilon)
             return self.compute_advantages(sample, apply_action_mask(mixed, sample["mask"]))
 
         if self.scale_advantage:
             batch = batch | {"scale": self.batches.deviation(self.layout.apply(advantages, batch), batch["weight"])}
 
         def loss(actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
-            logits = self.nets.logits(actor, sample["observation"])
+            logits = self.logits(actor, sample["observation"])
             actor_loss, metrics = self.policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(mask_logits(logits, sample["mask"]))
             mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
@@ -251,7 +243,6 @@ class Coma(Algorithm):
 
     @property
     def first_actor_epoch(self) -> int:
-        """Return the first epoch that also trains the actor."""
         return self.num_epochs - (self.actor_epochs or self.num_epochs)
 
     @property
@@ -298,11 +289,12 @@ class Coma(Algorithm):
         if stage == "critic":
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
-                params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
+                target = optax.incremental_update(params.critic.params, params.target, rate)
+                params = dataclasses.replace(params, target=target)
             learner, update_metrics = self.update_critic(params.critic, batch, progress)
 
             def compute_values(sample: Arrays) -> Array:
-                return self.nets.values(learner.params, sample["critic_input"])
+                return self.values(learner.params, sample["critic_input"])
 
             values = values.at[:, index].set(self.layout.apply(compute_values, batch))
             row = epoch * self.batches.per_epoch + index
@@ -322,23 +314,35 @@ class Coma(Algorithm):
     ) -> Arrays:
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
-        transitions = batches.flatten_all(critic_input=self.nets.critic_inputs(trajectory), action=trajectory.action)
+        transitions = batches.flatten_all(critic_input=self.critic_inputs(trajectory), action=trajectory.action)
 
         def compute_value(sample: Arrays) -> Array:
-            return select_action_value(self.nets.values(params.target, sample["critic_input"]), sample["action"])
+            return select_action_value(self.values(params.target, sample["critic_input"]), sample["action"])
 
-        def act(step: TimeStep, keys: Key) -> Array:
-            action: Array = self.act(params.actor.params, (), step, keys, progress, "explore")[0]
-            return action
+        def compute_last_value(rows: tuple[TimeStep, Array]) -> Array:
+            """Return the value [B, A] of the actions that the policy would take after the trajectory."""
+            action = self.act(params.actor.params, (), *rows, progress, "explore")[0]
+            assert self.spec.critic_input is not None
+            inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
+            values = self.values(params.target, inputs.reshape(-1, *inputs.shape[2:]))
+            return select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         value = layout.apply(compute_value, transitions)
-        last_value = self.nets.last_value(act, params.target, last, key, layout)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
+        last_value = layout.apply(compute_last_value, layout.split((last, keys)), per_row=self.spec.num_agents)
+        last_value = last_value.reshape(-1, self.spec.num_agents)
         target = self.compute_targets(trajectory, last, batches.unflatten(value), last_value)
         observation, weight = trajectory.timestep.observation, batches.sample_weights(trajectory)
         transitions |= batches.flatten_all(observation=observation, **trajectory.extras, target=target, weight=weight)
         return transitions
 
-    # Acting, networks and sizes
+    def critic_inputs(self, trajectory: Trajectory) -> Array:
+        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype of its stored observations."""
+        assert self.spec.critic_input is not None
+        inputs = jax.vmap(jax.vmap(self.spec.critic_input))(trajectory.timestep, trajectory.action)
+        return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
+
+    # Acting
 
     def epsilon(self, progress: Progress) -> Array:
         """Return epsilon float32[] of a training step, at its last episode (the first one of the run is number 1)."""
@@ -346,7 +350,6 @@ class Coma(Algorithm):
         return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(episode / self.eps_anneal, 1.0)
 
     def entropy_bonus(self, progress: Progress) -> Array:
-        """Return the weight float32[] of the entropy bonus now."""
         share: Array | float = 0.0
         if self.entropy_anneal_fraction:
             share = jnp.minimum(progress.fraction / self.entropy_anneal_fraction, 1.0)
@@ -360,19 +363,61 @@ class Coma(Algorithm):
     def act(
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
+        """Compute the logits of all agents at once, then select their actions one after another."""
         epsilon = self.epsilon(progress) if mode == "explore" else 0.0
-        action, extras = self.nets.act(policy_params, timestep, keys, epsilon, greedy=mode == "greedy")
+        batch_shape = timestep.observation.shape[:2]
+        flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
+        logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
+        action_probs = epsilon_mix(logits, epsilon)
+        scores = logits if mode == "greedy" else None
+        action, extras = on_policy.sample_sequentially(self.spec, timestep, action_probs, keys, scores)
         return action, carry, extras
 
-    @functools.cached_property
-    def nets(self) -> TeamNetworks:
-        """Return the networks, which act and give values."""
-        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
-        return TeamNetworks.make(self.spec, self.make_network, self.dueling, self.egocentric, *sizes)
+    # Networks
 
-    @property
+    @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        return {"actor": self.nets.actor, "critic": self.nets.critic}
+        """Return the actor, with a logit for each action, and the critic, with a value for each, 1 + n if dueling."""
+        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
+
+        def make(part: str, outputs: int, box: Any) -> Network:
+            shape = box.shape
+            if self.egocentric:
+                assert self.spec.egocentric is not None
+                shape = jax.eval_shape(self.spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
+            return self.make_network(
+                part, outputs, lambda outputs: on_policy.make_network(outputs, shape, *sizes), (1, *shape)
+            )
+
+        assert isinstance(self.spec.action, Discrete)
+        critic = make("critic", self.spec.action.n + self.dueling, self.spec.critic_input_spec)
+        return {"actor": make("actor", self.spec.action.n, self.spec.observation), "critic": critic}
+
+    def logits(self, actor: Params, observation: Array) -> Array:
+        """Return logits float32[N, n] of observations [N, ...]."""
+        return self._outputs("actor", actor, observation)
+
+    def values(self, critic: Params, critic_input: Array) -> Array:
+        """Return Q(s, .) float32[N, n] of critic inputs [N, ...]; with `dueling` as in arXiv 1511.06581, equation 9."""
+        out = self._outputs("critic", critic, critic_input)
+        if not self.dueling:
+            return out
+        advantages = out[:, 1:]
+        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
+
+    def _outputs(self, part: str, params: Params, views: Array) -> Array:
+        """Return outputs float32[N, k + n] of views [N, ...]; the last n belong to the n actions."""
+        network = self.networks[part]
+        if not self.egocentric:
+            return network.apply(params, views)
+        assert self.spec.egocentric is not None
+        turned_views, action_order = jax.vmap(self.spec.egocentric)(views)
+        out, n = network.apply(params, turned_views), action_order.shape[1]
+        # a product, because the gradient of a gather is a slow scatter
+        chosen = jax.nn.one_hot(action_order, n, dtype=out.dtype)
+        return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
+
+    # State and sizes
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
@@ -381,15 +426,23 @@ class Coma(Algorithm):
 
     @property
     def batches(self) -> Minibatches:
-        """Return the minibatches of a training step."""
-        return Minibatches.from_size(self.spec, self.layout, self.minibatch_size)
+        """Return the minibatches of a training step, a single one if they have fewer samples than `minibatch_size`."""
+        samples = self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
+        size = min(max(self.minibatch_size // self.layout.shards, 1), samples)
+        return Minibatches(self.layout, self.spec.num_agents, samples, samples // size, size)
 
     @property
     def gradient_samples(self) -> int:
         return self.batches.size
 
     def summary(self) -> list[str]:
-        return self.batches.summary(self.num_epochs)
+        batches, shards, epochs = self.batches, self.layout.shards, self.num_epochs
+        minibatches = f"{batches.per_epoch} minibatches" if batches.per_epoch > 1 else "one minibatch"
+        return [
+            f"A training step collects {self.layout.num_envs:,} episodes ({batches.samples * shards:,} agent "
+            f"transitions) and trains for {epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of "
+            f"{batches.size * shards:,} samples."
+        ]
 
     def warnings(self, total_env_steps: int) -> list[str]:
         episodes = total_env_steps // self.spec.horizon

@@ -62,8 +62,7 @@ def ipp_marl_targets(
         reward_t: reward after each step; several whole episodes in a row.
         done_t: the episode ended with this step.
         value_tm1: target network's value of the action taken in each state.
-        gamma: discount.
-        lambda_: mixing of n-step returns.
+        gamma, lambda_: discount, and mixing of n-step returns.
         longest: steps of the longest episode.
 
     Returns:

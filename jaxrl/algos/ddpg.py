@@ -26,18 +26,31 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from envs_jax.base import Array, Discrete, TimeStep, pytree
+from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, is_used, setting
-from jaxrl.algos.ddpg_actions import Continuous, Expected, Softmax, check_action_settings
-from jaxrl.algos.off_policy import OffPolicy, means, when_due
+from jaxrl.algos.box_actions import BoxActions
+from jaxrl.algos.off_policy import OffPolicy, compute_means, when_due
+from jaxrl.common.shapes import Bool, Float32
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import Network, TeamNet
 from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector x, m samples of a shard.
+
+# Settings that only discrete actions, and only continuous actions, have.
+DISCRETE: tuple[str, ...] = ("entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min")
+CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
+
+
+def masked_softmax(
+    logits: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"] | None
+) -> Float32[Array, "*batch n"]:
+    """Softmax over open actions, or over all (arXiv 2006.14171)."""
+    return jax.nn.softmax(logits if mask is None else distributions.mask_logits(logits, mask))
 
 
 @pytree
@@ -119,7 +132,18 @@ class Ddpg(OffPolicy):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_action_settings(self, self.spec)
+        kind, needed, ignored = "discrete", "continuous", CONTINUOUS
+        if not self._discrete:
+            BoxActions.from_spec(self.spec, "ddpg")
+            kind, needed, ignored = "continuous", "discrete", DISCRETE
+        for field in dataclasses.fields(self):
+            if field.name in ignored and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} needs {needed} actions, '{self.spec.name}' has {kind} ones: remove it")
+        if self.heeds_masks and self.spec.next_mask is not independent_mask:
+            raise ValueError(
+                f"ddpg needs masks that do not depend on other agents' actions, unlike '{self.spec.name}'s: use coma "
+                "or ppo, or give --masking false, which plays closed actions, too"
+            )
         super().__post_init__()
 
     # One update (algorithm 1)
@@ -130,7 +154,7 @@ class Ddpg(OffPolicy):
         Critics with a value per action give the expected one, sum_a x(a) Q(o, a), with the gradient of all actions at
         once (Asadi et al. 2017, "Mean Actor-Critic", arXiv 1709.00503, equation 4).
         """
-        if self.actions.critic_sizes[0]:
+        if not self._expected:
             return over_critics(self.outputs("critic", critic, observation, vector))
         values = over_critics(self.outputs("critic", critic, observation))
         return jnp.sum(jnp.broadcast_to(vector, values.shape) * values, axis=-1)
@@ -139,8 +163,11 @@ class Ddpg(OffPolicy):
         """Return y = R + gamma^k Q'(o', x') (equation 5): x' by the target actor, Q' by the smallest target critic."""
         observation = sample["next_observation"]
         outputs = self.outputs("actor", params.target_actor, observation)
-        action = self.actions.target_vector(outputs, sample.get("next_mask"), sample.get("noise"))
-        value = self.value(params.target_critic, observation, action, lambda values: values.min(0))
+        vector = self.actor_vector(outputs, sample.get("next_mask"))
+        if "noise" in sample:  # arXiv 1802.09477, equation 14
+            clip = self.target_noise_clip
+            vector = jnp.clip(vector + jnp.clip(self.target_noise * sample["noise"], -clip, clip), -1, 1)
+        value = self.value(params.target_critic, observation, vector, lambda values: values.min(0))
         window_return = functools.partial(n_step_return, gamma=self.gamma)
         rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
         return rewards + discount[:, None] * value
@@ -148,7 +175,7 @@ class Ddpg(OffPolicy):
     def actor_loss(self, actor: Params, sample: dict[str, Array], critic: Params) -> tuple[Array, dict[str, Array]]:
         """Return - Q(o, x) of the actor's action x, mean over samples, agents and critics, plus regularisers."""
         outputs = self.outputs("actor", actor, sample["observation"])
-        vector = self.actions.actor_vector(outputs, sample.get("mask"))
+        vector = self.actor_vector(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
         loss, metrics = -used * value, {}
@@ -158,19 +185,17 @@ class Ddpg(OffPolicy):
             loss = loss - self.entropy_weight * metrics["policy_entropy"]
         if is_used(self.logit_weight):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
-        return loss.mean(), means(actor_loss=loss, **metrics)
+        return loss.mean(), compute_means(actor_loss=loss, **metrics)
 
     def update(
         self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[DdpgParameters, dict[str, Array]]:
-        """Update the critics, then the actor if it is due, then the target networks if they are due."""
-
         def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.compute_target(params, sample)
-            vector = self.actions.stored_vector(sample["action"])
+            vector = self.stored_vector(sample["action"])
             values = self.value(critic, sample["observation"], vector, lambda values: values)
             errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
-            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
         critic, norm = self.step("critic", params.critic, gradient, progress)
@@ -187,11 +212,33 @@ class Ddpg(OffPolicy):
         new = DdpgParameters(
             actor=actor,
             critic=critic,
-            target_actor=self.soft_update(params.target_actor, actor.params, rate),
-            target_critic=self.soft_update(params.target_critic, critic.params, rate),
+            target_actor=optax.incremental_update(actor.params, params.target_actor, rate),
+            target_critic=optax.incremental_update(critic.params, params.target_critic, rate),
             shown=actor_metrics,
         )
         return new, metrics | {"critic_grad_norm": norm} | actor_metrics
+
+    # Action vectors
+
+    @property
+    def _discrete(self) -> bool:
+        return isinstance(self.spec.action, Discrete)
+
+    @property
+    def _expected(self) -> bool:
+        """Return whether critics have a value for each discrete action, and no action as input."""
+        return self._discrete and self.action_gradient == "expected"
+
+    @property
+    def actions(self) -> BoxActions:
+        return BoxActions.from_spec(self.spec, "ddpg")
+
+    def actor_vector(self, outputs: Array, mask: Array | None) -> Array:
+        return masked_softmax(outputs, mask) if self._discrete else jnp.tanh(outputs)
+
+    def stored_vector(self, stored: Array) -> Array:
+        """Return the vector x float32[N, A, n] of stored actions."""
+        return jax.nn.one_hot(stored, self.action_size, dtype=jnp.float32) if self._expected else stored
 
     # Acting
 
@@ -199,17 +246,6 @@ class Ddpg(OffPolicy):
     def modes(self) -> tuple[Mode, ...]:  # type: ignore[override]
         """Return the modes of evaluation; continuous actions are deterministic."""
         return ("greedy", "sample") if self._discrete else ("greedy",)
-
-    @property
-    def _discrete(self) -> bool:
-        return isinstance(self.spec.action, Discrete)
-
-    @property
-    def actions(self) -> Softmax:
-        """Return how outputs become actions."""
-        if not self._discrete:
-            return Continuous(self.spec, self.target_noise, self.target_noise_clip)
-        return {"softmax": Softmax, "expected": Expected}[self.action_gradient](self.spec)
 
     def epsilon(self, progress: Progress) -> Array:
         """Return the exploration rate now: eps_start x eps_decay^steps, at least eps_min; or exploration_noise."""
@@ -227,23 +263,64 @@ class Ddpg(OffPolicy):
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
         mask = timestep.action_mask if self.heeds_masks else None
-        vector = self.actions.actor_vector(self.outputs("actor", policy_params, timestep.observation), mask)
+        vector = self.actor_vector(self.outputs("actor", policy_params, timestep.observation), mask)
         if mode == "greedy":
-            return self.actions.greedy(vector), carry, ()
+            action = jnp.argmax(vector, -1).astype(jnp.int32) if self._discrete else self.actions.denormalize(vector)
+            return action, carry, ()
         explores = mode == "explore"
         epsilon, random = (self.epsilon(progress), self.acts_randomly(progress)) if explores else (jnp.float32(0), None)
-        action, stored = self.actions.sample(vector, mask, keys, epsilon, random)
+        action, stored = self.explore(vector, mask, keys, epsilon, random)
         return action, carry, {"stored": stored}
+
+    def explore(
+        self, vector: Array, mask: Array | None, keys: Key, epsilon: Array, random: Array | None
+    ) -> tuple[Array, Array]:
+        """Return actions that explore.
+
+        Args:
+            vector: the actor's, float32[B, A, n].
+            mask: bool[B, A, n], or None if all actions are open.
+            keys: key[B].
+            epsilon: float32[], exploration rate; of continuous actions the deviation of Gaussian noise.
+            random: bool[], all actions are uniform; None if they never are.
+
+        Returns:
+            the environment's actions [B, A, ...]; what is stored of them, as in `action_shapes`.
+        """
+
+        def add_noise(vector: Array, key: Key) -> Array:
+            key_noise, key_random = jax.random.split(key)
+            action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape, jnp.float32), -1, 1)
+            if random is None:
+                return action
+            return jnp.where(random, jax.random.uniform(key_random, vector.shape, jnp.float32, -1.0, 1.0), action)
+
+        if not self._discrete:
+            vector = jax.vmap(add_noise)(vector, keys)
+            return self.actions.denormalize(vector), vector
+        open_ = jnp.ones(vector.shape, bool) if mask is None else mask
+        epsilon = epsilon if random is None else jnp.where(random, 1.0, epsilon)
+        draw = self._draw_actions if self._expected else self._draw_vectors
+        return jax.vmap(draw, in_axes=(0, 0, 0, None))(vector, open_, keys, epsilon)
+
+    def _draw_vectors(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
+        """Explore with all agents of ONE environment at once, by vectors of uniform numbers, which are stored."""
+        key_coin, key_vector, key_action = jax.random.split(key, 3)
+        uniform = jax.random.uniform(key_vector, vector.shape, jnp.float32)
+        uniform = jnp.where(open_, jnp.maximum(uniform, 1e-30), 0.0)  # 0 is for closed actions
+        vector = jnp.where(jax.random.uniform(key_coin, dtype=jnp.float32) > epsilon, vector, uniform)
+        return _draw(key_action, vector), vector
+
+    def _draw_actions(self, vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
+        """Explore with each agent of ONE environment by itself; its action is stored."""
+        key_action = jax.random.split(key, 3)[2]
+        uniform = distributions.apply_action_mask(jnp.ones_like(vector), open_)
+        action = _draw(key_action, (1 - epsilon) * vector + epsilon * uniform)
+        return action, action.astype(self.action_shapes.dtype)
 
     @property
     def heeds_masks(self) -> bool:
         return self._discrete and self.masking
-
-    def _mask(self, timestep: TimeStep) -> Array:
-        """Return the open actions bool[..., A, n]: all of them where the environment has no masks."""
-        if timestep.action_mask is None:
-            return jnp.ones((*timestep.reward.shape, self.action_size), bool)
-        return timestep.action_mask
 
     # State, networks, and what is stored
 
@@ -260,14 +337,8 @@ class Ddpg(OffPolicy):
         )
         return AlgoState(params, self.init_replay())
 
-    @property
-    def action_size(self) -> int:
-        return self.actions.size
-
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        """Return the actor and the critics, see `actor_and_critics`."""
-
         def standard(part: str, outputs: int) -> TeamNet:
             del part
             return TeamNet(
@@ -279,7 +350,8 @@ class Ddpg(OffPolicy):
                 dtype=self.layout.compute_dtype,
             )  # fmt: skip
 
-        return self.actor_and_critics(standard, self.action_size, *self.actions.critic_sizes)
+        size = self.action_size
+        return self.actor_and_critics(standard, size, *((0, size) if self._expected else (size, 1)))
 
     @property
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -288,18 +360,32 @@ class Ddpg(OffPolicy):
         return super().observation_shapes | ({"mask": mask} if self.heeds_masks else {})
 
     def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
-        return super().stored_observation(timestep) | ({"mask": self._mask(timestep)} if self.heeds_masks else {})
+        rows, mask = super().stored_observation(timestep), timestep.action_mask
+        if not self.heeds_masks:
+            return rows
+        return rows | {"mask": jnp.ones((*timestep.reward.shape, self.action_size), bool) if mask is None else mask}
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shape of what `actions` stores."""
-        return self.actions.rows
+        """Return the shape of the stored action: of each agent's vector, or of its number."""
+        agents, size = self.spec.num_agents, self.action_size
+        if self._expected:
+            return jax.ShapeDtypeStruct((agents,), jnp.uint8 if size <= 256 else jnp.int32)
+        return jax.ShapeDtypeStruct((agents, size), jnp.float32)
 
     def stored_action(self, trajectory: Trajectory) -> Any:
         return trajectory.extras["stored"]
 
     def noise(self, key: Key, count: int) -> Array | None:
-        return self.actions.noise(key, count)
+        """Return the noise on target actions [count, A, n], None without any."""
+        if self._discrete or not self.target_noise:
+            return None
+        return jax.random.normal(key, (count, self.spec.num_agents, self.action_size), jnp.float32)
+
+
+def _draw(key: Key, chances: Array) -> Array:
+    """Sample an action int32[A] in proportion to chances [A, n]."""
+    return jax.vmap(distributions.sample)(jax.random.split(key, len(chances)), chances)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,10 @@ class UpstreamRun:
                 )
 
 
+Sources = dict[str, tuple[UpstreamRun, ...]]  # {setting: the runs that it names}
+Recordings = dict[str, dict[str, Any]]  # {setting: all its expert datasets concatenated, {name: array}}
+
+
 @dataclasses.dataclass(frozen=True)
 class MultiStage(Algorithm):
     """An algorithm with settings that name runs or expert datasets, from which it begins.
@@ -58,19 +62,15 @@ class MultiStage(Algorithm):
 
     @classmethod
     def resolve_inputs(
-        cls,
-        spec: EnvSpec,
-        settings: dict[str, Any],
-        sources: dict[str, tuple[UpstreamRun, ...]],
-        recordings: dict[str, dict[str, Any]],
+        cls, spec: EnvSpec, settings: dict[str, Any], sources: Sources, recordings: Recordings
     ) -> dict[str, Any]:
         """Return a new run's settings, with what it takes from the runs and datasets that they name.
 
         Args:
             spec: of the environment.
             settings: of the new run's algorithm.
-            sources: the runs of each setting, in the user's order, none where the setting is empty.
-            recordings: {setting: all its expert datasets concatenated, {name: array}}, without empty settings.
+            sources: runs in the user's order, none where the setting is empty.
+            recordings: without empty settings.
 
         Raises:
             ValueError: the runs are not compatible.

@@ -25,7 +25,7 @@ RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where th
 # Layout letters besides T, B, A, S: N samples, C critics, n steps of a return, m samples of one logical shard.
 
 
-def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
+def compute_means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     """Return the means of several metrics in one pass, without gradients."""
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
@@ -159,7 +159,6 @@ class OffPolicy(Algorithm):
 
     @property
     def updates(self) -> int:
-        """Return the updates per call of `learn`."""
         return round(self.steps_per_call * self.layout.num_envs / self.env_steps_per_update)
 
     @property
@@ -267,14 +266,9 @@ class OffPolicy(Algorithm):
         return None
 
     @property
-    def windows(self) -> tuple[str, ...]:
-        """Return the entries of the stored action that batches hold for all n steps, [S, m, n, ...]."""
-        return ()
-
-    @property
     def replay_rows(self) -> int:
-        """Return R, the rows of each environment."""
-        return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
+        """Return R, the rows of each environment, such that a full buffer has `buffer_size` window starts or ends."""
+        return -(-self.buffer_size // self.layout.num_envs) + self.n_step
 
     @property
     def row_bytes(self) -> int:
@@ -288,12 +282,7 @@ class OffPolicy(Algorithm):
         return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
 
     def store(self, buffer: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
-        """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet.
-
-        Args:
-            buffer: donated by the caller.
-            trajectory, last: of an iteration.
-        """
+        """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet."""
         step = trajectory.timestep
         rows, last_row = self.stored_observation(step), self.stored_observation(last)
         observations = {
@@ -306,33 +295,28 @@ class OffPolicy(Algorithm):
 
     def sample(self, buffer: Replay, key: Key) -> tuple[Array, Array]:
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
-        per_shard = self.batch_size // self.layout.shards
-
-        def sample_shard(key: Key, end: Array, head: Array, filled: Array) -> tuple[Array, Array]:
-            return replay.sample_uniform(key, end, head, filled, per_shard, self.n_step)
-
-        return jax.vmap(sample_shard)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
+        count = self.batch_size // self.layout.shards
+        sample = functools.partial(replay.sample_uniform, count=count, n_step=self.n_step)
+        return jax.vmap(sample)(self.layout.shard_keys(key), buffer.end, buffer.head, buffer.filled)
 
     def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
         """Return the batch that starts at int32[S, m], leaves [S, m, ...], without weights and noise."""
         sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(buffer, index)
         batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
-        batch |= {f"next_{name}": value for name, value in sample.next_observation.items()}
-        window = jax.vmap(lambda rows, index: replay.gather_window(rows, index, self.n_step))
-        return batch | {name: window(buffer.action[name], index) for name in self.windows}
+        return batch | {f"next_{name}": value for name, value in sample.next_observation.items()}
 
     # Networks
 
     @property
-    def box(self) -> Box:
-        """Return the box of observations."""
+    def box(self) -> Box:  # of observations
         assert isinstance(self.spec.observation, Box)
         return self.spec.observation
 
     @property
     def action_size(self) -> int:
         """Return n, the numbers of an agent's continuous action, or the count of its discrete actions."""
-        raise NotImplementedError("an off-policy algorithm needs `action_size`")
+        action = self.spec.action
+        return action.n if isinstance(action, Discrete) else math.prod(action.shape)
 
     def actor_and_critics(
         self, module: Callable[[str, int], Any], actor_outputs: int, critic_inputs: int, critic_outputs: int = 1

@@ -15,21 +15,23 @@ environment and then learns in this order:
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `end_learning`.
 
 The weight w is 0 after an episode's end, and 1 on average. The file goes on in this order: settings, advantages and
-losses, the iteration, acting, sizes. Networks are in `actor_critic`, minibatches in `episodes`.
+losses, the iteration, acting, networks and their inputs, sizes. Minibatches are in `on_policy`.
+
+Layout letters: T time, B environments, A agents, N samples, n actions of an agent or numbers of its action.
 """
 
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import Array, TimeStep, pytree
+from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress
-from jaxrl.algos import base
-from jaxrl.algos.actor_critic import ActorCritic, Arrays, Statistics, check_spec, update_statistics
+from jaxrl.algos import on_policy
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -43,28 +45,19 @@ from jaxrl.algos.base import (
     Trajectory,
     setting,
 )
-from jaxrl.algos.episodes import Minibatches, pick
-from jaxrl.common.shapes import Float32
+from jaxrl.algos.box_actions import BoxActions
+from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
 from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.nn import optimizers
-from jaxrl.nn.networks import Network
-from jaxrl.rl import returns
+from jaxrl.nn import distributions, optimizers
+from jaxrl.nn.networks import GaussianOutputs, Network
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
+from jaxrl.rl.running_statistics import RunningStatistics, start
 
-
-def generalised_advantages(
-    reward_t: Float32[Array, "T *batch"],
-    discount_t: Float32[Array, "T *batch"],
-    lambda_t: Float32[Array, "T *batch"],
-    value_tm1: Float32[Array, "T *batch"],
-    value_t: Float32[Array, "T *batch"],
-) -> Float32[Array, "T *batch"]:
-    """A_{t-1} = delta_t + d_t lambda_t A_t with delta_t = r_t + d_t v_t - v_{t-1} (arXiv 1707.06347, equations 11, 12).
-
-    That is the TD(lambda) target less the value. `discount_t` is 0 where the episode terminated, `lambda_t` where it
-    ended or was cut.
-    """
-    return returns.lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
+Arrays = dict[str, Array]
+Statistics = dict[str, RunningStatistics]
+MIN_LOGIT = -69.0  # of an action when sampling, relative to the largest logit
+INPUT_LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
 @pytree
@@ -132,31 +125,34 @@ class Ppo(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        check_spec(self.spec, "ppo", self.critic)
+        if not isinstance(self.spec.observation, Box):
+            raise ValueError(
+                f"ppo needs one array per agent as observation, '{self.spec.name}' has several: concatenate them"
+            )
+        if not self._discrete:
+            BoxActions.from_spec(self.spec, "ppo")
+        if self.critic == "central" and not self._has_view:
+            raise ValueError(
+                f"critic central needs a critic_input or a single array as global_state, '{self.spec.name}' has "
+                "neither: use --critic local"
+            )
         if self.rollout_steps == 0 and not self.spec.fixed_horizon:
             raise ValueError(
                 f"rollout_steps 0 needs episodes of one length, and in '{self.spec.name}' they may end earlier: give a "
                 "number, such as 128"
             )
         super().__post_init__()
-        self.batches.check(self.num_epochs, actor_epochs=0)
+        if self.batches.size < 1:
+            raise ValueError(
+                f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical "
+                "shard: lower it, or raise num_envs"
+            )
 
     # Advantages and losses
 
     def compute_advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
-
-        A truncated episode bootstraps from the value of its last observation, which has a row of its own.
-        """
-
-        def over_agents(x: Array) -> Array:
-            return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
-
-        next_steps = base.next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        discount = self.gamma * over_agents(~next_steps.terminated)
-        lambda_t = self.gae_lambda * over_agents(~next_steps.done)
-        return generalised_advantages(next_steps.reward, discount, lambda_t, value, next_value)
+        """Return A [T, B, A]: the TD(lambda) target less the value (equations 11, 12), see `lambda_targets`."""
+        return lambda_targets(trajectory, last, value, last_value, self.gamma, self.gae_lambda) - value
 
     advantages = compute_advantages  # the former name, for programs that use it
 
@@ -165,9 +161,9 @@ class Ppo(Algorithm):
 
         def losses(learned: tuple[Params, Params], sample: Arrays) -> tuple[Array, Arrays]:
             actor, critic = learned
-            outputs = self.nets.outputs(actor, params.statistics, sample["observation"])
-            log_prob, entropy = self.nets.log_prob(outputs, sample)
-            value = self.nets.value(critic, params.statistics, sample)
+            outputs = self.actor_outputs(actor, params.statistics, sample["observation"])
+            log_prob, entropy = self.log_prob(outputs, sample)
+            value = self.value(critic, params.statistics, sample)
             old_log_prob, weight = sample["log_prob"], sample["weight"]
             actor_losses = clipped_losses(log_prob, old_log_prob, sample["advantage"], self.clip_ratio)
             actor_loss = jnp.mean(weight * actor_losses)
@@ -197,14 +193,14 @@ class Ppo(Algorithm):
         """Return parameters with new statistics of targets, all transitions [S local, samples, ...], and metrics."""
         layout, batches = self.layout, self.batches
         weight = batches.flatten(batches.sample_weights(trajectory))
-        transitions = batches.flatten_all(**self.nets.inputs(trajectory.timestep, layout))
+        transitions = batches.flatten_all(**self.inputs(trajectory.timestep))
 
         def compute_value(rows: Arrays) -> Array:  # in units of the reward
-            value = self.nets.value(params.critic.params, params.statistics, rows)
+            value = self.value(params.critic.params, params.statistics, rows)
             return params.statistics["value"].denormalize(value) if self.normalize_value else value
 
         value = batches.unflatten(layout.apply(compute_value, transitions))
-        last_inputs = batches.flatten_all(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
+        last_inputs = batches.flatten_all(**self.inputs(jax.tree.map(lambda x: x[None], last)))
         last_value = layout.apply(compute_value, last_inputs).reshape(-1, self.spec.num_agents)
         advantage = batches.flatten(self.compute_advantages(trajectory, last, value, last_value))
         target = advantage + batches.flatten(value)
@@ -249,7 +245,7 @@ class Ppo(Algorithm):
     def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
         """Update the statistics of inputs last: all updates must see inputs as the policy that acted has seen them."""
         data, (params, metrics, data_metrics) = learning.data, learning.replicated
-        views = {"actor": data["observation"], "critic": data[self.nets.view]}
+        views = {"actor": data["observation"], "critic": data[self.view]}
         statistics = update_statistics(params.statistics, views, data["weight"], self.layout)
         return AlgoState(dataclasses.replace(params, statistics=statistics), ()), metrics | data_metrics
 
@@ -258,16 +254,131 @@ class Ppo(Algorithm):
     def act(
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        action, extras = self.nets.act(policy_params, timestep, keys, greedy=mode == "greedy")
-        return action, carry, extras
+        """Select actions [B, A, ...]; continuous ones are clipped to their box.
 
-    # State, networks and sizes
+        Extras are "log_prob" float32[B, A]; for discrete actions "mask" bool[B, A, n], for continuous ones "action"
+        float32[B, A, n], the samples before clipping to [-1, 1].
+        """
+        observation, greedy = timestep.observation, mode == "greedy"
+        flat = observation.reshape(-1, *observation.shape[2:])
+        outputs = self.actor_outputs(policy_params["actor"], policy_params["statistics"], flat)
+        outputs = outputs.reshape(*observation.shape[:2], -1)
+        if self._discrete:
+            mask = True if timestep.action_mask is None else timestep.action_mask
+            logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
+            probs = jnp.exp(jnp.clip(logits, MIN_LOGIT, 0.0))  # above 0, so that an action can always be sampled
+            scores = outputs if greedy else None
+            action, extras = on_policy.sample_sequentially(self.spec, timestep, probs, keys, scores)
+            return action, carry, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:], jnp.float32))(keys)
+        sample = {"action": mean if greedy else mean + jnp.exp(log_std) * noise}
+        action = BoxActions.from_spec(self.spec, "ppo").denormalize(jnp.clip(sample["action"], -1.0, 1.0))
+        return action, carry, sample | {"log_prob": self.log_prob(outputs, sample)[0]}
+
+    def log_prob(self, outputs: Array, sample: Arrays) -> tuple[Array, Array]:
+        """Return log-probabilities of actions float32[...], and the policy's entropy, of outputs [..., n].
+
+        Discrete actions come with their "mask"; continuous ones are samples before clipping.
+        """
+        if not self._discrete:
+            mean, log_std = jnp.split(outputs, 2, axis=-1)
+            log_prob = distributions.normal_log_prob(mean, log_std, sample["action"])
+            return log_prob, distributions.normal_entropy(log_std)
+        log_probs = jax.nn.log_softmax(distributions.mask_logits(outputs, sample["mask"]))
+        log_prob = distributions.select_action_value(log_probs, sample["action"])
+        return log_prob, distributions.entropy(jnp.exp(log_probs))
+
+    @property
+    def _discrete(self) -> bool:
+        return isinstance(self.spec.action, Discrete)
+
+    # Networks and their inputs
+
+    @functools.cached_property
+    def networks(self) -> dict[str, Network]:
+        """Return the actor, with logits or means and logarithms of deviations, and the critic, with one value."""
+        spec, actor_shape = self.spec, self.spec.observation.shape
+        critic_shape = actor_shape
+        if self.view == "central" and spec.critic_input_spec is not None:
+            critic_shape = spec.critic_input_spec.shape
+        elif self.view == "central":
+            critic_shape = (math.prod(actor_shape) + math.prod(spec.global_state.shape),)
+        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
+
+        def standard(outputs: int, shape: tuple[int, ...]) -> Any:
+            image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
+            return on_policy.make_network(outputs, shape if image else (math.prod(shape),), *sizes)
+
+        def actor(outputs: int) -> Any:
+            if self._discrete:
+                return standard(outputs, actor_shape)
+            return GaussianOutputs(standard(outputs // 2, actor_shape), outputs // 2, self.initial_std)
+
+        action = spec.action
+        actor_outputs = action.n if isinstance(action, Discrete) else 2 * math.prod(action.shape)
+        return {
+            "actor": self.make_network("actor", actor_outputs, actor, (1, *actor_shape)),
+            "critic": self.make_network(
+                "critic", 1, lambda outputs: standard(outputs, critic_shape), (1, *critic_shape)
+            ),
+        }
+
+    @property
+    def view(self) -> str:
+        """Return what the critic sees, "observation" or "central"; "auto" is central for teams and global states."""
+        auto = self.critic == "auto" and self._has_view
+        auto = auto and (self.spec.num_agents > 1 or self.spec.global_state is not None)
+        return "central" if self.critic == "central" or auto else "observation"
+
+    @property
+    def _has_view(self) -> bool:
+        return self.spec.critic_input_spec is not None or isinstance(self.spec.global_state, Box)
+
+    def inputs(self, timestep: TimeStep) -> Arrays:
+        """Return the inputs of actor and critic, {"observation" and, if in use, "central": [T, B, A, ...]}.
+
+        The critic gives the value of a state: other agents' actions in `critic_input` are set to 0. A global state is
+        appended to the agent's own observation.
+        """
+        spec, inputs = self.spec, {"observation": timestep.observation}
+        if self.view == "observation":
+            return inputs
+
+        def central_input(step: TimeStep) -> Array:
+            if spec.critic_input is not None:
+                return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
+            local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
+            shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
+            return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
+
+        return inputs | {"central": jax.vmap(jax.vmap(central_input))(timestep)}
+
+    def actor_outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
+        """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
+        return self.networks["actor"].apply(actor, _normalize("actor", statistics, observation))
+
+    def value(self, critic: Params, statistics: Statistics, sample: Arrays) -> Array:
+        """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
+        return self.networks["critic"].apply(critic, _normalize("critic", statistics, sample[self.view]))[:, 0]
+
+    def fresh_statistics(self) -> Statistics:
+        """Return statistics of no inputs and no targets, of those that are in use."""
+        box = self.spec.observation
+        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
+        enabled = {"always": True, "never": False, "auto": needs_scaling}[self.normalize_observation]
+        shapes = {name: network.inputs[0][1:] for name, network in self.networks.items()} if enabled else {}
+        return {
+            name: start(shape) for name, shape in (shapes | ({"value": ()} if self.normalize_value else {})).items()
+        }
+
+    # State and sizes
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks and statistics, or those of `inputs`, with fresh optimizers."""
         actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
-        fresh = self.nets.statistics(self.normalize_observation, self.normalize_value)
-        return AlgoState(PpoParameters(actor, critic, fresh if inputs is None else inputs["statistics"]), ())
+        statistics = self.fresh_statistics() if inputs is None else inputs["statistics"]
+        return AlgoState(PpoParameters(actor, critic, statistics), ())
 
     def weights(self, state: AlgoState) -> Params:
         return super().weights(state) | {"statistics": state.replicated.statistics}
@@ -276,15 +387,6 @@ class Ppo(Algorithm):
         """Return the actor, and the statistics of its inputs where they are in use."""
         actor_statistics = {name: x for name, x in state.replicated.statistics.items() if name == "actor"}
         return {"actor": super().policy(state), "statistics": actor_statistics}
-
-    @functools.cached_property
-    def nets(self) -> ActorCritic:
-        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
-        return ActorCritic.make(self.spec, self.make_network, self.critic, self.initial_std, *sizes)
-
-    @property
-    def networks(self) -> dict[str, Network]:
-        return {"actor": self.nets.actor, "critic": self.nets.critic}
 
     def optimizer(self, part: str) -> optax.GradientTransformation:
         """Return Adam with the epsilon of most implementations."""
@@ -298,17 +400,43 @@ class Ppo(Algorithm):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a rollout."""
-        spec = dataclasses.replace(self.spec, horizon=self.steps)
-        return Minibatches.from_count(spec, self.layout, self.num_minibatches)
+        samples, count = (
+            self.layout.num_envs // self.layout.shards * self.steps * self.spec.num_agents,
+            self.num_minibatches,
+        )
+        return Minibatches(self.layout, self.spec.num_agents, samples, count, samples // count)
 
     @property
     def gradient_samples(self) -> int:
         return self.batches.size
 
     def summary(self) -> list[str]:
-        view = "the centralised view" if self.nets.view == "central" else "what its agent observes"
+        view = "the centralised view" if self.view == "central" else "what its agent observes"
         return [
             f"An iteration collects {self.steps} steps of {self.layout.num_envs} environments and trains for "
             f"{self.num_epochs} epochs of {self.num_minibatches} minibatches of "
             f"{self.batches.size * self.layout.shards:,} samples; a critic sees {view}."
         ]
+
+
+def update_statistics(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
+    """Add samples [S local, m, ...] with weights float32[S local, m] to the statistics that are in use.
+
+    Samples of weight 0 are not counted. Weights must have a mean of 1 over all samples.
+    """
+    weighted_mean = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
+    share_counted = layout.sample_mean((weight > 0).astype(jnp.float32))
+    updated, count = dict(statistics), share_counted * (weight.shape[1] * layout.shards)
+    for name, values in samples.items():
+        if name in updated:
+            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), updated[name].mean.shape
+            mean = weighted_mean(rows)
+            variance = weighted_mean(jnp.square(rows - mean[None, None])).reshape(shape)
+            updated[name] = updated[name].merge(mean.reshape(shape), variance, count)
+    return updated
+
+
+def _normalize(name: str, statistics: Statistics, inputs: Array) -> Array:
+    """Return inputs float32[N, ...], normalised where there are statistics of them."""
+    inputs = inputs.astype(jnp.float32)
+    return jnp.clip(statistics[name].normalize(inputs), -INPUT_LIMIT, INPUT_LIMIT) if name in statistics else inputs

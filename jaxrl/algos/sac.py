@@ -34,7 +34,7 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Learner, Mode, Trajectory, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, means, when_due
+from jaxrl.algos.off_policy import OffPolicy, compute_means, when_due
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
@@ -61,6 +61,12 @@ def soft_value(
     index = jax.lax.stop_gradient(values).argmin(0).astype(jnp.int32)
     critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
     return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0) - alpha[:, None] * log_prob
+
+
+def split_gaussian(outputs: Array) -> tuple[Array, Array]:
+    """Return mean and log standard deviation before squashing, each [..., n], of an actor's outputs [..., 2 n]."""
+    mean, raw = jnp.split(outputs, 2, axis=-1)
+    return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
 
 
 @pytree
@@ -135,11 +141,12 @@ class Sac(OffPolicy):
             values = self.outputs("critic", critic, sample["observation"], sample["action"])
             weight = sample["weight"][None, :, None]
             errors = jnp.sum(weight * jnp.square(target[None] - values), axis=0)  # equation 5 without 1/2, all critics
-            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
-        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(update_index))
+        rate = self.target_rate(update_index)
+        target_critic = optax.incremental_update(critic.params, params.target_critic, rate)
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
         update_actor = functools.partial(self.update_actor, params, batch, progress)  # with the new critics
         params = when_due(self.actor_update_period, update_index, update_actor, params)
@@ -161,7 +168,7 @@ class Sac(OffPolicy):
             actor_loss = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
             # equation 18: raises alpha where the entropy is below its target
             alpha_loss = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed_log_prob - self.entropy_target)
-            metrics = means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
+            metrics = compute_means(actor_loss=actor_loss, policy_entropy=-used[:, None] * log_prob)
             return actor_loss.mean() + alpha_loss.mean(), metrics
 
         learned = params.actor.params, params.alpha.params
@@ -190,8 +197,7 @@ class Sac(OffPolicy):
 
     def gaussian(self, actor: Params, observation: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, A, n], of observations [N, A, ...]."""
-        mean, raw = jnp.split(self.outputs("actor", actor, observation), 2, axis=-1)
-        return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
+        return split_gaussian(self.outputs("actor", actor, observation))
 
     def act(
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
@@ -229,24 +235,16 @@ class Sac(OffPolicy):
         return AlgoState(params, self.init_replay())
 
     def weights(self, state: AlgoState) -> Params:
-        """Return the networks and temperatures for `init(inputs=...)`."""
         return super().weights(state) | {"log_alpha": state.replicated.alpha.params}
 
     # Networks, and what is stored
 
     @property
     def actions(self) -> BoxActions:
-        """Return the actions."""
         return BoxActions.from_spec(self.spec, "sac")
-
-    @property
-    def action_size(self) -> int:
-        return math.prod(self.spec.action.shape)
 
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
-        """Return the actor, which gives means and raw deviations, and the critics; see `actor_and_critics`."""
-
         def standard(part: str, outputs: int) -> TeamNet:
             layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
             sizes = outputs, self.hidden_size, self.depth

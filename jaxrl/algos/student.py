@@ -20,10 +20,12 @@ from envs_jax.progress import Progress, total
 from jaxrl.algos.base import AlgoState, Mode, Trajectory, setting
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.networks import Carry
-from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
+from jaxrl.algos.multi_stage import MultiStage, Recordings, Sources, read_resolved
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
+from jaxrl.rl import replay
+from jaxrl.rl.replay import Replay
 
 # Layout letters besides T, B, A, S: N samples, n action dims.
 
@@ -98,11 +100,7 @@ class Student(Sac, MultiStage):
 
     @classmethod
     def resolve_inputs(
-        cls,
-        spec: EnvSpec,
-        settings: dict[str, Any],
-        sources: dict[str, tuple[UpstreamRun, ...]],
-        recordings: dict[str, dict[str, Any]],
+        cls, spec: EnvSpec, settings: dict[str, Any], sources: Sources, recordings: Recordings
     ) -> dict[str, Any]:
         """Return the settings, with the settings of the teacher's networks in `resolved_inputs`."""
         del recordings
@@ -145,15 +143,17 @@ class Student(Sac, MultiStage):
         action = super().stored_action(trajectory)
         return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
 
-    @property
-    def windows(self) -> tuple[str, ...]:
-        """Return "rho": batches have it for every action in the window, [S, m, n_step, A]."""
-        return () if self.teacher_algo is None else ("rho",)
+    def gather(self, buffer: Replay, index: Array) -> dict[str, Any]:
+        """Return SAC's batch; with a teacher also "rho" of every action in the window, [S, m, n_step, A]."""
+        batch = super().gather(buffer, index)
+        if self.teacher_algo is None:
+            return batch
+        gather_window = jax.vmap(functools.partial(replay.gather_window, steps=self.n_step))
+        return batch | {"rho": gather_window(buffer.action["rho"], index)}
 
     def update(
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
-        """Update as SAC does, with the teacher's bonus in the rewards."""
         if self.teacher_algo is not None:
             weight = self.teacher_weight * self.help_left(progress)
 
@@ -198,11 +198,9 @@ class Student(Sac, MultiStage):
         return AlgoState(StudentParameters(**vars(state.replicated), teacher=teacher), state.sharded)
 
     def policy(self, state: AlgoState) -> PolicyParams:
-        """Return the parameters of the actor and of the teacher."""
         return {"actor": super().policy(state), "teacher": state.replicated.teacher}
 
     def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
-        """Return the teacher's window."""
         return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy_params, timestep, indices)
 
     def act(

@@ -15,7 +15,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, one_line
 from jaxrl.common.files import output, write_output
-from jaxrl.evaluation import run_page, run_summary, run_tables
+from jaxrl.evaluation import run_page, run_summary
 from jaxrl.report.tables import print_parts
 
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.compare and len(runs) < 2:
         raise UsageError("--compare needs at least two runs: name them, or a folder that holds them")
     if path is not None:
-        page = run_page.page(runs)
+        page = run_page.make_page(runs)
         write_output(path, page, "--out")
         print(f"wrote {path} ({len(page.encode()) / 2**10:,.0f} KiB), runs: {', '.join(run.name for run in runs)}")
     if flags.json:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         differing = {"differing_settings": run_summary.differences(runs)} if flags.compare else {}
         print(json.dumps(content | differing, indent=1, allow_nan=False))
     elif flags.compare or path is None:
-        print_parts(run_tables.comparison(runs) if flags.compare else run_tables.listing(runs))
+        print_parts(run_summary.compare_runs(runs) if flags.compare else run_summary.list_runs(runs))
     return 0
 
 

@@ -21,14 +21,10 @@ _STREAM = 0x1ABE1  # random stream of the actions in value labels
 
 
 def worker_labels(algo: Sac, params: Any, step: dict[str, Array], key: Array) -> dict[str, Array]:
-    """Label steps with an SAC expert, leaves float32[N, ...]: "mu", "log_std" [N, n] and "value" [N].
+    """Label steps with an SAC expert of one agent: float32 "mu", "log_std" [N, n] and "value" [N].
 
-    Args:
-        algo: with one agent.
-        params: see `Sac.weights`.
-        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects the temperature); no
-            step terminates the episode.
-        key: for the sampled actions.
+    params: see `Sac.weights`; step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects
+    the temperature). No step terminates the episode.
     """
     mean, log_std = algo.gaussian(params["actor"], step["observation"][:, None])
     next_observation = step["next_observation"][:, None]
@@ -52,41 +48,31 @@ def collect(
 ) -> ExpertDataset:
     """Play episodes in a simulator with the policies `names` in turn; return them as an expert dataset.
 
-    Args:
-        evaluated_policy: the policy of a run of SAC.
-        params: the parameters of its algorithm, see `Sac.weights`.
-        episodes: at least one for each policy.
-        seed: for the random numbers of policies and labels.
-        expert: source of mu, one of EXPERTS.
+    The policy is of a run of SAC, with the parameters `params` (see `Sac.weights`). There is at least one episode for
+    each policy. The seed is for the random numbers of policies and labels; `expert`, one of EXPERTS, gives mu.
     """
     algo, scripted_expert = evaluated_policy.algo, expert == "scripted"
     assert isinstance(algo, Sac)
     tasks = simulator.reach_of(evaluated_policy).env.tasks
     settings = evaluated_policy.config.env_settings if evaluated_policy.config else evaluated_policy.settings
     trained_tasks = environments.make(evaluated_policy.name, **settings).spec.task_names
-    trained_index = np.array(
-        [trained_tasks.index(one.name) if one.name in trained_tasks else 0 for one in tasks], np.int32
-    )
+    indices = [trained_tasks.index(one.name) if one.name in trained_tasks else 0 for one in tasks]
+    trained_index = np.array(indices, np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
-    played = []
+    all_played = []
     for first, name in enumerate(names):
-        indices = range(len(range(first, episodes, len(names))))
-        played.append(simulator.play(evaluated_policy, world, name, indices, seed, scripted_expert))
+        numbers = range(len(range(first, episodes, len(names))))
+        all_played.append(simulator.play(evaluated_policy, world, name, numbers, seed, scripted_expert))
     parts = []
     for index in range(episodes):
-        policy_episodes, row = played[index % len(names)], index // len(names)
-        steps = len(policy_episodes.reward[row])
-        observations = {
-            "observation": policy_episodes.observation[row, :-1],
-            "next_observation": policy_episodes.observation[row, 1:],
-        }
-        step = observations | {"reward": policy_episodes.reward[row], "task": np.full(steps, policy_episodes.task[row])}
+        played, row = all_played[index % len(names)], index // len(names)
+        steps = len(played.reward[row])
+        step = {"observation": played.observation[row, :-1], "next_observation": played.observation[row, 1:]}
+        step |= {"reward": played.reward[row], "task": np.full(steps, played.task[row])}
         key = jax.random.fold_in(jax.random.key(seed), _STREAM + index)
         labels = jax.device_get(label(params, step | {"task": trained_index[step["task"]]}, key))
-        mu = {"mu": policy_episodes.advice[row]} if scripted_expert else {}
-        parts.append(
-            step | {"step": np.arange(steps, dtype=np.int32), "action": policy_episodes.action[row]} | labels | mu
-        )
+        mu = {"mu": played.advice[row]} if scripted_expert else {}
+        parts.append(step | {"step": np.arange(steps, dtype=np.int32), "action": played.action[row]} | labels | mu)
     fields = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
     task_names = tuple(one.name for one in tasks)
     if world.task is not None:

@@ -87,11 +87,8 @@ def play(
         games, seed: of each match, held out; game i begins in the same state in all of them.
         chunk: see `EvalPolicy.evaluator`.
     """
-    rules, names, others = (
-        rules_of(evaluated_policy),
-        list(dict.fromkeys(first for first, _ in matches)),
-        list(opponents),
-    )
+    rules, others = rules_of(evaluated_policy), list(opponents)
+    names = list(dict.fromkeys(first for first, _ in matches))
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
     program = evaluated_policy.evaluator(names, games, chunk, sides).jit_final_values()
     opponent_params = [jax.device_get(other.params) for other in opponents.values()]
@@ -104,20 +101,15 @@ def play(
                 params = (params, (np.int32(index), opponent_params))
             final_metrics = program(params, held_out_key(seed, "evaluation"), context)
             per_seed.append({metric: np.asarray(values)[:games] for metric, values in final_metrics.items()})
-        yield (
-            first,
-            second,
-            per_seed[0] if len(per_seed) == 1 else jax.tree.map(lambda *seeds: np.stack(seeds), *per_seed),
-        )
+        yield first, second, per_seed[0] if len(per_seed) == 1 else jax.tree.map(lambda *x: np.stack(x), *per_seed)
 
 
 def _opponent(evaluated_policy: EvalPolicy) -> Opponent:
     """Return a run's policy as an opponent for the other team."""
     assert evaluated_policy.algo is not None
     env: Any = evaluated_policy.env
-    return Opponent(
-        env.opponent_view, learned_policy(evaluated_policy.algo, LEARNED[rank_policies(evaluated_policy)[0]])
-    )
+    mode = LEARNED[rank_policies(evaluated_policy)[0]]
+    return Opponent(env.opponent_view, learned_policy(evaluated_policy.algo, mode))
 
 
 def rules_of(evaluated_policy: EvalPolicy) -> MatchRules:
@@ -129,21 +121,16 @@ def rules_of(evaluated_policy: EvalPolicy) -> MatchRules:
 
 def rank_policies(evaluated_policy: EvalPolicy) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
-    return (
-        ["sampled", "learned"]
-        if rules_of(evaluated_policy).sampled and not evaluated_policy.greedy
-        else ["learned", "sampled"]
-    )
+    samples = rules_of(evaluated_policy).sampled and not evaluated_policy.greedy
+    return ["sampled", "learned"] if samples else ["learned", "sampled"]
 
 
 def default_policies(evaluated_policy: EvalPolicy) -> list[str]:
     """Return the names of the policies that are evaluated by default: all, or some baselines where teams compete."""
     rules = evaluated_policy.env.env.match_rules
-    return (
-        [*rank_policies(evaluated_policy), *rules.baselines]
-        if rules and evaluated_policy.run
-        else list(evaluated_policy.policies)
-    )
+    if rules and evaluated_policy.run:
+        return [*rank_policies(evaluated_policy), *rules.baselines]
+    return list(evaluated_policy.policies)
 
 
 def apply_match_settings(evaluated_policy: EvalPolicy) -> EvalPolicy:
@@ -151,18 +138,16 @@ def apply_match_settings(evaluated_policy: EvalPolicy) -> EvalPolicy:
 
     Raises UsageError: nobody plays the other team.
     """
-    rules = evaluated_policy.env.env.match_rules
-    settings = rules.settings if rules else {}
-    evaluated_policy = evaluated_policy.with_env_settings(
-        {name: value for name, value in settings.items() if name not in evaluated_policy.named_settings}
-    )
+    rules, named = evaluated_policy.env.env.match_rules, evaluated_policy.named_settings
+    settings = {name: value for name, value in rules.settings.items() if name not in named} if rules else {}
+    evaluated_policy = evaluated_policy.with_env_settings(settings)
     rules = evaluated_policy.env.env.match_rules
     if rules and not rules.opponents:
         raise no_player(rules)
     return evaluated_policy
 
 
-def results(
+def summarise_matches(
     played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
 ) -> list[dict[str, Any]]:
     """Summarise matches: {"first", "second", metric: see `statistics.interval`}, and so for "points".
@@ -202,7 +187,6 @@ class League:
 
     @property
     def rules(self) -> MatchRules:
-        """Return the match rules of the environment."""
         return rules_of(next(iter(self.runs.values())))
 
     @property
@@ -211,7 +195,6 @@ class League:
         return self.rules.anchor[0] if self.rules.anchor[0] in self.scripted else self.players[0]
 
     def play(self, games: int, seed: int, chunk: int = 0) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
-        """Play one match per pair; see the function `play`."""
         names = list(self.runs)
         for i, (name, run) in enumerate(self.runs.items()):
             run_policy = rank_policies(run)[0]

@@ -22,8 +22,10 @@ FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
 _POINTS = 50  # of a curve of training episodes
 
 
-def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
-    """Return the curves of a run's trials; None if no episode has ended.
+def summarise_rows(
+    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
+) -> dict[str, Any] | None:
+    """Return the curves of a run's trials from the rows of each trial's folder; None if no episode has ended.
 
     Returns:
         {"metric", "score_mode": the environment's score, on selection episodes, or on training episodes if there was
@@ -31,20 +33,11 @@ def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> d
         and "ci95" over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at
         its end and the best one on the way}.
     """
-    return summarise_rows(
-        {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring
-    )
-
-
-def summarise_rows(
-    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
-) -> dict[str, Any] | None:
-    """Return the same for the rows of each trial's folder."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     selected = any(f"eval/{scoring.score}" in row for row in next(iter(rows.values())))
     metric = f"{'eval' if selected else 'rollout'}/{scoring.score}"
     for trial in all_trials:
-        curves.setdefault(trial.combination, []).append(curve(rows[trial.folder], metric))
+        curves.setdefault(trial.combination, []).append(extract_curve(rows[trial.folder], metric))
     if not all(map(all, curves.values())):
         return None
     pick = min if scoring.score_mode == "min" else max
@@ -75,7 +68,7 @@ def summarise_rows(
     }
 
 
-def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
+def extract_curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
     """Return steps and values of a metric in rows of metrics.jsonl: "eval/..." at each evaluation, others as means.
 
     Means are over parts of the run; metrics of training episodes, "rollout/...", are averaged over the episodes of a
@@ -103,10 +96,10 @@ def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]
 def best(directory: Path, config: Config) -> str:
     """Return the combination of a run with the best last score, the first one if no episode has ended."""
     path = directory / FILE
-    return best_of(json.loads(path.read_text())) if path.is_file() else trials(config)[0].combination
+    return find_best(json.loads(path.read_text())) if path.is_file() else trials(config)[0].combination
 
 
-def best_of(curves: dict[str, Any]) -> str:
+def find_best(curves: dict[str, Any]) -> str:
     """Return the combination of a summary with the best last score."""
     sign = -1 if curves["score_mode"] == "min" else 1
     last = {name: curve["mean"][-1] for name, curve in curves["combinations"].items()}
@@ -117,10 +110,13 @@ def report(directory: Path, say: Callable[[str], None]) -> None:
     """Write the learning curves of a run's trials, and say them line by line; do nothing if it has a single trial."""
     config = read_training_run(directory)[1]
     all_trials, scoring = trials(config), Scoring.read(directory)
-    curves = summary(directory, all_trials, scoring) if len(all_trials) > 1 else None
+    if len(all_trials) == 1:
+        return
+    rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
+    curves = summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return
-    for line in lines(curves):
+    for line in describe_curves(curves):
         say(line)
     try:
         write(curves | {"settings": config.plain(), "versions": versions()}, directory)
@@ -129,7 +125,7 @@ def report(directory: Path, say: Callable[[str], None]) -> None:
         say(f"warning: no learning curves under {directory} ({error.strerror}): make it writable, then resume")
 
 
-def lines(curves: dict[str, Any]) -> list[str]:
+def describe_curves(curves: dict[str, Any]) -> list[str]:
     """Return a heading, and a line for each combination: the last score, and the best one on the way."""
     pick = min if curves["score_mode"] == "min" else max
     width = max(map(len, (*curves["combinations"], "all")))
@@ -140,12 +136,12 @@ def lines(curves: dict[str, Any]) -> list[str]:
         half = f" ±{curve['ci95'][-1]:.4g}" if curves["seeds"] > 1 and curve["ci95"][-1] is not None else ""
         last = "not finite" if curve["mean"][-1] is None else f"{curve['mean'][-1]:.4g}{half}"
         best_mean = f", best {pick(means):.4g}" if means else ""
-        mark = "*" if name == best_of(curves) and len(curves["combinations"]) > 1 else " "
+        mark = "*" if name == find_best(curves) and len(curves["combinations"]) > 1 else " "
         text_lines.append(f"{mark} {name or 'all':{width}}  {last}{best_mean}")
     return text_lines
 
 
-def csv_text(curves: dict[str, Any]) -> str:
+def format_csv(curves: dict[str, Any]) -> str:
     """Return a line for each trial: its swept settings, seed, environment steps, last and best score."""
     rows = []
     for trial in curves["trials"]:
@@ -163,7 +159,7 @@ def write(curves: dict[str, Any], directory: Path) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     write_atomically(directory / FILE, json.dumps(curves, indent=1) + "\n")
-    write_atomically(directory / TABLE, csv_text(curves))
+    write_atomically(directory / TABLE, format_csv(curves))
     figure = Figure(figsize=(7.5, 4.5), dpi=110)
     axes = figure.subplots()
     for name, curve in curves["combinations"].items():

@@ -70,7 +70,6 @@ class EvalPolicy:
 
     @property
     def description(self) -> str:
-        """Return a few words for headings."""
         if self.config is None:
             return self.name
         return f"{self.config.algo} on {self.name} (run {self.run_name}, checkpoint {self.step:,})"
@@ -87,8 +86,8 @@ class EvalPolicy:
             raise UsageError(f"--policy names no policy: choose from {', '.join(known)}")
         for name in names:
             if name in LEARNED and self.algo is None:
-                others = ", ".join(known)
-                raise UsageError(f"policy '{display_name(name)}' needs a run: give its directory, or one of {others}")
+                name, others = display_name(name), ", ".join(known)
+                raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {others}")
             if name not in self.policies:
                 raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, known)}")
 
@@ -129,14 +128,8 @@ class EvalPolicy:
         local = -(-episodes // devices)
         rounds = -(-local // (chunk or self.default_chunk))
         size = -(-local // rounds)
-        return Evaluator(
-            self.env,
-            policy if opponents is None else both_teams(policy, opponents),
-            devices * rounds * size,
-            make_mesh(devices),
-            size,
-            init_carry,
-        )
+        policy = policy if opponents is None else both_teams(policy, opponents)
+        return Evaluator(self.env, policy, devices * rounds * size, make_mesh(devices), size, init_carry)
 
     @property
     def default_chunk(self) -> int:
@@ -151,11 +144,9 @@ class EvalPolicy:
 
     @property
     def seeds(self) -> int:
-        """Return the number of seeds of the run that are evaluated."""
         return max(len(self.seed_params), 1)
 
     def by_seed(self) -> list["EvalPolicy"]:
-        """Return one `EvalPolicy` per seed of the run."""
         return [dataclasses.replace(self, params=params, seed_params=()) for params in self.seed_params] or [self]
 
     @property
@@ -179,13 +170,8 @@ def load(
 ) -> EvalPolicy:
     """Load the policy of a run in an environment; without a run, the environment's scripted policies.
 
-    Settings of the environment may differ from the run's as far as its policy fits.
-
-    Args:
-        run: directory of the run, or None.
-        env, settings: the environment.
-        best: take the best checkpoint instead of the newest.
-        checkpoint: number of the checkpoint to take instead.
+    Settings of the environment may differ from the run's as far as its policy fits. The checkpoint is the one of this
+    number, the best one, or the newest (`best` False).
 
     Raises UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
@@ -193,11 +179,9 @@ def load(
     if run is None:
         return EvalPolicy(batch, env, settings)
     first, *others = loaded = load_policies(run, best, checkpoint=checkpoint)
-    seed_params = tuple(policy.params for policy in loaded) if others else ()
-    loaded_policy = EvalPolicy(
-        batch, env, settings, run, first.config, first.algo, first.params, seed_params, first.step
-    )
-    return loaded_policy.with_env_settings({})
+    seeds = tuple(policy.params for policy in loaded) if others else ()
+    policy = EvalPolicy(batch, env, settings, run, first.config, first.algo, first.params, seeds, first.step)
+    return policy.with_env_settings({})
 
 
 def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
@@ -223,15 +207,12 @@ def _refit_algorithm(
 ) -> Algorithm:
     """Return the algorithm for an environment with other settings than in training. Raises UsageError."""
     changed = ", ".join(f"{name} {value}" for name, value in settings.items() if value != trained_settings[name])
-
-    def shape_of(x: Any) -> Any:
-        return (x.shape, x.dtype)
-
     try:
         algo = dataclasses.replace(algo, spec=env.spec)
         expected = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
     except (ValueError, TypeError) as error:
         raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
-    if jax.tree.map(shape_of, expected) != jax.tree.map(shape_of, params):
+    needed, loaded = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (expected, params))
+    if needed != loaded:
         raise UsageError(f"the run's policy does not match {changed}: its networks were built for other shapes")
     return algo

@@ -35,19 +35,18 @@ def rollout(
     """
     play = evaluated_policy.evaluator(names, episodes, chunk).curves()
 
-    def curves_of(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
+    def play_curves(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
         curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), evaluated_policy.context)
-        return by_task(
-            evaluated_policy.env.spec, {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()}
-        )
+        curves = {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()}
+        return by_task(evaluated_policy.env.spec, curves)
 
     for index, name in enumerate(names):
         if name in LEARNED and evaluated_policy.seeds > 1:
-            per_seed = [curves_of(policy, index) for policy in evaluated_policy.by_seed()]
+            per_seed = [play_curves(policy, index) for policy in evaluated_policy.by_seed()]
             longest = max(len(curves["length"]) for curves in per_seed)
             yield name, {m: np.stack([extend(curves[m], longest) for curves in per_seed], axis=1) for m in per_seed[0]}
         else:
-            yield name, curves_of(evaluated_policy, index)
+            yield name, play_curves(evaluated_policy, index)
 
 
 def evaluate(
@@ -120,19 +119,14 @@ def play_matches(
     played = list(announce(league.play(evaluated_policy, matches, {}, games, seed, chunk), f"{games:,} games", say))
     # Game i begins in the same state in all matches: the run's policies are compared by their means over the opponents.
     score_of = {(first, second): ended[spec.score] for first, second, ended in played}
-    means = {
-        name: np.mean([score_of[name, opponent] for opponent in rules.opponents], axis=0)
-        for name in names
-        if name in LEARNED
-    }
-    margins = [
-        {"first": first, "second": second, **estimate_difference(score)} for (first, second), score in score_of.items()
-    ]
+    learned = [name for name in names if name in LEARNED]
+    means = {name: np.mean([score_of[name, opponent] for opponent in rules.opponents], axis=0) for name in learned}
+    margins = [{"first": a, "second": b, **estimate_difference(score)} for (a, b), score in score_of.items()]
     return {
         **_head(evaluated_policy, games, seed),
         "set": {name: evaluated_policy.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
-        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
+        "matches": league.summarise_matches(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
         "differences": list(compare(means)),
     }
@@ -149,7 +143,7 @@ def play_league(
     spec = next(iter(players.runs.values())).env.spec
     metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
     played = announce(players.play(games, seed, chunk), f"{games:,} games", say)
-    matches = league.results(played, metrics)
+    matches = league.summarise_matches(played, metrics)
     return {
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
@@ -202,10 +196,7 @@ def evaluation_file(evaluated_policy: EvalPolicy, names: Sequence[str], simulato
         return None
     rules = evaluated_policy.env.env.match_rules
     default_settings = {**evaluated_policy.config.env_settings, **(rules.settings if rules else {})}
-    file = REAL_FILE.format(simulator) if simulator else FILE
-    return (
-        evaluated_policy.run / file
-        if evaluated_policy.settings == default_settings
-        and set(names) == set(league.default_policies(evaluated_policy))
-        else None
-    )
+    default_names = set(league.default_policies(evaluated_policy))
+    if evaluated_policy.settings != default_settings or set(names) != default_names:
+        return None
+    return evaluated_policy.run / (REAL_FILE.format(simulator) if simulator else FILE)

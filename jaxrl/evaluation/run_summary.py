@@ -1,4 +1,4 @@
-"""Runs on disk: how far they are, what they have learned, and in which settings they differ."""
+"""Runs on disk: how far they are, what they have learned, and in which settings they differ; as data and as tables."""
 
 import dataclasses
 import json
@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from rich.table import Table
 
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
+from jaxrl.report.console import format_si
+from jaxrl.report.tables import Row, make_table
 from jaxrl.report.writer import check_same_run, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_run_yaml
+from jaxrl.runtime.config import Config, build, read_run_yaml
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
 from jaxrl.runtime.scoring import Scoring
@@ -22,10 +24,8 @@ from jaxrl.runtime.trials import Trial, trials
 
 Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
-# Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
-_ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
-    "total_env_steps", "total_episodes", "max_seconds",
-}  # fmt: skip
+TITLES = ("seeds", "env steps", "minutes", "score", "state", "best checkpoint")  # of a table of runs
+_STYLES = {"running": "bold cyan", "stopped": "yellow"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunSummary:
         trials: combinations of swept settings with every seed; one for most runs.
         rows: {folder of a trial: its rows of metrics}.
         state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
-        score: of the environment at the end, see `score_of`.
+        score: of the environment at the end, see `summarise_score`.
         best: number of the best checkpoint, None if none was selected.
         began: modification time of versions.json, seconds since 1970.
     """
@@ -61,13 +61,11 @@ class RunSummary:
 
     @property
     def env_steps(self) -> int:
-        """Return the environment steps of each trial."""
         return _env_steps(self.rows[self.trials[0].folder])
 
     @property
     def minutes(self) -> float:
-        """Return the minutes of training, pauses between processes excluded."""
-        points = minutes(self.rows[self.trials[0].folder])
+        points = count_minutes(self.rows[self.trials[0].folder])
         return points[-1][1] if points else 0.0
 
     def plain(self) -> dict[str, Any]:
@@ -131,39 +129,26 @@ def _runs_in(folder: Path) -> list[Path]:
 def read(directory: Path) -> RunSummary:
     """Return the run in a directory. Raises UserError if its files are damaged, or cannot be read."""
     try:
-        return _read(directory)
+        config = build(read_run_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
+        all_trials = trials(config)
+        rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
+        outer = (directory, *directory.absolute().parents[:2])  # all trials share their checkpoints
+        root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
+        versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
+        meta = _read_newest_meta(root)
+        if root == directory:
+            marks = meta.get("metrics")
+            for folder, mark in zip([".", *rows], marks if isinstance(marks, list) else [], strict=False):
+                check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
+        scoring = Scoring.read(versions.parent)
+        state = _state(root, config, meta, _env_steps(rows[all_trials[0].folder]))
+        score, best = summarise_score(rows, all_trials, scoring), Checkpoints(root / "checkpoints").best_step()
+        return RunSummary(directory, config, scoring, all_trials, rows, state, score, best, versions.stat().st_mtime)
     except OSError as error:
         raise RunError(f"{directory} cannot be read ({error.strerror}): make it readable") from error
 
 
-def _read(directory: Path) -> RunSummary:
-    """Do what `read` does. Raises OSError, UserError."""
-    config = build(read_run_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
-    all_trials = trials(config)
-    rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
-    outer = (directory, *directory.absolute().parents[:2])  # all trials share their checkpoints
-    root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
-    versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
-    meta = _read_newest_meta(root)
-    if root == directory:
-        marks = meta.get("metrics")
-        for folder, mark in zip([".", *rows], marks if isinstance(marks, list) else [], strict=False):
-            check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
-    scoring = Scoring.read(versions.parent)
-    return RunSummary(
-        directory,
-        config,
-        scoring,
-        all_trials,
-        rows,
-        _state(root, config, meta, _env_steps(rows[all_trials[0].folder])),
-        score_of(rows, all_trials, scoring),
-        Checkpoints(root / "checkpoints").best_step(),
-        versions.stat().st_mtime,
-    )
-
-
-def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
+def summarise_score(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
     """Return the environment's score at the end of a run; None before its first episode has ended.
 
     Returns:
@@ -174,7 +159,7 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scorin
     curves = learning_curves.summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return None
-    curve = curves["combinations"][learning_curves.best_of(curves)]
+    curve = curves["combinations"][learning_curves.find_best(curves)]
     return {
         "metric": scoring.score,
         "label": scoring.label(scoring.score),
@@ -206,7 +191,7 @@ def _state(root: Path, config: Config, meta: dict[str, Any], env_steps: int) -> 
     return "finished" if finished else "stopped"
 
 
-def minutes(rows: Rows) -> list[tuple[float, float]]:
+def count_minutes(rows: Rows) -> list[tuple[float, float]]:
     """Return step and minutes of training of each row; rows of older versions count pauses, too."""
     timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/unix") is not None]
     if all(row.get("time/seconds") is not None for row in timed):
@@ -225,83 +210,73 @@ def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
     return {name: per_run for name, per_run in values.items() if any(value != per_run[0] for value in per_run)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """Seeds of equal settings, which make one curve.
-
-    Attributes:
-        name: of the first run, and of the swept settings.
-        runs: names of its runs.
-        seeds: {seed: its rows}.
-    """
-
-    name: str
-    runs: list[str]
-    seeds: dict[int, Rows]
-
-    @property
-    def title(self) -> str:
-        """Return the entry of the legend."""
-        others = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
-        return f"{self.name}{others}" + (f", mean of {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
+# Tables
 
 
-def series(runs: Sequence[RunSummary]) -> list[Series]:
-    """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own."""
-    by_settings: dict[tuple[str, int], Series] = {}
+def make_run_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    """Return one row per run, with cells for TITLES. Names of runs hold the algorithm and the environment."""
+    rows = []
     for run in runs:
-        for trial in (trial for trial in run.trials if run.rows[trial.folder]):
-            settings = {name: value for name, value in trial.config.plain().items() if name not in _ASIDE}
-            text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
-            repeated = 0
-            while (text, repeated) in by_settings and seed in by_settings[text, repeated].seeds:
-                repeated += 1
-            name = f"{run.name} {trial.combination}".rstrip()
-            one = by_settings.setdefault((text, repeated), Series(name, [], {}))
-            one.seeds[seed] = run.rows[trial.folder]
-            one.runs.extend([run.name] * (run.name not in one.runs))
-    return list(by_settings.values())
+        best = "" if run.best is None else f"{run.best:,}"
+        cells = (f"{run.config.run.num_seeds}", format_si(run.env_steps), _minutes(run), _score(run), run.state, best)
+        rows.append(Row(run.name, cells, _STYLES.get(run.state, "")))
+    return rows
 
 
-def metrics_of(all_series: Iterable[Series]) -> list[str]:
-    """Return the names of all metrics except counters and clocks, metrics of evaluations first."""
-    rows = (row for one in all_series for rows in one.seeds.values() for row in rows)
-    names = dict.fromkeys(name for row in rows for name in row if "/" in name)
-    metrics = [name for name in names if name not in ("time/unix", "time/seconds")]
-    return sorted(metrics, key=lambda name: not name.startswith("eval/"))
+def list_runs(runs: Sequence[RunSummary]) -> list[Table | str]:
+    """Return the table of the runs, and what their scores and columns are."""
+    return [make_table("run", TITLES, make_run_rows(runs)), "", *describe_scores(runs)]
 
 
-def mean_curve(
-    one: Series, metric: str, over_minutes: bool = False, max_points: int = 100
-) -> dict[str, list[float]] | None:
-    """Return the mean over the seeds of a series, and half of Student's 95 % interval.
+def _score(run: RunSummary) -> str:
+    """Return the score at the end of a run, with half of its interval over seeds; empty before its first episode."""
+    if run.score is None:
+        return ""
+    half = "" if run.score["ci95"] is None else f" ±{run.score['ci95']:.2g}"
+    return "not finite" if run.score["mean"] is None else f"{run.score['mean']:.4g}{half}"
 
-    Where seeds have different points or clocks, curves are interpolated at the points of the shortest one.
 
-    Args:
-        one: the series.
-        metric: its name in metrics.jsonl.
-        over_minutes: x is minutes of training instead of environment steps.
-        max_points: largest number of points.
+def _minutes(run: RunSummary) -> str:
+    return f"{run.minutes:,.1f}" if run.minutes >= 10 else f"{run.minutes:.2g}"
 
-    Returns:
-        {"x", "mean", and "ci95" if there are several seeds}; None without a common range.
-    """
-    curves = []
-    for rows in one.seeds.values():
-        points, clock = learning_curves.curve(rows, metric), minutes(rows)
-        if not points or (over_minutes and not clock):
-            continue
-        x, y = np.array(points, np.float64).T
-        curves.append((np.interp(x, *np.array(clock, np.float64).T) if over_minutes else x, y))
-    if not curves:
-        return None
-    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    x = min((x for x, _ in curves), key=lambda x: x[-1])
-    x = x[(x >= first) & (x <= last)]
-    if not len(x):
-        return None
-    x = x[np.unique(np.linspace(0, len(x) - 1, min(max_points, len(x))).round().astype(int))]
-    values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
-    summary = learning_curves.summarise(values, share=False)
-    return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})
+
+def describe_scores(runs: Sequence[RunSummary]) -> list[str]:
+    """Return a sentence about the score of each environment, and some about other columns."""
+    environments: dict[str, list[str]] = {}
+    for run in runs:
+        if run.score is not None:
+            better = "lower" if run.score["mode"] == "min" else "higher"
+            text = f"{run.score['label']}, on {run.score['of']} ({better} is better)"
+            names = environments.setdefault(text, [])
+            names.extend([run.config.env] * (run.config.env not in names))
+    lines = [f"score of {', '.join(names)}: {text}" for text, names in environments.items()]
+    if any(run.config.run.num_seeds > 1 for run in runs):
+        lines.append("±: half of Student's 95 % interval over the seeds; env steps are per seed")
+    return lines
+
+
+def compare_runs(runs: Sequence[RunSummary]) -> list[Table | str]:
+    """Return a table of one row per differing setting and one column per run, with the scores at the end."""
+    settings = make_setting_rows(runs)
+    rows = [
+        Row("settings that differ" if settings else "all settings are equal"),
+        *settings,
+        Row("at the end"),
+        Row("environment steps", [format_si(run.env_steps) for run in runs]),
+        Row("minutes", [_minutes(run) for run in runs]),
+        Row("score", [_score(run) or "none" for run in runs]),
+    ]
+    return [make_table("run", [run.name for run in runs], rows), "", *describe_scores(runs)]
+
+
+def make_setting_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    """Return one row per setting in which runs differ."""
+    return [Row(name, [_text(value) for value in values]) for name, values in differences(runs).items()]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "empty"

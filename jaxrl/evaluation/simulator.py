@@ -111,10 +111,8 @@ def _make_act(evaluated_policy: EvalPolicy, world: Simulator, name: str) -> Call
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
         return lambda params, carry, state, timestep, keys, t: (jnp.asarray(script()), carry)
-    algo = evaluated_policy.algo
-    policy = (
-        learned_policy(algo, LEARNED[name]) if algo and name in LEARNED else scripted_policy(evaluated_policy.env, name)
-    )
+    algo, learned = evaluated_policy.algo, name in LEARNED
+    policy = learned_policy(algo, LEARNED[name]) if algo and learned else scripted_policy(evaluated_policy.env, name)
 
     def act(params: Any, carry: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
         return policy(params, carry, state, timestep, keys_of_step(keys, t))
@@ -133,7 +131,6 @@ def play(
     algo, params = evaluated_policy.algo, evaluated_policy.params
     act = _make_act(evaluated_policy, world, name)
     script = _make_act(evaluated_policy, world, "scripted") if advised else None
-
     begin, measure = jax.jit(start_statistics), jax.jit(values)
     update = jax.jit(functools.partial(update_statistics, world.spec))
 

@@ -25,18 +25,18 @@ def show(report: dict[str, Any], title: str) -> None:
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
         actions = ", ".join(dict.fromkeys(report["actions"].values()))
         legend = f"{fixed}; below {_INTERVALS}, for the first player; actions {actions}"
-        blocks = league_tables(report)
+        blocks = make_league_tables(report)
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
         legend = f"{_INTERVALS}; {settings}{_seeds_text(report)}"
-        blocks, sentences = [match_table(report)], verdict(report)
+        blocks, sentences = [make_match_table(report)], describe_margins(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
         legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_seeds_text(report)}"
-        blocks, sentences = [table(report)], conclusion(report)
+        blocks, sentences = [make_curve_table(report)], describe_differences(report)
     spaced = [part for block in blocks for part in (Text(), block)]
     tables.print_parts([Text(heading, "bold"), Text(legend, "dim"), *spaced, *([""] if sentences else []), *sentences])
 
@@ -45,7 +45,7 @@ def _seeds_text(report: dict[str, Any]) -> str:
     return f"; learned policies: over the means of {report['seeds']} seeds" if "seeds" in report else ""
 
 
-def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
+def get_label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
     """Return a report's display name of a metric, with or without its unit."""
     return label_of(metric, report.get("labels", {}), unit)
 
@@ -53,7 +53,7 @@ def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
 # Curves over the episode
 
 
-def table(report: dict[str, Any]) -> Table:
+def make_curve_table(report: dict[str, Any]) -> Table:
     """Return one block of rows per metric, one row per policy, one column per step label."""
     steps, at, policies = report["steps"], report["at"], report["policies"]
     titles, rows = [], []
@@ -63,7 +63,7 @@ def table(report: dict[str, Any]) -> Table:
     for metric in next(iter(policies.values())):
         curves = {name: result[metric] for name, result in policies.items()}
         digits = _decimals(curve["mean"][step] for curve in curves.values() for step in at)
-        rows.append(tables.Row(label(report, metric)))
+        rows.append(tables.Row(get_label(report, metric)))
         for name, curve in curves.items():
             cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
             rows.append(tables.Row(display_name(name), cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
@@ -86,7 +86,7 @@ def format_estimate(values: Mapping[str, float | None], digits: int, scale: floa
     return form.format_map({name: f"{scale * value:.{digits}f}" for name, value in values.items() if value is not None})
 
 
-def conclusion(report: dict[str, Any]) -> list[str]:
+def describe_differences(report: dict[str, Any]) -> list[str]:
     """Return sentences that compare the run's first policy with the others, at the end of the same episodes.
 
     Which one is better follows from the 95 % intervals of the differences. Empty without a policy of a run.
@@ -105,7 +105,7 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     ]
     if lines:
         better = "smaller" if report["score_mode"] == "min" else "larger"
-        lines.insert(0, f"At the end, by {label(report, report['score'], unit=False)} (the {better}, the better):")
+        lines.insert(0, f"At the end, by {get_label(report, report['score'], unit=False)} (the {better}, the better):")
     if clauses[0]:
         few = report["episodes"] < MIN_EPISODES
         lines[-1] += f" {MIN_EPISODES} episodes are the fewest that can." if few else " More episodes may show more."
@@ -130,7 +130,7 @@ def _ends(estimate: dict[str, Any], absolute: bool = False) -> str:
 # Matches
 
 
-def match_table(report: dict[str, Any]) -> Table:
+def make_match_table(report: dict[str, Any]) -> Table:
     """Return one block of rows per first policy, one row per metric, one column per player of the other team."""
     rows = []
     seconds = list(dict.fromkeys(match["second"] for match in report["matches"]))
@@ -143,7 +143,7 @@ def match_table(report: dict[str, Any]) -> Table:
     return tables.make_table("policy", [f"against\n{second}" for second in seconds], rows)
 
 
-def league_tables(report: dict[str, Any]) -> list[Table]:
+def make_league_tables(report: dict[str, Any]) -> list[Table]:
     """Return the ranking, and a table with one row per match."""
     standings, results = [], []
     for name, row in report["ratings"].items():
@@ -165,7 +165,7 @@ def league_tables(report: dict[str, Any]) -> list[Table]:
 def _title(report: dict[str, Any], metric: str) -> str:
     if metric == POINTS:
         return "share of the points, %"
-    return label(report, metric) + (", %" if metric in OUTCOMES else "")
+    return get_label(report, metric) + (", %" if metric in OUTCOMES else "")
 
 
 def _end(match: dict[str, Any], metric: str) -> str:
@@ -173,7 +173,7 @@ def _end(match: dict[str, Any], metric: str) -> str:
     return format_estimate({**match[metric], "std": None}, digits, share)
 
 
-def verdict(report: dict[str, Any]) -> list[str]:
+def describe_margins(report: dict[str, Any]) -> list[str]:
     """Return a sentence on the opponents that the first policy beats, by 95 % intervals of its mean score."""
     policy, score = report["matches"][0]["first"], report["score"]
     verbs = {1: "beats", -1: "loses to", 0: "is not shown to beat or lose to"}
@@ -182,5 +182,5 @@ def verdict(report: dict[str, Any]) -> list[str]:
         if margin["first"] == policy:
             opponents[_better(margin, report)].append(margin["second"])
     clauses = "; ".join(f"{verbs[sign]} {', '.join(players)}" for sign, players in opponents.items() if players)
-    sentence = f"By the 95 % interval of its {label(report, score, unit=False)}, {display_name(policy)} {clauses}."
+    sentence = f"By the 95 % interval of its {get_label(report, score, unit=False)}, {display_name(policy)} {clauses}."
     return [sentence] if clauses else []

@@ -1,4 +1,8 @@
-"""Agents that run without jaxrl: a Python file that needs only NumPy, and its weights in weights.npz."""
+"""Agents that run without jaxrl: a Python file that needs only NumPy, and its weights in weights.npz.
+
+export/agent.py acts as a policy does, jidi/submission.py plays snakes on the Jidi platform. The networks of
+numpy_networks.py are copied into both.
+"""
 
 import io
 import json
@@ -9,18 +13,127 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Box
+from envs_jax.base import Box, Discrete, independent_mask
+from envs_jax.coverage import Coverage
+from envs_jax.coverage.actions import MOVES
+from envs_jax.coverage.egocentric import actions_in_frames
+from envs_jax.coverage.world import LATTICE, LEVELS
+from envs_jax.snakes import Snakes
 from jaxrl.algos.base import Algorithm
-from jaxrl.common.errors import UsageError, UserError
-from jaxrl.common.files import write_atomically
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.ppo import INPUT_LIMIT, Ppo
+from jaxrl.algos.sac import Sac
+from jaxrl.algos.student import Student
+from jaxrl.common.errors import UsageError
 from jaxrl.common.types import Params
 from jaxrl.nn.networks import MLP, ConvStack, GaussianOutputs, TeamNet
+from jaxrl.runtime.policy import Policy
 
-NETWORKS = Path(__file__).with_name("numpy_networks.py")
-WEIGHTS = "weights.npz"
+_FOLDER = Path(__file__).parent
+AGENT, SUBMISSION = _FOLDER / "export/agent.py", _FOLDER / "jidi/submission.py"
+NETWORKS = _FOLDER / "numpy_networks.py"
+KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats
+BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # Jidi's games: rows, columns, snakes, beans, teams
 _BODY = "# Everything below is copied into exported agents.\n"
+
+
+def agent_settings(policy: Policy) -> dict[str, Any]:
+    """Return the settings of `agent.Policy`.
+
+    Raises:
+        UsageError: agent.py does not act as this algorithm does, or does not have its network.
+    """
+    algo, spec = policy.algo, policy.algo.spec
+    acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
+    if acting not in KNOWN:
+        raise UsageError(
+            f"the numpy format is for coma, ddpg, bicnet, sac, ppo and student, not for {type(algo).__name__.lower()}: "
+            "choose --format stablehlo or onnx"
+        )
+    settings = network_settings(algo, "numpy") | {
+        "agents": spec.num_agents,
+        "observation_shape": spec.observation.shape,
+        "input_limit": INPUT_LIMIT,
+    }
+    if getattr(algo, "egocentric", False):
+        if not isinstance(policy.env, Coverage) or not isinstance(spec.action, Discrete):
+            raise UsageError(
+                "the numpy format makes egocentric views of coverage, not of other environments: choose --format "
+                "stablehlo or onnx, or train with --egocentric false"
+            )
+        settings["frames"] = actions_in_frames(spec.action.n).tolist()
+    if not isinstance(spec.action, Discrete):
+        box = spec.action
+        return settings | {
+            "actions": "box",
+            "numbers": math.prod(box.shape),
+            "bounds": (np.asarray(box.low).tolist(), np.asarray(box.high).tolist()),  # of all numbers, or of each
+            "squash": "clip" if isinstance(algo, Ppo) else "tanh",
+            "action_shape": box.shape,
+            "action_dtype": jnp.dtype(box.dtype).name,
+        }
+    rule = "each" if spec.next_mask is independent_mask else "sequential"
+    masking = rule if algo.heeds_masks and policy._blank.action_mask is not None else "none"
+    settings |= {"actions": "discrete", "masking": masking}
+    if masking == "sequential" and isinstance(policy.env, Coverage):
+        settings["moves"] = MOVES[spec.action.n].tolist()
+        settings["highest"] = (LATTICE - 1, LATTICE - 1, LEVELS - 1)
+    return settings
+
+
+def agent_files(policy: Policy) -> dict[str, bytes]:
+    """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
+    settings, params = agent_settings(policy), policy.params
+    if isinstance(policy.algo, Student | Ppo):
+        params = params["actor"]
+    if isinstance(policy.algo, Ppo):
+        actor, statistics = params["params"], policy.params["statistics"].get("actor")
+        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}} if statistics else {}
+        params = {"params": dict(actor.get("means", actor)) | moments}  # "means" of `GaussianOutputs`
+    return _files(AGENT, settings, params)
+
+
+def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
+    """Return the settings that submission.py needs besides the weights.
+
+    Raises:
+        UsageError: the platform, or its agent, could not play the policy.
+    """
+    spec = algo.spec
+    if not isinstance(env, Snakes):
+        raise UsageError(f"the jidi format is for snakes, the run was trained on '{spec.name}': export a run of snakes")
+    if not isinstance(algo, Ddpg):
+        raise UsageError(
+            f"the jidi format is for policies of ddpg and bicnet, not of {type(algo).__name__}: export one of these"
+        )
+    if (env.height, env.width, env.snakes, env.beans, env.teams) not in BOARDS:
+        raise UsageError(
+            f"the jidi platform plays 3 against 3 on 10 x 20 and 1 against 1 on 6 x 8 cells with 5 beans; the run has "
+            f"{env.snakes} snakes in {env.teams} team{'s' * (env.teams > 1)}, {env.height} x {env.width} cells and "
+            f"beans {env.beans}: train on snakes_3v3 or snakes_1v1"
+        )
+    if env.outside:
+        raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
+                         "against an opponent")  # fmt: skip
+    masking = algo.heeds_masks and env.masks
+    if env.careful_masks and masking:
+        raise UsageError("the agent of the jidi format has no careful masks: train with careful_masks 0")
+    return network_settings(algo, "jidi") | {
+        "snakes": env.snakes,
+        "beans": env.beans,
+        "observation": env.observation,
+        "masking": masking,
+        "greedy": greedy,
+    }
+
+
+def jidi_files(env: Any, algo: Algorithm, params: Params, greedy: bool) -> dict[str, bytes]:
+    """Return the content of submission.py and weights.npz. Raises UsageError as `jidi_settings` does."""
+    return _files(SUBMISSION, jidi_settings(env, algo, greedy), params)
 
 
 def source(agent: Path) -> bytes:
@@ -62,28 +175,12 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     return settings | {name: getattr(module, name) for name in names}
 
 
-def weights_file(settings: Mapping[str, Any], params: Params) -> bytes:
-    """Return the content of weights.npz: "settings" as JSON, and the actor's parameters as flax has them."""
+def _files(agent: Path, settings: Mapping[str, Any], params: Params) -> dict[str, bytes]:
+    """Return an agent, and weights.npz: "settings" as JSON, and the actor's parameters as flax has them."""
     arrays = {
         "_".join(str(entry.key) for entry in path): np.asarray(leaf, np.float32)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params["params"])
     }
     buffer = io.BytesIO()
     np.savez(buffer, settings=np.array(json.dumps(settings)), **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def write_files(out: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write files by name into the directory `out`, which is made if absent; return their paths.
-
-    Raises:
-        UserError: they cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_atomically(out / name, content)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot write to {out} ({reason}): choose another --out") from None
-    return [out / name for name in files]
+    return {agent.name: source(agent), "weights.npz": buffer.getvalue()}

@@ -67,18 +67,8 @@ def squashed_normal(
     """Return a sample a = tanh(mean + exp(log_std) noise) in (-1, 1) and its log-density.
 
     The density of a squashed component is the Gaussian's density over 1 - a^2. The 1e-6 that is added to 1 - a^2 keeps
-    the logarithm finite where tanh rounds to 1, and costs 1e-6 / (1 - a^2) elsewhere.
-
-    Args:
-        mean: before squashing.
-        log_std: logarithm of the standard deviation before squashing.
-        noise: standard normal.
-
-    Returns:
-        action, log-density.
-
-    References:
-        Haarnoja et al. 2018, "Soft Actor-Critic", arXiv 1801.01290, appendix C, equation 21.
+    the logarithm finite where tanh rounds to 1, and costs 1e-6 / (1 - a^2) elsewhere (Haarnoja et al. 2018, "Soft
+    Actor-Critic", arXiv 1801.01290, appendix C, equation 21). The noise is standard normal.
     """
     assert_equal_shape([mean, log_std, noise])
     action = jnp.tanh(mean + jnp.exp(log_std) * noise)

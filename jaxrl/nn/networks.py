@@ -31,14 +31,12 @@ class Network:
     members: int = 0
 
     def init(self, key: Key) -> Params:
-        """Return fresh parameters, as flax has them."""
         inputs = [jnp.zeros(shape, jnp.float32) for shape in self.inputs]
         if self.members:
             return jax.vmap(lambda k: self.module.init(k, *inputs))(jax.random.split(key, self.members))
         return self.module.init(key, *inputs)
 
     def apply(self, params: Params, *inputs: Array) -> Array:
-        """Return the outputs."""
         out: Array
         if self.members > 1:
             out = jax.vmap(lambda member: self.module.apply(member, *inputs))(params)
@@ -157,11 +155,6 @@ def _patches_backward(stride: int, residuals: tuple[Array, Array], gradient: Arr
 
 
 _convolve_patches.defvjp(_patches_forward, _patches_backward)
-
-
-def smallest_side(stride: int) -> int:
-    """Return the least side of an image that `ConvStack` takes: one pixel is left for the last convolution."""
-    return 5 + (4 - 1) * stride
 
 
 def convolution_methods(hidden_size: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:

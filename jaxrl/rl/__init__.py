@@ -1,1 +1,1 @@
-"""Returns, replay and self-play."""
+"""Replay, targets and losses, statistics, and data parallelism."""

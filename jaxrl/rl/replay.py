@@ -91,11 +91,6 @@ def row_bytes(observation: Any, action: Any, agents: int) -> int:
     return stored + 4 * agents + 1
 
 
-def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """Return R such that a full buffer holds `transitions` window starts (minus rows that end an episode)."""
-    return -(-transitions // num_envs) + n_step
-
-
 def create(observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int) -> Replay:
     """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MAX_ROWS:
@@ -162,20 +157,10 @@ def rows_at(leaf: Array, index: Array) -> Array:
 
 
 def sample_uniform(key: Key, end: Array, head: Array, filled: Array, count: int, n_step: int) -> tuple[Array, Array]:
-    """Sample first rows of windows, uniformly and with replacement.
+    """Sample first rows of windows of `n_step` steps, uniformly and with replacement, from end uint8[R, E].
 
-    Rows that end an episode are drawn again, at most `TRIES` times; if all draws fail the sample has weight 0.
-
-    Args:
-        key: key[].
-        end: uint8[R, E].
-        head: int32[].
-        filled: int32[].
-        count: m.
-        n_step: n.
-
-    Returns:
-        index int32[m] into rows times environments; weight float32[m], 1 or 0.
+    Rows that end an episode are drawn again, at most `TRIES` times; if all draws fail the sample has weight 0. Return
+    the index int32[m] into rows times environments, and the weight float32[m], 1 or 0, for m = `count`.
     """
     assert_rank([end, head, filled], [2, 0, 0])
     size, envs = end.shape
@@ -229,16 +214,8 @@ def n_step_return(
 ) -> tuple[Float32[Array, "A"], Float32[Array, ""]]:
     """Return the sum of discounted rewards up to n steps or the episode's end, and the discount of the value after it.
 
-    Args:
-        reward_t: rewards after the first row.
-        end_t: as in `Replay.end`.
-        gamma: discount.
-
-    Returns:
-        return; discount, gamma^k after k steps, 0 where the episode terminated.
-
-    References:
-        Sutton and Barto, Reinforcement Learning, 2nd edition, equation 7.1, cut at the end of an episode.
+    Rewards are those after the first row; the discount is gamma^k after k steps, 0 where the episode terminated
+    (Sutton and Barto, Reinforcement Learning, 2nd edition, equation 7.1, cut at the end of an episode).
     """
     assert_shape(reward_t, (*end_t.shape, None))
     going = _going(end_t)

@@ -12,13 +12,15 @@ Stages, losses and sizes are taken from the published collective-learning pipeli
 * an environment begins at a random task and goal before it takes them in order (with --goals order of reach);
 * codes are computed once when the transformer is frozen, not at every update.
 
-Expert datasets from elsewhere may replace workers, or be added to the data collected with them. Phases and sizes are
-in `phases`, losses in `losses`, worker checks and labels in `workers`, training of one network in `stages`.
+Expert datasets from elsewhere may replace workers, or be added to the data collected with them. The file goes on in
+this order: settings, phases, losses, learning, acting, state. Labels are made in `workers`, rows are drawn in
+`dataset`.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -28,20 +30,24 @@ import optax
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep
 from envs_jax.progress import start, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting
-from jaxrl.algos.collective import dataset, losses, transformer
-from jaxrl.algos.collective.losses import EncoderLoss, Means
-from jaxrl.algos.collective.networks import Carry, CollectiveParameters, Networks
-from jaxrl.algos.collective.phases import CollectivePhases
-from jaxrl.algos.collective.stages import Stage, fit, fit_encoder
-from jaxrl.algos.collective.transformer import TrajectoryTransformer
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Phase, Progress, Trajectory, setting
+from jaxrl.algos.collective import dataset, transformer
+from jaxrl.algos.collective.networks import Carry, CollectiveParameters, Networks, distillation_loss
+from jaxrl.algos.collective.transformer import CodeBatch, TrajectoryTransformer, Window
 from jaxrl.algos.collective.workers import RESOLVED, Experts, resolve_workers
-from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
-from jaxrl.algos.sac import LOG_STD_MAX, LOG_STD_MIN, Sac
+from jaxrl.algos.multi_stage import MultiStage, Recordings, Sources, read_resolved
+from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP
 from jaxrl.rl import replay
+from jaxrl.rl.data_parallel import DataParallel
+from jaxrl.rl.replay import Replay
+
+Arrays = dict[str, Array]
+WINDOWS_PER_CALL = 2048  # windows that a call of `learn` encodes in the phase "codes"
+# {phase: the network that it trains}
+TRAINED = {"burst": "actor", "learner": "actor", "transformer": "encoder", "actor": "actor", "critic": "critic"}
 
 # Layout letters besides T, B, S: K workers, N samples, n action dims, c code dims, R rows of the dataset.
 
@@ -52,30 +58,21 @@ class Collective(MultiStage):
 
     workers: str = setting("", "runs of sac, one per task, separated by commas")
     expert_datasets: str = setting(
-        "",
-        "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with workers or without",
+        "", "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with workers or without"
     )
     resolved_inputs: str = setting("", "data of workers and expert datasets, as JSON; filled in by the run", flag=False)
     state_entries: tuple[int, ...] = setting((), "indices of the observation that form the state; empty = all")
-    random_steps: int = setting(
-        8000, "environment steps per task with random actions (at least one episode per environment)", between=(1, 1e9)
-    )
+    random_steps: int = setting(8000, "steps per task with random actions (at least one episode)", between=(1, 1e9))
     learner_steps: int = setting(
-        32_000,
-        "steps per task after random_steps in which the learner acts and learns (at least one episode; 0 = none)",
-        between=(0, 1e9),
+        32_000, "then steps per task of the learner (at least one episode; 0 = none)", between=(0, 1e9)
     )
     worker_steps: int = setting(
-        20_000,
-        "steps per task after learner_steps in which the workers act (at least one episode; 0 = none)",
-        between=(0, 1e9),
+        20_000, "then steps per task of the workers (at least one episode; 0 = none)", between=(0, 1e9)
     )
     update_interval: int = setting(8, "steps of every environment between calls to learn", between=(1, 100_000))
     initial_updates: int = setting(8000, "actor updates after the random steps", between=(0, 1e9))
     env_steps_per_update: float = setting(
-        64.0,
-        "environment steps, all environments together, for each actor update while the learner acts",
-        between=(1e-5, 1e9),
+        64.0, "steps of all environments together for each actor update while the learner acts", between=(1e-5, 1e9)
     )
     transformer_updates: int = setting(9000, "transformer updates, after all data are collected", between=(1, 1e9))
     transformer_batch: int = setting(128, "windows per transformer update", between=(1, 2**24))
@@ -87,18 +84,14 @@ class Collective(MultiStage):
     num_heads: int = setting(8, "attention heads of the transformer", between=(1, 2**10))
     num_layers: int = setting(3, "encoder layers of the transformer", between=(1, 100))
     dropout: float = setting(0.1, "dropout rate of the transformer", between=(0, 0.99))
-    contrast_weight: float = setting(
-        0.25, "weight of the InfoNCE loss; the reconstruction has weight 1", between=(0, 1e6)
-    )
+    contrast_weight: float = setting(0.25, "weight of InfoNCE; the reconstruction has weight 1", between=(0, 1e6))
     temperature: float = setting(0.15, "temperature of InfoNCE", between=(1e-6, 1e6))
     actor_updates: int = setting(50_000, "actor updates with the trained transformer's codes", between=(1, 1e9))
     critic_updates: int = setting(10_000, "critic updates; 0 = none", between=(0, 1e9))
     batch_size: int = setting(256, "steps per update of the actor or the critics", between=(1, 2**24))
     actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)", between=RATE)
-    final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this fraction of their initial value at the last update", between=UNIT
-    )
+    final_lr_fraction: float = setting(1.0, "learning rates fall linearly to this fraction at the end", between=UNIT)
     hidden_size: int = setting(300, "units of each hidden layer of actor and critics", between=(1, 2**16))
     depth: int = setting(2, "hidden layers of actor and critics", between=(1, 100))
     num_critics: int = setting(2, "number of critics", between=(1, 100))
@@ -111,10 +104,8 @@ class Collective(MultiStage):
 
     def __post_init__(self) -> None:
         spec, action = self.spec, self.spec.action
-        if not (
-            spec.num_agents == 1
-            and all(isinstance(box, Box) and len(box.shape) == 1 for box in (spec.observation, action))
-        ):
+        vectors = all(isinstance(box, Box) and len(box.shape) == 1 for box in (spec.observation, action))
+        if spec.num_agents != 1 or not vectors:
             raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
             raise ValueError(f"collective needs actions in [-1, 1], but in '{spec.name}' they are {action}")
@@ -144,17 +135,12 @@ class Collective(MultiStage):
 
     @classmethod
     def resolve_inputs(
-        cls,
-        spec: EnvSpec,
-        settings: dict[str, Any],
-        sources: dict[str, tuple[UpstreamRun, ...]],
-        recordings: dict[str, dict[str, Any]],
+        cls, spec: EnvSpec, settings: dict[str, Any], sources: Sources, recordings: Recordings
     ) -> dict[str, Any]:
         return resolve_workers(spec, settings, sources["workers"], recordings.get("expert_datasets"))
 
     def to_dataset(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return the dataset per environment, see `dataset.to_dataset`."""
-        return dataset.to_dataset(recording, self.tasks, self.timing.labelled_rows, self.layout)
+        return dataset.to_dataset(recording, self.tasks, self.labelled_rows, self.layout)
 
     @property
     def _resolved(self) -> dict[str, Any]:
@@ -170,104 +156,232 @@ class Collective(MultiStage):
     # Phases
 
     @property
-    def timing(self) -> CollectivePhases:
-        """Return how long each phase lasts, and the sizes that follow. (No worker named: one for each task.)"""
-        rows, longest = self._resolved["expert_datasets"]
-        unnamed = 0 if self.expert_datasets else self.spec.num_tasks
-        return CollectivePhases(
-            num_envs=self.layout.num_envs,
-            horizon=self.spec.horizon,
-            workers=len(self.workers.split(",")) if self.workers else unnamed,
-            interval=self.update_interval,
-            steps={"random": self.random_steps, "learner": self.learner_steps, "worker": self.worker_steps},
-            updates={
-                "burst": self.initial_updates,
-                "transformer": self.transformer_updates,
-                "actor": self.actor_updates,
-                "critic": self.critic_updates,
-            },
-            env_steps_per_update=self.env_steps_per_update,
-            updates_per_call=self.updates_per_call,
-            labelled_rows=-(-rows // self.layout.num_envs) + longest,  # in the worst split
+    def phases(self) -> tuple[Phase, ...]:
+        """Return random steps, updates, the learner's steps, the workers'; then transformer, codes, actor, critics."""
+        interval, learner_calls = self.update_interval, self.calls(self.learner_steps)
+
+        def study(name: str, updates: int) -> Phase:
+            return Phase(name, 0, self.updates_per_call, iterations=-(-updates // self.updates_per_call))
+
+        learner_updates = max(1, round(interval * self.layout.num_envs / self.env_steps_per_update))
+        phases = (
+            Phase("random", interval, 0, iterations=self.calls(self.random_steps)),
+            study("burst", self.initial_updates if learner_calls else 0),
+            Phase("learner", interval, learner_updates, iterations=learner_calls),
+            Phase("worker", interval, 0, iterations=self.calls(self.worker_steps)),
+            study("transformer", self.transformer_updates),
+            Phase("codes", 0, 0, iterations=-(-self.rows // self.coded_rows)),
+            study("actor", self.actor_updates),
+            study("critic", self.critic_updates),
         )
+        return tuple(phase for phase in phases if phase.iterations)
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        return self.timing.phases
+    def num_workers(self) -> int:
+        """Return K, the workers: one for each task where neither they nor expert datasets are named."""
+        unnamed = 0 if self.expert_datasets else self.spec.num_tasks
+        return len(self.workers.split(",")) if self.workers else unnamed
+
+    def calls(self, steps: int) -> int:
+        """Return the calls of `learn` in which all environments make `steps` per task, each at least an episode."""
+        each = -(-steps * self.num_workers // self.layout.num_envs)
+        return -(-max(each, self.spec.horizon + 1) // self.update_interval) if each else 0
+
+    @property
+    def until(self) -> tuple[int, int]:
+        """Return the batch steps at which random actions end, and at which the learner's steps end."""
+        random, learner = self.calls(self.random_steps), self.calls(self.learner_steps)
+        return random * self.update_interval, (random + learner) * self.update_interval
+
+    @property
+    def labelled_rows(self) -> int:
+        """Return the rows of each environment for episodes of expert datasets, in the worst split."""
+        rows, longest = self._resolved["expert_datasets"]
+        return int(-(-rows // self.layout.num_envs) + longest)
+
+    @property
+    def rows(self) -> int:
+        """Return R: rows of expert datasets, all collected rows, and one for the last observation."""
+        return self.labelled_rows + self.until[1] + self.calls(self.worker_steps) * self.update_interval + 1
+
+    @property
+    def coded_rows(self) -> int:
+        """Return the number of rows that one call of `learn` encodes."""
+        return min(self.rows, max(1, WINDOWS_PER_CALL // self.layout.num_envs))
 
     def summary(self) -> list[str]:
-        steps, names = (self.timing.rows - 1) * self.layout.num_envs, ", ".join(self.tasks)
+        steps, names = (self.rows - 1) * self.layout.num_envs, ", ".join(self.tasks)
         phases = ", ".join(
             f"{phase.name} {phase.iterations * (phase.steps * self.layout.num_envs or phase.updates):,}"
             + (" steps" if phase.steps else " updates")
             for phase in self.phases
             if phase.iterations and (phase.steps or phase.updates)
         )
-        size = steps * replay.row_bytes(*self._rows, 1) / 1e6
+        size = steps * replay.row_bytes(*self._row_shapes, 1) / 1e6
         return [f"Room for {steps:,} labelled steps of {names} in {size:,.3g} MB; phases: {phases}."]
 
-    @property
-    def _rows(self) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-        return dataset.row_shapes(math.prod(self.spec.observation.shape), self._actions, self.code_size)
+    # Losses
 
-    # Networks
+    def encoder_loss(self, encoder: Params, sample: dict[str, Any], training: bool = True) -> tuple[Array, Arrays]:
+        """Return the reconstruction of two masked views of each window, plus InfoNCE between their codes.
 
-    @property
-    def _actions(self) -> int:
-        return math.prod(self.spec.action.shape)
-
-    @functools.cached_property
-    def model(self) -> Networks:
-        """Return the transformer, actor and critics."""
-        states = len(self.state_entries) or math.prod(self.spec.observation.shape)
-        dtype = self.layout.compute_dtype
-        encoder = TrajectoryTransformer(
-            states, self._actions, self.code_size, self.context_length, self.embedding_size, self.feedforward_size,
-            self.num_heads, self.num_layers, self.dropout, dtype,
-        )  # fmt: skip
-        actor, critic = (MLP(size, self.hidden_size, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
-        return Networks(encoder, actor, critic, self.num_critics, self.state_entries, (LOG_STD_MIN, LOG_STD_MAX))
-
-    @functools.cached_property
-    def experts(self) -> Experts:
-        """Return the workers; their replay and minibatches are as small as allowed."""
-        spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
-        envs = self.layout.num_envs
-        sizes = {"batch_size": self.layout.shards, "buffer_size": 4 * envs, "env_steps_per_update": envs}
-        return Experts(Sac(spec, self.layout, **self._resolved["worker"] | sizes), self.spec.num_tasks)
-
-    # Protocol
-
-    def init(self, key: Key, inputs: Any) -> AlgoState:
-        """Return fresh networks and a dataset that holds only the expert datasets.
-
-        `inputs` may hold "workers", weights of each in the order of the tasks, and "expert_datasets", from
-        `to_dataset`. Without inputs the workers are fresh too, which is enough for shapes.
+        sample: {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window.
         """
-        key_workers, key = jax.random.split(key)
-        worker_weights = (inputs or {}).get("workers")
-        if worker_weights:
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *worker_weights)
-        else:
-            worker = self.experts.worker
-            stacked = jax.vmap(lambda key: worker.weights(worker.init(key, None)))(
-                jax.random.split(key_workers, max(self.timing.workers, 1))
-            )
-        learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
-        params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
-        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        buffer = replay.create(*self._rows, 1, shards, self.timing.rows, envs)
-        if inputs and "expert_datasets" in inputs:
-            buffer = dataset.fill(buffer, inputs["expert_datasets"], self.layout)
-        return AlgoState(params, buffer)
+        net = self.model.encoder
+        dropping = training and net.dropout > 0
 
-    def weights(self, state: AlgoState) -> Params:
-        """Return the parameters for `Networks.action_distribution`, which a student needs too."""
-        return {name: state.replicated.learners[name].params for name in ("encoder", "actor")}
+        def view(key: Key, window: Window) -> tuple[Array, Window, Window]:
+            key_mask, key_dropout = jax.random.split(key)
+            hidden, masked = transformer.mask_tokens(key_mask, window)
+            out: Any = net.apply(encoder, hidden, dropping, rngs={"dropout": key_dropout} if dropping else None)
+            return *out, masked
 
-    def policy(self, state: AlgoState) -> PolicyParams:
-        """Return the parameters of `weights` and the workers, which act while their data are collected."""
-        return self.weights(state) | {"workers": state.replicated.workers["actor"]}
+        def masked_view(view_index: Array) -> tuple[Array, Array]:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, view_index))(sample["key"])
+            code, predicted, masked = jax.vmap(view)(keys, sample["window"])
+            masked = jax.tree.map(lambda hit: hit & (sample["weight"] > 0)[:, None], masked)
+            return code, transformer.reconstruction_loss(predicted, sample["window"], masked, self.layout.device_mean)
+
+        codes, errors = jax.vmap(masked_view)(jnp.arange(2, dtype=jnp.int32))
+        error = errors.sum()
+        views = [CodeBatch(code, sample["task"], sample["weight"]) for code in codes]
+        others = self.layout.all_gather(views[1])
+        contrast = transformer.contrastive_loss(views[0], *others, self.temperature, self.layout.device_mean)
+        return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
+
+    def held_out_encoder_loss(self, encoder: Params, sample: dict[str, Any]) -> tuple[Array, Arrays]:
+        """Return the loss without dropout, and the share of windows whose nearest neighbour has the same task.
+
+        sample: as above, of held-out windows, and {"known", "known_task", "known_weight"}, as many of the others.
+        """
+        loss, means = self.encoder_loss(encoder, sample, training=False)
+        windows = jax.tree.map(lambda *x: jnp.concatenate(x), sample["known"], sample["window"])
+        known, query = jnp.split(self.model.codes(encoder, windows), 2)
+        known_codes, _ = self.layout.all_gather(CodeBatch(known, sample["known_task"], sample["known_weight"]))
+        query_codes = CodeBatch(query, sample["task"], sample["weight"])
+        accuracy = transformer.neighbour_accuracy(known_codes, query_codes, self.layout.device_mean)
+        return loss, means | {"code_accuracy": accuracy}
+
+    def actor_loss(self, actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
+        """Return `distillation_loss` of labelled steps {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
+        mean, log_std = self.model.gaussian(actor, sample["code"], sample["state"])
+        return distillation_loss(mean, log_std, sample["mu"], sample["log_std"], sample["weight"]), {}
+
+    def critic_loss(self, critic: Params, sample: Arrays) -> tuple[Array, Arrays]:
+        """Return the mean squared errors of all critics at {"code", "state", "action", "value", "weight"} [N, ...]."""
+        values = self.model.values(critic, sample["code"], sample["state"], sample["action"])
+        return jnp.sum(jnp.mean(sample["weight"][None] * jnp.square(values - sample["value"][None]), axis=1)), {}
+
+    # Learning
+
+    def learn(
+        self,
+        state: AlgoState,
+        trajectory: Trajectory | None,
+        last_timestep: TimeStep | None,
+        key: Key,
+        progress: Progress,
+        phase: Phase,
+    ) -> tuple[AlgoState, Arrays]:
+        """Label and store the collected steps, then run the phase's updates."""
+        params, buffer = state.replicated, state.sharded
+        metrics: Arrays = {}
+        key_labels, key_updates = jax.random.split(key)
+        if trajectory is not None and last_timestep is not None:
+            buffer = self.experts.store(params.workers, buffer, trajectory, last_timestep, key_labels)
+        if phase.name == "codes":
+            codes = functools.partial(self.model.codes, params.learners["encoder"].params)
+            rows = jnp.minimum(params.coded, self.rows - self.coded_rows) + jnp.arange(self.coded_rows, dtype=jnp.int32)
+            buffer = dataset.encode(buffer, rows, codes, self.model.states, self.context_length, self.layout)
+            params = dataclasses.replace(params, coded=params.coded + self.coded_rows)
+        elif phase.updates:
+            network = TRAINED[phase.name]
+            fit = self.fit_encoder if network == "encoder" else functools.partial(self.fit, network)
+            learner, metrics = fit(params, buffer, key_updates, phase.updates)
+            params = dataclasses.replace(params, learners=params.learners | {network: learner})
+        return AlgoState(params, buffer), metrics
+
+    def fit(
+        self, network: str, params: CollectiveParameters, buffer: Replay, key: Key, updates: int
+    ) -> tuple[Learner, Arrays]:
+        """Update "actor" or "critic" on labelled steps with a code; also return its error on held-out ones."""
+        row = jnp.arange(self.rows, dtype=jnp.int32)[None, :, None]
+        coded = (row >= self.labelled_rows) | (row < params.coded)  # only rows of expert datasets are stored without
+        usable, held_out = dataset.find_usable(buffer) & coded, buffer.action["held_out"]
+        loss = self.actor_loss if network == "actor" else self.critic_loss
+
+        def draw(key: Key, counts: Array) -> Arrays:
+            index, weight = dataset.draw(key, counts, self.batch_size, self.layout)
+            return dataset.gather_samples(buffer, index, self.model.states) | {"weight": weight}
+
+        key_held_out, key = jax.random.split(key)
+        training = dataset.count_up(usable & ~held_out)
+        keys = jax.random.split(key, updates)
+        learner, metrics = self._train(network, params, loss, self.layout, lambda key: draw(key, training), keys)
+        held_out_batch = draw(key_held_out, dataset.count_up(usable & held_out))
+        _, (value, _) = self.layout.gradient(loss, learner.params, held_out_batch)
+        share = jnp.maximum(self.layout.sample_mean(held_out_batch["weight"]), 1e-6)  # 0 while nothing is held out yet
+        return learner, metrics | {f"{network}_held_out_loss": value / share}
+
+    def fit_encoder(
+        self, params: CollectiveParameters, buffer: Replay, key: Key, updates: int
+    ) -> tuple[Learner, Arrays]:
+        """Update the transformer on full windows of training episodes; also return `held_out_encoder_loss`."""
+        full = dataset.find_usable(buffer) & (buffer.action["step"] >= self.context_length - 1)
+        held_out = buffer.action["held_out"]
+        training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
+        # InfoNCE compares the windows of a batch: all of them
+        layout = dataclasses.replace(self.layout, learn_chunk=0)
+
+        def draw(key: Key, counts: Array) -> dict[str, Any]:
+            key_rows, key_noise = jax.random.split(key)
+            index, weight = dataset.draw(key_rows, counts, self.transformer_batch, layout)
+            keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
+            window = dataset.gather_windows(buffer, index, self.model.states, self.context_length)
+            task = dataset.take_rows(buffer.observation["task"], index)
+            return {"window": window, "task": task, "key": keys, "weight": weight}
+
+        key_known, key_held_out, key = jax.random.split(key, 3)
+        keys = jax.random.split(key, updates)
+        loss = self.encoder_loss
+        learner, metrics = self._train("encoder", params, loss, layout, lambda key: draw(key, training), keys)
+        known, queries = draw(key_known, training), draw(key_held_out, checking)
+        known = {"known": known["window"], "known_task": known["task"], "known_weight": known["weight"]}
+        _, (_, means) = layout.gradient(self.held_out_encoder_loss, learner.params, queries | known)
+        return learner, metrics | {f"held_out_{name}": value for name, value in means.items()}
+
+    def _train(
+        self,
+        network: str,
+        params: CollectiveParameters,
+        loss: Callable[..., tuple[Array, Arrays]],
+        layout: DataParallel,
+        draw: Callable[[Key], Any],
+        keys: Key,
+    ) -> tuple[Learner, Arrays]:
+        """Take one optimizer step per key, on the samples [S local, m, ...] that `draw` returns for it."""
+
+        def update(learner: Learner, key: Key) -> tuple[Learner, Arrays]:
+            gradient, (value, means) = layout.gradient(loss, learner.params, draw(key))
+            learner, norm = self.step(network, learner, gradient, start())
+            return learner, {f"{network}_loss": value, f"{network}_grad_norm": norm, **means}
+
+        return jax.lax.scan(update, params.learners[network], keys)
+
+    def count_updates(self, network: str) -> int:
+        phases = (phase for phase in self.phases if TRAINED.get(phase.name) == network)
+        return sum(phase.updates * (phase.iterations or 0) for phase in phases)
+
+    def chain(self, part: str) -> optax.GradientTransformation:
+        """Return the optimizer of a network, whose steps shrink linearly over all of its updates."""
+        fall = optax.linear_schedule(1.0, self.final_lr_fraction, max(self.count_updates(part), 1))
+        return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall))
+
+    def learning_rate(self, part: str, progress: Progress) -> Array:
+        rates = {"encoder": self.transformer_lr, "actor": self.actor_lr, "critic": self.critic_lr}
+        return jnp.float32(rates[part])
+
+    # Acting
 
     def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
         state = self.model.states(timestep.observation.reshape(len(indices), -1))
@@ -292,14 +406,13 @@ class Collective(MultiStage):
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,), jnp.float32))(keys)
 
         def uniform() -> Array:
-            return jax.vmap(
-                lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (self._actions,), jnp.float32, -1.0, 1.0)
-            )(keys)
+            keys_uniform = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+            return jax.vmap(lambda key: jax.random.uniform(key, (self._actions,), jnp.float32, -1.0, 1.0))(keys_uniform)
 
         extras: Any = ()
         if mode == "explore":
             done = total(progress.vector_steps)
-            stage = jnp.sum(done >= jnp.array(self.timing.until, jnp.float32), dtype=jnp.int32)
+            stage = jnp.sum(done >= jnp.array(self.until, jnp.float32), dtype=jnp.int32)
             # codes of the workers' steps are not used before the transformer is trained
             code = jax.lax.cond(
                 stage < 2,
@@ -320,66 +433,62 @@ class Collective(MultiStage):
             action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
         return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(carry, action=action), extras
 
-    # Learning
+    # State and networks
 
-    def learn(
-        self,
-        state: AlgoState,
-        trajectory: Trajectory | None,
-        last_timestep: TimeStep | None,
-        key: Key,
-        progress: Progress,
-        phase: Phase,
-    ) -> tuple[AlgoState, dict[str, Array]]:
-        """Label and store the collected steps, then run the phase's updates."""
-        params, buffer, timing = state.replicated, state.sharded, self.timing
-        key_labels, key_updates = jax.random.split(key)
-        if trajectory is not None and last_timestep is not None:
-            buffer = self.experts.store(params.workers, buffer, trajectory, last_timestep, key_labels)
-        metrics: Means = {}
-        if phase.name == "codes":
-            codes = functools.partial(self.model.codes, params.learners["encoder"].params)
-            begin = jnp.minimum(params.coded, timing.rows - timing.coded_rows)
-            places = begin + jnp.arange(timing.coded_rows, dtype=jnp.int32)
-            buffer = dataset.encode(buffer, places, codes, self.model.states, self.context_length, self.layout)
-            params = dataclasses.replace(params, coded=params.coded + timing.coded_rows)
-        elif phase.updates:
-            stage = next(stage for stage in self.stages if phase.name in stage.phases)
-            arguments = stage, self.layout, self.model, params.learners[stage.network], buffer
-            if stage.network == "encoder":
-                learner, metrics = fit_encoder(*arguments, key_updates, phase.updates)
-            else:
-                coded = dataset.with_code(timing.rows, timing.labelled_rows, params.coded)
-                learner, metrics = fit(*arguments, coded, key_updates, phase.updates)
-            params = dataclasses.replace(params, learners=params.learners | {stage.network: learner})
-        return AlgoState(params, buffer), metrics
+    def init(self, key: Key, inputs: Any) -> AlgoState:
+        """Return fresh networks and a dataset that holds only the expert datasets.
+
+        `inputs` may hold "workers", weights of each in the order of the tasks, and "expert_datasets", from
+        `to_dataset`. Without inputs the workers are fresh too, which is enough for shapes.
+        """
+        key_workers, key = jax.random.split(key)
+        worker_weights = (inputs or {}).get("workers")
+        if worker_weights:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *worker_weights)
+        else:
+            worker = self.experts.worker
+            stacked = jax.vmap(lambda key: worker.weights(worker.init(key, None)))(
+                jax.random.split(key_workers, max(self.num_workers, 1))
+            )
+        learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
+        params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
+        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
+        buffer = replay.create(*self._row_shapes, 1, shards, self.rows, envs)
+        if inputs and "expert_datasets" in inputs:
+            buffer = dataset.fill(buffer, inputs["expert_datasets"], self.layout)
+        return AlgoState(params, buffer)
+
+    def weights(self, state: AlgoState) -> Params:
+        """Return the parameters for `Networks.action_distribution`, which a student needs too."""
+        return {name: state.replicated.learners[name].params for name in ("encoder", "actor")}
+
+    def policy(self, state: AlgoState) -> PolicyParams:
+        """Return the parameters of `weights` and the workers, which act while their data are collected."""
+        return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the training stages of transformer, actor and critics."""
+    def _row_shapes(self) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
+        return dataset.row_shapes(math.prod(self.spec.observation.shape), self._actions, self.code_size)
 
-        def stage(name: str, network: str, loss: Any, batch_size: int, *phases: str, check: Any = None) -> Stage:
-            updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
-            step = functools.partial(self.step, network, progress=start())
-            return Stage(name, network, loss, phases, updates, batch_size, step, check)
+    @property
+    def _actions(self) -> int:
+        return math.prod(self.spec.action.shape)
 
-        encoder_loss = EncoderLoss(self.model, self.layout, self.contrast_weight, self.temperature)
-        actor_loss = functools.partial(losses.actor_loss, self.model)
-        critic_loss = functools.partial(losses.critic_loss, self.model)
-        windows = self.transformer_batch
-        return (
-            stage("transformer", "encoder", encoder_loss, windows, "transformer", check=encoder_loss.check),
-            stage("actor", "actor", actor_loss, self.batch_size, "burst", "learner", "actor"),
-            stage("critic", "critic", critic_loss, self.batch_size, "critic"),
-        )
+    @functools.cached_property
+    def model(self) -> Networks:
+        states = len(self.state_entries) or math.prod(self.spec.observation.shape)
+        dtype = self.layout.compute_dtype
+        encoder = TrajectoryTransformer(
+            states, self._actions, self.code_size, self.context_length, self.embedding_size, self.feedforward_size,
+            self.num_heads, self.num_layers, self.dropout, dtype,
+        )  # fmt: skip
+        actor, critic = (MLP(size, self.hidden_size, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
+        return Networks(encoder, actor, critic, self.num_critics, self.state_entries)
 
-    def chain(self, part: str) -> optax.GradientTransformation:
-        """Return the optimizer of a network, whose steps shrink linearly over the updates of its stage."""
-        updates = next(stage.updates for stage in self.stages if stage.network == part)
-        fall = optax.linear_schedule(1.0, self.final_lr_fraction, max(updates, 1))
-        return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall))
-
-    def learning_rate(self, part: str, progress: Progress) -> Array:
-        """Return a network's initial learning rate."""
-        rates = {"encoder": self.transformer_lr, "actor": self.actor_lr, "critic": self.critic_lr}
-        return jnp.float32(rates[part])
+    @functools.cached_property
+    def experts(self) -> Experts:
+        """Return the workers; their replay and minibatches are as small as allowed."""
+        spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
+        envs = self.layout.num_envs
+        sizes = {"batch_size": self.layout.shards, "buffer_size": 4 * envs, "env_steps_per_update": envs}
+        return Experts(Sac(spec, self.layout, **self._resolved["worker"] | sizes), self.spec.num_tasks)

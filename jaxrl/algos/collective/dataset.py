@@ -40,7 +40,7 @@ def row_shapes(
     return {"observation": floats(observation), "task": whole}, action_row
 
 
-def lengths(step: np.ndarray) -> np.ndarray:
+def count_lengths(step: np.ndarray) -> np.ndarray:
     """Return the length of each episode, int[episodes], from the steps [N] of whole episodes."""
     return np.diff(np.flatnonzero(np.append(step, 0) == 0))
 
@@ -61,7 +61,7 @@ def to_dataset(
     arrays |= {"task": np.zeros((rows + 1, envs), np.int32), "reward": np.zeros((rows + 1, envs), np.float32)}
     arrays["truncated"] = np.ones((rows + 1, envs), bool)
     counts, begin = dict.fromkeys(range(len(tasks)), 0), 0
-    for length in lengths(recording["step"]):
+    for length in count_lengths(recording["step"]):
         source, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(task_indices[begin])
         place, end = slice(filled[env], filled[env] + length), filled[env] + length
         for name in names:
@@ -86,18 +86,12 @@ def fill(buffer: Replay, arranged: dict[str, Array], layout: DataParallel) -> Re
     return replay.write(buffer, observation, action, local["reward"][..., None], end)
 
 
-def usable(buffer: Replay) -> Array:
+def find_usable(buffer: Replay) -> Array:
     """Return which rows do not end an episode and have their successor stored, bool[S, R, E]."""
     rows = buffer.end.shape[1]
     age = (buffer.head[:, None] - jnp.arange(rows, dtype=jnp.int32)[None]) % rows
     complete = (age >= 1) & (age <= buffer.filled[:, None])
     return complete[:, :, None] & (buffer.end == replay.CONTINUES)
-
-
-def with_code(rows: int, labelled: int, coded: Array) -> Array:
-    """Return which rows have a code, bool[1, R, 1]: all after the `labelled` first ones, and the first `coded`."""
-    row = jnp.arange(rows, dtype=jnp.int32)[None, :, None]
-    return (row >= labelled) | (row < coded)
 
 
 def count_up(selected: Array) -> Array:
@@ -120,7 +114,7 @@ def draw(key: Key, counts: Array, batch_size: int, layout: DataParallel) -> tupl
     return jax.vmap(draw_in_shard)(layout.shard_keys(key), counts)
 
 
-def windows(buffer: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
+def gather_windows(buffer: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
     """Return the windows [S, m, ...] of `steps` steps ending at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def gather_shard(buffer: Replay, index: Array) -> Window:
@@ -143,19 +137,19 @@ def encode(
 
     def encode_row(row: Array) -> Array:
         index = jnp.broadcast_to(row * envs + jnp.arange(envs, dtype=jnp.int32)[None], (shards, envs))
-        return layout.apply(codes, windows(buffer, index, states, steps))
+        return layout.apply(codes, gather_windows(buffer, index, states, steps))
 
     new_codes = jax.lax.map(encode_row, rows).swapaxes(0, 1)
     stored = jax.lax.dynamic_update_slice_in_dim(buffer.action["code"], new_codes, rows[0], axis=1)
     return dataclasses.replace(buffer, action=buffer.action | {"code": stored})
 
 
-def samples(buffer: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
+def gather_samples(buffer: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
     """Return labelled steps, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
-    labels = {name: at(buffer.action[name], index) for name in ("action", "mu", "log_std", "code", "value")}
-    return labels | {"state": states(at(buffer.observation["observation"], index))}
+    labels = {name: take_rows(buffer.action[name], index) for name in ("action", "mu", "log_std", "code", "value")}
+    return labels | {"state": states(take_rows(buffer.observation["observation"], index))}
 
 
-def at(leaf: Array, index: Array) -> Array:
+def take_rows(leaf: Array, index: Array) -> Array:
     """Return the rows [S, m, ...] of a leaf [S, R, E, ...] at index int32[S, m] into R E."""
     return jax.vmap(replay.rows_at)(leaf, index)

@@ -13,6 +13,8 @@ from envs_jax.base import Array, pytree
 from jaxrl.algos.base import Learner
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
+from jaxrl.algos.sac import split_gaussian
+from jaxrl.common.shapes import Float32, assert_equal_shape, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.networks import MLP
 
@@ -59,7 +61,6 @@ class Networks:
         critic: [code, state, action] float32[N, c + s + n] -> float32[N, 1].
         num_critics: C, number of critics.
         entries: observation entries that form the state; none = all.
-        log_std: bounds of log standard deviations.
     """
 
     encoder: TrajectoryTransformer
@@ -67,7 +68,6 @@ class Networks:
     critic: MLP
     num_critics: int
     entries: tuple[int, ...]
-    log_std: tuple[float, float]
 
     def init(self, key: Key) -> dict[str, Params]:
         """Return fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""
@@ -98,9 +98,7 @@ class Networks:
     def gaussian(self, actor: Params, code: Array, state: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, n], of codes [N, c] and states [N, s]."""
         inputs = jnp.concatenate([code, state], axis=-1)
-        mean, raw = jnp.split(jnp.asarray(self.actor.apply(actor, inputs)), 2, axis=-1)
-        low, high = self.log_std
-        return mean, low + (high - low) / 2 * (jnp.tanh(raw) + 1)
+        return split_gaussian(jnp.asarray(self.actor.apply(actor, inputs)))
 
     def values(self, critic: Params, code: Array, state: Array, action: Array) -> Array:
         """Q float32[C, N]."""
@@ -120,3 +118,24 @@ class Networks:
         empty = (len(window.state), self.encoder.code)
         code = jnp.zeros(empty, jnp.float32) if zero_code else self.codes(policy_params["encoder"], window)
         return self.gaussian(policy_params["actor"], code, window.state[:, -1])
+
+
+def distillation_loss(
+    mean: Float32[Array, "N n"],
+    log_std: Float32[Array, "N n"],
+    mu: Float32[Array, "N n"],
+    expert_log_std: Float32[Array, "N n"],
+    weight: Float32[Array, "N"],
+) -> Float32[Array, ""]:
+    """Return the distance of a squashed Gaussian from an expert's, mean over samples and action dims.
+
+    (tanh(mean) - mu)^2 + 0.2 (log_std - expert_log_std)^2 * 2 / max(2, -expert_log_std): errors in log_std count less
+    where the expert is nearly deterministic.
+
+    mean, log_std: before squashing; mu: the expert's squashed mean.
+    """
+    assert_equal_shape([mean, log_std, mu, expert_log_std])
+    assert_shape(weight, mean.shape[:-1])
+    spread = 2.0 / jnp.maximum(2.0, -expert_log_std)
+    error = jnp.square(jnp.tanh(mean) - mu) + 0.2 * spread * jnp.square(log_std - expert_log_std)
+    return jnp.mean(weight[:, None] * error)

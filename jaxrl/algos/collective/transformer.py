@@ -21,6 +21,8 @@ from jaxrl.nn.networks import torch_uniform
 from jaxrl.rl.replay import rows_at
 
 MIN_WEIGHT = 1e-6  # of all samples together: below it there are none
+# Probability that a token is masked; shares of the masked tokens that become random numbers, and that do not change.
+MASK_RATE, RANDOM_SHARE, UNCHANGED_SHARE = 0.15, 0.1, 0.1
 
 
 @pytree
@@ -72,6 +74,10 @@ class CodeBatch:
     weight: Array
 
 
+def _unit(code: Array) -> Array:
+    return code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)
+
+
 def contrastive_loss(
     first: CodeBatch,
     second: CodeBatch,
@@ -81,21 +87,11 @@ def contrastive_loss(
 ) -> Array:
     """Cross entropy of matching each first view with its second view, among windows of other tasks, float32[].
 
-    Args:
-        first: one view of n windows; codes need not be normalised.
-        second: another view of N windows, those of `first` from `begin` on; windows of the same task are not negatives.
-        begin: int32[].
-        temperature: divisor of the cosines.
-        device_mean: see `weighted_mean`.
-
-    References:
-        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the other view of the same window as the positive.
+    `first` has one view of n windows, `second` another view of N windows, those of `first` from `begin` on; windows of
+    the same task are not negatives. Codes need not be normalised; device_mean: see `weighted_mean`. This is equation 4
+    of van den Oord et al. 2018, arXiv 1807.03748, with the other view of the same window as the positive.
     """
-
-    def unit(code: Array) -> Array:
-        return code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)
-
-    logits = unit(first.code) @ unit(second.code).T / temperature
+    logits = _unit(first.code) @ _unit(second.code).T / temperature
     first_index, second_index = (jnp.arange(len(part.task), dtype=jnp.int32) for part in (first, second))
     same_window = begin + first_index[:, None] == second_index[None]
     no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
@@ -104,31 +100,34 @@ def contrastive_loss(
     return weighted_mean(errors, first.weight, device_mean)
 
 
-def mask_tokens(
-    key: Key, window: Window, mask_rate: float = 0.15, random_share: float = 0.1, unchanged_share: float = 0.1
-) -> tuple[Window, Window]:
-    """Return a view of ONE window with some tokens masked.
+def neighbour_accuracy(
+    known: CodeBatch, query: CodeBatch, device_mean: Callable[[Array], Array] = lambda x: x
+) -> Array:
+    """Return the share of query codes whose nearest known code (by cosine) has the same task, float32[].
 
-    Args:
-        key: key[].
-        window: without leading axes.
-        mask_rate: probability of each token; if none of a kind is drawn, its last one is masked.
-        random_share: share of the masked tokens replaced by uniform numbers in [0, 1).
-        unchanged_share: share left unchanged; the others become zeros.
-
-    Returns:
-        the view, and which tokens were masked (leaves bool[tokens]).
+    Codes with weight 0 are ignored; device_mean: see `weighted_mean`.
     """
+    unit_known, unit_query = _unit(known.code), _unit(query.code)
+    nearest = jnp.argmax(jnp.where(known.weight > 0, unit_query @ unit_known.T, -jnp.inf), axis=-1)
+    correct = (known.task[nearest] == query.task).astype(jnp.float32)
+    return weighted_mean(correct, query.weight, device_mean)
 
+
+def mask_tokens(key: Key, window: Window) -> tuple[Window, Window]:
+    """Return a view of ONE window with some tokens masked, and which ones (leaves bool[tokens]).
+
+    If no token of a kind is drawn, its last one is masked. Masked tokens become uniform numbers in [0, 1), stay as they
+    are, or become zeros.
+    """
     leaves, structure = jax.tree.flatten(window)
     widths = [2 + rows.shape[1] for rows in leaves]  # random numbers per token: mask, kind of mask, replacement
     sizes = [len(rows) * width for rows, width in zip(leaves, widths, strict=True)]
     draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),), jnp.float32), sizes)  # one large draw is faster
 
     def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
-        hit, kind, numbers = draw[:, 0] < mask_rate, draw[:, 1:2], draw[:, 2:]
+        hit, kind, numbers = draw[:, 0] < MASK_RATE, draw[:, 1:2], draw[:, 2:]
         hit = hit.at[-1].set(hit[-1] | ~jnp.any(hit))
-        new = jnp.where(kind < random_share, numbers, jnp.where(kind < random_share + unchanged_share, rows, 0.0))
+        new = jnp.where(kind < RANDOM_SHARE, numbers, jnp.where(kind < RANDOM_SHARE + UNCHANGED_SHARE, rows, 0.0))
         return jnp.where(hit[:, None], new, rows), hit
 
     pairs = [hide(rows, draw.reshape(len(rows), -1)) for rows, draw in zip(leaves, draws, strict=True)]
@@ -150,14 +149,10 @@ def first_window(state: Array, actions: int, steps: int) -> Window:
 
 
 def next_window(window: Window, state: Array, action: Array, reward: Array, first: Array) -> Window:
-    """Return the window [B, ...] one step later.
+    """Return the window [B, ...] one step later, with the current state float32[B, s].
 
-    Args:
-        window: the previous one.
-        state: float32[B, s], the current one.
-        action: float32[B, a], taken in the previous state.
-        reward: float32[B], of that action.
-        first: bool[B], an episode starts with `state`.
+    The action float32[B, a] was taken in the previous state, the reward float32[B] is its; where `first` bool[B] an
+    episode starts with the state.
     """
 
     def push(rows: Array, row: Array) -> Array:
@@ -169,7 +164,7 @@ def next_window(window: Window, state: Array, action: Array, reward: Array, firs
 
 
 def stored_windows(state: Array, action: Array, reward: Array, step: Array, index: Array, steps: int) -> Window:
-    """Return the windows that end at rows of a dataset, equal to the windows of `next_window` during the rollout.
+    """Return the windows [m, ...] that end at rows of a dataset, equal to those of `next_window` during the rollout.
 
     Args:
         state: float32[R, E, s], consecutive rows of E environments.
@@ -178,9 +173,6 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
         step: int32[R, E], steps of the episode before each row, all of which are stored.
         index: int32[m] into rows times environments.
         steps: T.
-
-    Returns:
-        leaves [m, ...].
     """
     envs = step.shape[1]
     back = jnp.arange(steps - 1, -1, -1, dtype=jnp.int32)[None]  # steps from a token to the current one

@@ -34,7 +34,7 @@ def resolve_workers(
     spec: EnvSpec, settings: dict[str, Any], sources: tuple[UpstreamRun, ...], recording: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the workers in the order of the environment's tasks, their network settings, and the size of files."""
-    workers = order_workers(spec, sources, recording is not None)
+    workers = order_workers(spec, sources) if sources or recording is None else []
     worker = {name: workers[0].settings[name] for name in SHARED_SETTINGS} if workers else {}
     for source in workers:
         for name, value in worker.items():
@@ -45,9 +45,15 @@ def resolve_workers(
                 )
     tasks, rows = list(spec.task_names), [0, 0]
     if recording is not None:
-        check_dataset(recording, spec)
+        for kind, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
+            size = recording[name].shape[1]
+            if (size,) != box.shape:
+                raise ValueError(
+                    f"{kind} of the expert datasets have {size} numbers, but in '{spec.name}' {math.prod(box.shape)}: "
+                    "take sets of one arm and one kind of observation"
+                )
         tasks = list(dict.fromkeys([*(tasks if workers else ()), *recording["task_names"]]))
-        lengths = dataset.lengths(recording["step"]) + 1
+        lengths = dataset.count_lengths(recording["step"]) + 1
         rows = [int(lengths.sum()), int(lengths.max())]
     if len(tasks) < 2:
         raise ValueError(
@@ -58,16 +64,25 @@ def resolve_workers(
     return settings | {"workers": ",".join(source.run for source in workers), "resolved_inputs": resolved}
 
 
-def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], allow_none: bool) -> list[UpstreamRun]:
-    """Return the workers in the order of the tasks; none at all only with `allow_none`. Raises ValueError."""
-    if allow_none and not sources:
-        return []
+def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...]) -> list[UpstreamRun]:
+    """Return the workers in the order of the tasks. Raises ValueError where one cannot teach, or a task has no one."""
     workers: dict[str, UpstreamRun] = {}
     for source in sources:
-        task = check_worker(source, spec)
-        if task in workers:
-            raise ValueError(f"{workers[task].run} and {source.run} are both workers for '{task}': use one")
-        workers[task] = source
+        run, algo = source.run, source.algo
+        if not isinstance(algo, Sac):
+            raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
+        source.check(spec)
+        names = algo.spec.task_names
+        if len(names) != 1:
+            raise ValueError(f"{run} was trained on {len(names)} tasks: a worker has one")
+        if names[0] not in spec.task_names:
+            raise ValueError(
+                f"{run} was trained on '{names[0]}', which is not among the tasks here ({', '.join(spec.task_names)}): "
+                "remove it, or add its task"
+            )
+        if names[0] in workers:
+            raise ValueError(f"{workers[names[0]].run} and {run} are both workers for '{names[0]}': use one")
+        workers[names[0]] = source
     missing = [name for name in spec.task_names if name not in workers]
     if missing or not spec.task_names:
         raise ValueError(
@@ -75,34 +90,6 @@ def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], allow_none: b
             f"{', '.join(spec.task_names) or 'several named tasks'} with --workers RUN1,RUN2,..."
         )
     return [workers[name] for name in spec.task_names]
-
-
-def check_worker(source: UpstreamRun, spec: EnvSpec) -> str:
-    """Return the task of a worker. Raises ValueError where it cannot teach in an environment."""
-    run, algo = source.run, source.algo
-    if not isinstance(algo, Sac):
-        raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
-    source.check(spec)
-    names = algo.spec.task_names
-    if len(names) != 1:
-        raise ValueError(f"{run} was trained on {len(names)} tasks: a worker has one")
-    if names[0] not in spec.task_names:
-        raise ValueError(
-            f"{run} was trained on '{names[0]}', which is not among the tasks here ({', '.join(spec.task_names)}): "
-            "remove it, or add its task"
-        )
-    return names[0]
-
-
-def check_dataset(recording: dict[str, Any], spec: EnvSpec) -> None:
-    """Raise ValueError where the expert dataset does not match the environment."""
-    for what, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
-        size = recording[name].shape[1]
-        if (size,) != box.shape:
-            raise ValueError(
-                f"{what} of the expert datasets have {size} numbers, but in '{spec.name}' {math.prod(box.shape)}: "
-                "take sets of one arm and one kind of observation"
-            )
 
 
 # Acting and labels

@@ -12,13 +12,11 @@ import jax.export
 import numpy as np
 
 from envs_jax.base import closest, short_repr
-from jaxrl.common.errors import UsageError
-from jaxrl.common.files import expand_home
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import expand_home, write_atomically
 from jaxrl.common.version import __version__
-from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, greedy_of
-from jaxrl.integrations.export.numpy_agent import agent_files
-from jaxrl.integrations.jidi.export import jidi_settings, write_jidi
-from jaxrl.integrations.standalone import write_files
+from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, make_greedy
+from jaxrl.integrations.standalone import agent_files, jidi_files
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.policy import Policy
 
@@ -59,12 +57,19 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
         raise UsageError(f"name the directory to write to, such as 'exported', not {short_repr(path)}")
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     out = Path(expand_home(path))
-    if format == "jidi":
-        return write_jidi(out, jidi_settings(policy.env, policy.algo, greedy), policy.params)
-    return write_files(out, WRITERS[format](policy))
+    is_jidi = format == "jidi"
+    files = jidi_files(policy.env, policy.algo, policy.params, greedy) if is_jidi else WRITERS[format](policy)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomically(out / name, content)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write to {out} ({reason}): choose another --out") from None
+    return [out / name for name in files]
 
 
-def description(policy: Policy) -> dict[str, Any]:
+def describe_policy(policy: Policy) -> dict[str, Any]:
     """Describe a policy for JSON: algorithm, environment, versions, checkpoint, settings."""
     config = policy.config
     return {
@@ -77,22 +82,19 @@ def description(policy: Policy) -> dict[str, Any]:
     }
 
 
-def named_parameters(policy: Policy) -> dict[str, np.ndarray]:
-    """Return a policy's parameters by their flax paths, such as "params.head.fc1_kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path(policy.params)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
-
-
 def _safetensors(policy: Policy) -> dict[str, bytes]:
     library = _package("safetensors.numpy", "safetensors")
-    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in description(policy).items()}
-    arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in named_parameters(policy).items()}
+    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in describe_policy(policy).items()}
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(policy.params):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")  # such as params.head.fc1_kernel
+        arrays[name] = np.ascontiguousarray(leaf).reshape(leaf.shape)
     return {"policy.safetensors": library.save(arrays, metadata=metadata)}
 
 
 def _stablehlo(policy: Policy) -> dict[str, bytes]:
     _package("flatbuffers", "flatbuffers")  # of which jax.export makes its files
-    greedy = greedy_of(policy)
+    greedy = make_greedy(policy)
     (batch,) = jax.export.symbolic_shape("batch")
     exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))
     names = ", ".join([x.name for x in greedy.inputs] + ["carry"] * bool(greedy.carry))
@@ -108,7 +110,7 @@ def _onnx(policy: Policy) -> dict[str, bytes]:
     if getattr(policy.algo, "convolution", None) in ("auto", "dense", "patches"):
         settings: Any = {"convolution": "conv"}  # ONNX's own operator, instead of matrix products that suit XLA
         policy = dataclasses.replace(policy, algo=dataclasses.replace(policy.algo, **settings))
-    greedy = greedy_of(policy)
+    greedy = make_greedy(policy)
     call = "inputs by name; outputs are the action"
     if greedy.carry:
         call += ", then the next carry, in the order of the carry's inputs"
@@ -126,7 +128,7 @@ def _manifest(policy: Policy, greedy: Greedy, call: str, more: Mapping[str, Any]
         ]
 
     parts = {"call": call, "inputs": rows(greedy.inputs), "carry": rows(greedy.carry), "action": rows([greedy.action])}
-    return (json.dumps(parts | dict(more) | description(policy), indent=1) + "\n").encode()
+    return (json.dumps(parts | dict(more) | describe_policy(policy), indent=1) + "\n").encode()
 
 
 def _package(module: str, name: str) -> Any:

@@ -53,12 +53,11 @@ class Greedy:
     function: Callable[..., Any]
 
     def structs(self, batch: Any) -> list[Any]:
-        """Return the ShapeDtypeStructs of the arguments of `function`."""
         carry = tuple(argument.struct(batch) for argument in self.carry)
         return [*(argument.struct(batch) for argument in self.inputs), *([carry] if carry else [])]
 
 
-def greedy_of(policy: Policy) -> Greedy:
+def make_greedy(policy: Policy) -> Greedy:
     """Return the greedy function of a policy; it takes only the arrays that the actions depend on."""
     shapes = policy._blank
     fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
@@ -67,9 +66,12 @@ def greedy_of(policy: Policy) -> Greedy:
         jax.eval_shape(policy.algo.init_carry, policy.params, shapes, indices)
     )
     count = len(fields)
+    leaves = [_argument(path, leaf) for path, leaf in fields]
+    leaves += [_argument((jax.tree_util.GetAttrKey("carry"), *path), leaf) for path, leaf in carries]
+    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
 
-    def act_once(*arrays: Array) -> list[Array]:
-        """Act in one environment: leaves of the time step, then of the carry -> action, then leaves of the carry."""
+    def act_once(carry_indices: Sequence[int], *arrays: Array) -> list[Array]:
+        """Act in one environment: leaves of the time step, then of the carry -> action, then these of the carry."""
         single = [x[None] for x in arrays]
         timestep = jax.tree_util.tree_unflatten(structure, single[:count])
         fresh = policy.algo.init_carry(policy.params, timestep, jnp.zeros(1, jnp.int32))
@@ -80,60 +82,40 @@ def greedy_of(policy: Policy) -> Greedy:
         )
         keys = jax.random.split(jax.random.key(0), 1)
         action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, final_progress(), "greedy")
-        return [x[0] for x in (action, *jax.tree.leaves(carry))]
+        next_carry = jax.tree.leaves(carry)
+        return [x[0] for x in (action, *(next_carry[i] for i in carry_indices))]
 
-    leaves = [_argument(path, leaf) for path, leaf in fields]
-    leaves += [_argument((jax.tree_util.GetAttrKey("carry"), *path), leaf) for path, leaf in carries]
     carry_indices: list[int] = []  # leaves of the carry that actions depend on, now or later
     while True:
-        used = _find_used_arguments(
-            functools.partial(_select_results, act_once, [0, *(1 + i for i in carry_indices)]), leaves
-        )
+        function = jax.jit(functools.partial(act_once, carry_indices))
+        used = jax.export.export(function, platforms=PLATFORMS)(*structs).module_kept_var_idx
         needed = [i - count for i in used if i >= count]
         if set(needed) <= set(carry_indices):
             break
         carry_indices = sorted({*carry_indices, *needed})
     inputs = [i for i in used if i < count]
-    action = jax.eval_shape(act_once, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))[0]
+    action = jax.eval_shape(functools.partial(act_once, ()), *structs)[0]
 
-    def function(*arrays: Any) -> Any:
-        leaf_values = dict(zip(inputs, arrays[: len(inputs)], strict=True))
-        leaf_values |= zip([count + i for i in carry_indices], arrays[-1] if carry_indices else (), strict=True)
+    def act_batch(*arrays: Any) -> Any:
+        used_values = dict(zip(inputs, arrays[: len(inputs)], strict=True))
+        used_values |= zip([count + i for i in carry_indices], arrays[-1] if carry_indices else (), strict=True)
 
-        def act_row(leaf_values: dict[int, Array]) -> list[Array]:
-            def blank(i: int) -> Array:
-                return jnp.zeros(leaves[i].shape, leaves[i].dtype)
+        def act_row(values: dict[int, Array]) -> list[Array]:
+            blanks = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+            return act_once(carry_indices, *(values.get(i, blank) for i, blank in enumerate(blanks)))
 
-            return _select_results(
-                act_once,
-                [0, *(1 + i for i in carry_indices)],
-                *(leaf_values.get(i, blank(i)) for i in range(len(leaves))),
-            )
-
-        action, *carry = jax.vmap(act_row)(leaf_values)
+        action, *carry = jax.vmap(act_row)(used_values)
         return (action, tuple(carry)) if carry_indices else action
 
     return Greedy(
         tuple(leaves[i] for i in inputs),
         tuple(leaves[count + i] for i in carry_indices),
         Argument("action", action.shape, jnp.dtype(action.dtype).name),
-        function,
+        act_batch,
     )
-
-
-def _select_results(function: Callable[..., list[Array]], which: Sequence[int], *arrays: Array) -> list[Array]:
-    """Return some of the results of a function."""
-    results = function(*arrays)
-    return [results[i] for i in which]
 
 
 def _argument(path: tuple[Any, ...], leaf: Any) -> Argument:
     """Return the argument for a leaf [1, ...]; the path names fields, keys and indices."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     return Argument(name, tuple(leaf.shape[1:]), jnp.dtype(leaf.dtype).name)
-
-
-def _find_used_arguments(function: Callable[..., Any], arguments: Sequence[Argument]) -> list[int]:
-    """Return which arguments a function's results depend on."""
-    shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments]
-    return list(jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes).module_kept_var_idx)

@@ -86,7 +86,6 @@ class _Graph:
         return name
 
     def name(self, value: Any) -> str:
-        """Return the name of a value; an array becomes a constant."""
         import onnx
 
         if isinstance(value, str):
@@ -109,13 +108,11 @@ class _Graph:
         return self.op("Concat", *parts, axis=0)
 
     def reshape(self, value: Any, sizes: Sequence[Any]) -> str:
-        """Return a value with other sizes."""
         if sum(not _is_static(size) for size in sizes) == 1:
             sizes = [size if _is_static(size) else -1 for size in sizes]
         return self.op("Reshape", value, self.shape(sizes))
 
     def cast(self, value: Any, dtype: Any) -> str:
-        """Return a value with another dtype."""
         import onnx
 
         return self.op("Cast", value, to=onnx.helper.np_dtype_to_tensor_dtype(_dtype(dtype)))
@@ -216,14 +213,6 @@ def _broadcast(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:
         inserted[place] = size
     x = graph.reshape(x, inserted)
     return x if tuple(inserted) == tuple(shape) else graph.op("Expand", x, graph.shape(shape))
-
-
-def _clamp(graph: _Graph, eqn: Any, low: Any, x: Any, high: Any) -> str:
-    return graph.op("Min", graph.op("Max", x, low), high)
-
-
-def _concatenate(graph: _Graph, eqn: Any, *parts: Any) -> str:
-    return graph.op("Concat", *parts, axis=int(eqn.params["dimension"]))
 
 
 def _convolution(graph: _Graph, eqn: Any, x: Any, kernel: Any) -> str:
@@ -386,8 +375,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "argmax": _arg("ArgMax"),
     "argmin": _arg("ArgMin"),
     "broadcast_in_dim": _broadcast,
-    "clamp": _clamp,
-    "concatenate": _concatenate,
+    "clamp": lambda graph, eqn, low, x, high: graph.op("Min", graph.op("Max", x, low), high),
+    "concatenate": lambda graph, eqn, *parts: graph.op("Concat", *parts, axis=int(eqn.params["dimension"])),
     "conv_general_dilated": _convolution,
     "convert_element_type": lambda graph, eqn, x: graph.cast(x, eqn.params["new_dtype"]),
     "dot_general": _dot,

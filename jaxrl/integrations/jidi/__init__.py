@@ -1,1 +1,1 @@
-"""The Jidi platform: what can be exported to it, and submission.py, which needs only its weights to run."""
+"""The agent for the Jidi platform, submission.py, which needs only its weights to run."""
