@@ -126,7 +126,7 @@ def ig_scores(env: CoverageConfig, state: State, timestep: TimeStep, communicati
 
 def ig(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain. Scores are shared unless the communication range is 0."""
-    silent = env.fix_range and env.communication_range == 0.0
+    silent = not env.random_range and env.communication_range == 0.0
     scores = ig_scores(env, state, timestep, not silent)[1]
     inside = jnp.where(timestep.action_mask, scores, -1.0)  # scores are all 0 where no gain is left
     return jnp.argmax(inside, axis=-1).astype(jnp.int32)

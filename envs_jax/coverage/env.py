@@ -90,11 +90,11 @@ class Coverage(CoverageConfig):
         return State(
             key=key,
             t=jnp.int32(-1),
-            reach=comm_range,
+            comm_range=comm_range,
             terrain=ground,
             positions=positions,
             maps=empty(self.map_config, ground),
-            earned=jnp.zeros((2,), jnp.float32),
+            pending_reward=jnp.zeros((2,), jnp.float32),
         )
 
     @functools.partial(jax.jit, static_argnums=0)  # a reset and a step both end with it: it is traced once
@@ -162,7 +162,7 @@ class Coverage(CoverageConfig):
         else:
             positions = starts.original(starts.mission_number(key), self.num_agents)
         comm_range = jnp.float32(self.communication_range)
-        if not self.fix_range:
+        if self.random_range:
             ranges = jnp.asarray(communication.RANGES, jnp.float32)
             comm_range = ranges[jax.random.randint(key_range, (), 0, len(communication.RANGES), jnp.int32)]
         return self.begin(key, ground, positions, comm_range)
@@ -171,7 +171,7 @@ class Coverage(CoverageConfig):
         """Draw messages received and noise of the readings of the measurement that follows `state`."""
         index = state.t + 1
         links = communication.draw_delivered(state.key, index, self.num_agents, self.failure_rate)
-        received = communication.find_received(positions, state.reach, links)
+        received = communication.find_received(positions, state.comm_range, links)
         return received, sensor.noise(state.key, index, self.num_agents)
 
     def _conclude(
@@ -185,13 +185,13 @@ class Coverage(CoverageConfig):
             training = reward.region(before, updated.sums.interest, count, scale, offset)
         else:
             training = reward.relative(stats.before, updated.sums.weighted, scale, offset)
-        earned = jnp.stack(
+        rewards = jnp.stack(
             [
                 training,
                 reward.absolute(stats.before, updated.sums.weighted, self.n, self.weights),
             ]
         )
-        reward_now = earned if self.reward_timing == "aligned" else state.earned
+        reward_now = rewards if self.reward_timing == "aligned" else state.pending_reward
         reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
         actor_observation, team = observation.observe(
             t, measurements, updated.probability, stats.measured, self.budget, self.map_config
@@ -207,7 +207,7 @@ class Coverage(CoverageConfig):
             first=t == 0,
             metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": reward_now[1]},
         )
-        state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, earned=earned)
+        state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, pending_reward=rewards)
         return state, timestep
 
 

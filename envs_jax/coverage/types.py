@@ -22,20 +22,20 @@ class State:
     Attributes:
         key: key[], of the mission.
         t: int32[], steps made = index of the last measurement.
-        reach: float32[], communication range in metres.
+        comm_range: float32[], communication range in metres.
         terrain: ground truth.
         positions: int32[A, 3], lattice positions (x / 5 m, y / 5 m, z / 5 m - 1).
         maps: local beliefs, the team's, and values derived from them.
-        earned: float32[2], reward and absolute reward for the last measurement.
+        pending_reward: float32[2], reward and absolute reward for the last measurement.
     """
 
     key: Array
     t: Array
-    reach: Array
+    comm_range: Array
     terrain: Terrain
     positions: Array
     maps: Maps
-    earned: Array
+    pending_reward: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,9 @@ class CoverageConfig(Environment):
     num_actions: int = setting(6, "give each UAV 4 moves (level), 6 (also up and down) or 27 (also diagonals)")
     communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))
     failure_rate: float = setting(0.0, "lose a message within range with this probability", between=(0, 1))
-    fix_range: bool = setting(True, "use communication_range in all missions; false: draw 0, 15, 25 or 100 m for each")
+    random_range: bool = setting(
+        False, "draw the range of each mission from 0, 15, 25 and 100 m in place of communication_range"
+    )
     prior: float = setting(
         0.5, "believe at first that each cell is of class 1 with this probability", between=(P_MIN, 1 - P_MIN)
     )

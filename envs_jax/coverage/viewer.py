@@ -115,7 +115,7 @@ def scene(record: Record) -> Scene:
         borders=borders(truth) * (n * metres / len(truth)),
         positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
         boxes=corners * metres,
-        heard=np.asarray(_heard(env, states.key, states.positions, states.reach)),
+        heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range)),
     )
 
 

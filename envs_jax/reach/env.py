@@ -22,7 +22,7 @@ def _units(metres: Any) -> np.ndarray:
 
 
 def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Array]:
-    """Return `State.target` and `State.target_part`, int32[3, ...], after an action float32[3, ...] in [-1, 1].
+    """Return the next `State.mocap_target` and its part, int32[3, ...], for an action float32[3, ...] in [-1, 1].
 
     Meta-World adds 0.01 * action, rounded to float32, in float64. In whole numbers the sum has no rounding error, on
     any device and however the compiler orders or fuses operations. The part of a unit keeps every bit of actions
@@ -106,7 +106,7 @@ class Reach(ReachConfig):
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
 
         anchor = select_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
-        point = select_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
+        tool_goal = select_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
         t = jnp.zeros(batch, jnp.int32)
         q = broadcast(start.q)
         pose = dynamics.pose(q)
@@ -115,10 +115,10 @@ class Reach(ReachConfig):
             task=task,
             puck=puck,
             goal=goal,
-            point=point + select_task([one.offset for one in self.tasks]),
-            width=select_task([one.width for one in self.tasks]),
-            target=broadcast(_units(start.target), jnp.int32),
-            target_part=jnp.zeros_like(puck, jnp.int32),
+            tool_goal=tool_goal + select_task([one.offset for one in self.tasks]),
+            required_opening=select_task([one.required_opening for one in self.tasks]),
+            mocap_target=broadcast(_units(start.target), jnp.int32),
+            mocap_target_part=jnp.zeros_like(puck, jnp.int32),
             q=q,
             v=broadcast(start.v),
             frame=observation.frame(pose, puck, t, start),
@@ -128,26 +128,27 @@ class Reach(ReachConfig):
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
         """Step one control period with actions float32[1, 4, ...]."""
         command = jnp.clip(action[0], -1.0, 1.0)
-        target, part = _move_target(state.target, state.target_part, command[:3])
+        target, part = _move_target(state.mocap_target, state.mocap_target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
         q, v = dynamics.control_step(
             state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld))
         )
         pose, t = dynamics.pose(q), state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
-        after = dataclasses.replace(state, t=t, target=target, target_part=part, q=q, v=v, frame=frame)
+        after = dataclasses.replace(state, t=t, mocap_target=target, mocap_target_part=part, q=q, v=v, frame=frame)
         return after, self.show(after, state.frame, pose)
 
     def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
         """Return the time step of a state, given the arm's pose and the previous frame float32[18, ...]."""
         start = state.t == 0
-        distance = reward.distance(pose.tool, state.point)
-        grip_error = reward.outside(pose.opening, state.width)
+        distance = reward.distance(pose.tool, state.tool_goal)
+        grip_error = reward.outside(pose.opening, state.required_opening)
         success = ((distance <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
         if self.reward == "sparse":
             paid = success
         else:
-            paid = reward.reward_of(self.reward, distance, state.point, constants.reset(self.weld), self.success_radius)
+            start_state = constants.reset(self.weld)
+            paid = reward.reward_of(self.reward, distance, state.tool_goal, start_state, self.success_radius)
             paid = paid * reward.tail(grip_error / reward.MARGIN)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(

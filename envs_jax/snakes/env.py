@@ -105,7 +105,7 @@ class Snakes(SnakesConfig):
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)
-        action = teams.swap_teams(self, action, state.second)
+        action = teams.swap_teams(self, action, state.plays_second_half)
         direction = rules.resolve_directions(state.game.direction, action, spawn.turns(words[beans:], snakes))
         game, score_change, hit, ate = rules.move(board, state.game, direction)
         if self.stale_observation_bug and self.scripted:
@@ -121,7 +121,7 @@ class Snakes(SnakesConfig):
         game = spawn.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
         score_change, hit, opponent_losses = (
-            teams.swap_teams(self, x, state.second) for x in (score_change, hit, opponent_losses)
+            teams.swap_teams(self, x, state.plays_second_half) for x in (score_change, hit, opponent_losses)
         )
         return state, timesteps.show(self, teams.learner_view(self, state), score_change, hit, opponent_losses)
 

@@ -40,11 +40,11 @@ def size(snakes: int, beans: int) -> int:
 
 def leaving(board: Board, game: Game) -> list[Array]:
     """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves, see `body` above."""
-    low, high = game.toward[:, 0], game.toward[:, 1]
+    low, high = game.segment_direction[:, 0], game.segment_direction[:, 1]
     by_direction = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
     def ahead(cells: Array, steps: int = 1) -> Array:
-        """Return the cells `steps` ahead; the second cell of a split tail has the direction of the first."""
+        """Return the cells `steps` ahead; the second cell of a tail with a gap has the direction of the first."""
         parts = {d: cells & way for d, way in by_direction.items()}
         for _ in range(steps):
             parts = {d: board.seen_from(part, d ^ 1) for d, part in parts.items()}
@@ -55,7 +55,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
     alive = game.length > 0
     hungry = union(board.mark(game.head) & next_to_bean[:, None]) != 0  # a bean lies next to the head
     head, tail = (board.mark(jnp.where(alive, place, NOWHERE)) for place in (game.head, game.tail))
-    heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
+    heads, gap = union(head, 1), union(jnp.where(game.tail_gap[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
     step = materialize(ahead)
@@ -64,7 +64,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
         if k > 2:
             planes.append(step(moving))
         else:  # tails among them
-            planes.append(step(moving & ~split) | ahead(moving & split, 2) | (late if k == 1 else jnp.uint32(0)))
+            planes.append(step(moving & ~gap) | ahead(moving & gap, 2) | (late if k == 1 else jnp.uint32(0)))
     return planes
 
 

@@ -88,7 +88,7 @@ def scene(record: Record) -> Scene:
     scores = np.maximum(states.game.length - START_LENGTH, 0)
     half = n // 2
     order = np.arange(n)  # of the snakes as the learner counts them
-    if env.teams == 2 and states.second[0]:
+    if env.teams == 2 and states.plays_second_half[0]:
         order = np.roll(order, half)
     chosen = np.full((record.steps + 1, n), NOBODY)
     chosen[:-1, order[: env.num_agents]] = np.asarray(record.actions)[:, : env.num_agents]

@@ -139,12 +139,12 @@ def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)
     game = Game(
         body=body,
-        toward=union(body[:, None] * bits[None], 2),
+        segment_direction=union(body[:, None] * bits[None], 2),
         head=head,
         tail=tail,
         length=jnp.full_like(head, START_LENGTH),
         direction=direction,
-        split=jnp.zeros_like(head, bool),
+        tail_gap=jnp.zeros_like(head, bool),
         beans=jnp.full((beans, *words.shape[1:]), NOWHERE, jnp.int32),
         steps=jnp.zeros(words.shape[1:], jnp.int32),
     )

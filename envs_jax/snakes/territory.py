@@ -75,7 +75,7 @@ def _count(cells: Array) -> Array:
 def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
     planes = obs_full.leaving(board, game)
-    low, high = game.toward[:, 0], game.toward[:, 1]
+    low, high = game.segment_direction[:, 0], game.segment_direction[:, 1]
     by_direction = (~(low | high), low & ~high, ~low & high, low & high)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
 

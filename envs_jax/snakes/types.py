@@ -30,14 +30,14 @@ class State:
         key: key[], of the draws of its steps.
         game: state of the rules.
         level: int32[], the other team's player, index in `schedule.PLAYERS`.
-        second: bool[], the learner's team plays the second half of the snakes.
+        plays_second_half: bool[], the learner's team plays the second half of the snakes.
         stale: first deaths, which scripted opponents keep observing, () without `stale_observation_bug`.
     """
 
     key: Array
     game: Game
     level: Array
-    second: Array
+    plays_second_half: Array
     stale: Any = ()
 
 

@@ -31,7 +31,7 @@ def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[M
     beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
     stats = UpdateStats(measured=resize_readings(config, measurements), before=before)
-    return Maps(beliefs, resized, sums, maps.excess), stats
+    return Maps(beliefs, resized, sums, maps.overflow), stats
 
 
 def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:

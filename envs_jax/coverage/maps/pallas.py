@@ -72,7 +72,7 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
     added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
     resized = _resize(config, jnp.concatenate([local, team], axis=1))
-    return Maps(beliefs, resized, sums, maps.excess), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
+    return Maps(beliefs, resized, sums, maps.overflow), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
 
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:

@@ -69,13 +69,13 @@ class Maps:
             team's last. ([A + 1, *MapConfig.shape]: what lies beyond n is padding.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
-        excess: the clip's bookkeeping of one backend.
+        overflow: the clip's bookkeeping of one backend.
     """
 
     beliefs: Array
     probability: Array
     sums: Sums
-    excess: ClipOverflow
+    overflow: ClipOverflow
 
 
 @pytree
@@ -110,7 +110,7 @@ def empty(config: MapConfig, terrain: Terrain) -> Maps:
         beliefs=jnp.full((maps, *config.shape), storage.unseen),
         probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
         sums=sums,
-        excess=ClipOverflow(
+        overflow=ClipOverflow(
             cells=jnp.zeros((maps,), jnp.bool_),
             probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
         ),

@@ -64,7 +64,7 @@ class _Work:
 
     beliefs: Array  # dtype[M, n, n]
     clipped: Array  # float32[M, 11, 11], resized probabilities of the clipped maps
-    excess: ClipOverflow  # see `types.ClipOverflow`, leaves [M, ...]
+    overflow: ClipOverflow  # see `types.ClipOverflow`, leaves [M, ...]
     sums: Array  # int32[B, 10], `UpdateStats.before` and the leaves of `types.Sums`
     measured: Array  # float32[B, A, 11, 11], see `types.UpdateStats`
     change: Array  # dtype[A, W, W], readings of each agent of this copy as summands, 0 outside the footprint
@@ -77,12 +77,12 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
     copies = maps.beliefs.shape[0]
     count = copies * (agents + 1)
     side = window_side(config, world.LEVELS - 1)
-    excess = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), maps.excess)
+    overflow = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), maps.overflow)
     sums = maps.sums
     work = _Work(
         beliefs=maps.beliefs.reshape(count, n, n),
-        clipped=maps.probability.reshape(count, LATTICE, LATTICE) - excess.probability,
-        excess=excess,
+        clipped=maps.probability.reshape(count, LATTICE, LATTICE) - overflow.probability,
+        overflow=overflow,
         sums=jnp.concatenate([sums.weighted, sums.weighted, sums.interest, sums.counts], axis=1),
         measured=jnp.zeros((copies, agents, LATTICE, LATTICE), jnp.float32),
         change=jnp.zeros((agents, side, side), maps.beliefs.dtype),
@@ -94,9 +94,9 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
     before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
     maps = Maps(
         beliefs=work.beliefs.reshape(maps.beliefs.shape),
-        probability=(work.clipped + work.excess.probability).reshape(maps.probability.shape),
+        probability=(work.clipped + work.overflow.probability).reshape(maps.probability.shape),
         sums=Sums(carry(weighted), carry(interest), counts),
-        excess=jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), work.excess, maps.excess),
+        overflow=jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), work.overflow, maps.overflow),
     )
     return maps, UpdateStats(measured=work.measured, before=carry(before))
 
@@ -226,17 +226,17 @@ def _clip(config: MapConfig, target: Array, work: _Work) -> _Work:
     """Clip the whole of one map where cells may lie beyond the clip."""
 
     def turn(zero: Array, work: _Work) -> _Work:
-        index, n, excess = target + zero, config.n, work.excess
+        index, n, overflow = target + zero, config.n, work.overflow
         corner = (index, jnp.int32(0), jnp.int32(0))
         cells = cut_block(work.beliefs, corner, (1, n, n))
         cells = jnp.where(cells != config.storage.unseen, config.storage.clip(cells), cells)
-        excess = ClipOverflow(
-            cells=put_block(excess.cells, jnp.zeros((1,), jnp.bool_), (index,)),
-            probability=put_block(excess.probability, jnp.zeros((1, LATTICE, LATTICE), jnp.float32), corner),
+        overflow = ClipOverflow(
+            cells=put_block(overflow.cells, jnp.zeros((1,), jnp.bool_), (index,)),
+            probability=put_block(overflow.probability, jnp.zeros((1, LATTICE, LATTICE), jnp.float32), corner),
         )
-        return dataclasses.replace(work, beliefs=put_block(work.beliefs, cells, corner), excess=excess)
+        return dataclasses.replace(work, beliefs=put_block(work.beliefs, cells, corner), overflow=overflow)
 
-    return when(at(work.excess.cells, target), turn, work)
+    return when(at(work.overflow.cells, target), turn, work)
 
 
 def _enter_own(
@@ -264,20 +264,20 @@ def _enter(config: MapConfig, level: int, agent: Agent, target: Array, work: _Wo
     new = fuse(old, change)
     any_overflow = jnp.max(largest(new)) > jnp.asarray(storage.limit)
 
-    def add_overflow(zero: Array, excess: ClipOverflow) -> ClipOverflow:
+    def add_overflow(zero: Array, overflow: ClipOverflow) -> ClipOverflow:
         overflow_change = materialize(
             lambda zero, old, new: _overflow(config, new + zero) - _overflow(config, old + zero)
         )
         grown = overflow_change(zero.astype(new.dtype), old, new)
-        resized = _add_resized(config, level, excess.probability, target, agent, grown)
-        return ClipOverflow(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
+        resized = _add_resized(config, level, overflow.probability, target, agent, grown)
+        return ClipOverflow(put_block(overflow.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
 
     growth = materialize(lambda old, change: storage.growth(old, change, gains))(old, change)
     return dataclasses.replace(
         work,
         beliefs=paste(work.beliefs, target, agent.top, agent.left, side, new),
         clipped=_add_resized(config, level, work.clipped, target, agent, growth),
-        excess=when(at(work.excess.cells, target) | any_overflow, add_overflow, work.excess),
+        overflow=when(at(work.overflow.cells, target) | any_overflow, add_overflow, work.overflow),
     )
 
 
