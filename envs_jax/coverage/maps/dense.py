@@ -55,7 +55,7 @@ def _changes(config: MapConfig, measurements: Measurements) -> Array:
 
     def change(agent: Array) -> Array:
         position = jnp.take(measurements.positions, agent, axis=0, mode="clip")
-        box = world.clip_footprint(world.footprint(position, config.q), n)
+        box = world.clip_footprint(world.footprint(position, config.cells_per_footprint), n)
         read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
         gains = jnp.take(jnp.asarray(config.storage.gains), position[2], axis=1, mode="clip")
         gain = jnp.where(read, gains[1], gains[0])
@@ -118,7 +118,7 @@ def resize_readings(config: MapConfig, measurements: Measurements) -> Array:
     agents = jnp.arange(config.num_agents, dtype=jnp.int32)
     result = jnp.zeros((config.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
     for level in range(world.LEVELS):  # supposing that all agents are there
-        side = 2 * world.radius(config.q, level)
+        side = 2 * world.radius(config.cells_per_footprint, level)
 
         def signs(
             rows: Array, measurements: Measurements = measurements, level: int = level, side: int = side
@@ -142,9 +142,9 @@ def _signs(config: MapConfig, measurements: Measurements, agent: Array, level: i
 
     `chosen` int32[R] are rows of the footprint.
     """
-    n, side = config.n, 2 * world.radius(config.q, level)
+    n, side = config.n, 2 * world.radius(config.cells_per_footprint, level)
     position = measurements.positions[agent].at[2].set(level)
-    box = world.footprint(position, config.q)
+    box = world.footprint(position, config.cells_per_footprint)
     rows = box.top + jnp.repeat(chosen, side)
     columns = box.left + jnp.tile(jnp.arange(side, dtype=jnp.int32), len(chosen))
     read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, jnp.int32(level), rows, columns, n)

@@ -16,7 +16,7 @@ from envs_jax.coverage.terrain import Terrain
 class MapConfig:
     """Static settings of a map backend."""
 
-    q: int  # cells along a footprint edge at the lowest altitude
+    cells_per_footprint: int  # cells along a footprint edge at the lowest altitude
     num_agents: int  # A
     storage: Storage  # how log-odds are stored
     weights: Weights  # importance of cells in the reward
@@ -24,7 +24,7 @@ class MapConfig:
 
     @property
     def n(self) -> int:
-        return world.map_side(self.q)
+        return world.map_side(self.cells_per_footprint)
 
     @property
     def shape(self) -> tuple[int, int]:
