@@ -14,7 +14,7 @@ from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import BatchState
 from envs_jax.snakes import opponents, respawn, rules, segments, spawn
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
-from envs_jax.snakes.room import always_room
+from envs_jax.snakes.spawn import always_room
 from envs_jax.snakes.types import State
 
 DRAWS = 100_000

@@ -5,9 +5,8 @@ import functools
 from typing import Any
 
 from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr, take_exactly
-from envs_jax.snakes import reward, schedule
+from envs_jax.snakes import reward, schedule, spawn
 from envs_jax.snakes.board import MOST_COLUMNS, Board
-from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
 
 SIDES = ("first", "second", "both")
@@ -102,7 +101,7 @@ class SnakesConfig(Environment):
             raise ValueError(
                 f"snakes: {self.snakes} snakes do not form two equal teams; choose an even number or teams 1"
             )
-        if not always_room(self.board, self.snakes):
+        if not spawn.always_room(self.board, self.snakes):
             raise ValueError(
                 f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "
                 "snakes; choose a larger board or fewer snakes"

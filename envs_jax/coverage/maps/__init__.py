@@ -14,8 +14,9 @@ backend is a module with two functions,
     update_batch(config, maps, measurements) -> (Maps, UpdateStats)    for [B] copies
 
 `dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs, where
-it is several times as fast on large maps (bench/results/map_backends_cpu.md). `pallas` sweeps whole maps in three kernels: for GPUs. Backends cannot read each
-other's maps. `types` is what they share, `fixed_point` how sums over cells are kept.
+it is several times as fast on large maps (bench/results/map_backends_cpu.md). `pallas` sweeps whole maps in three
+kernels: for GPUs. Backends cannot read each other's maps. `types` is what they share, `fixed_point` how sums over cells
+are kept.
 """
 
 from types import ModuleType
