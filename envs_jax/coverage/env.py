@@ -134,7 +134,6 @@ class Coverage(CoverageConfig):
     # Parts
 
     def _draw_mission(self, key: Array) -> State:
-        """Draw terrain, start and range of the mission of `key`."""
         key_terrain, key_start, key_range = jax.random.split(key, 3)
         if self.terrain == "split" and self.start == "original":
             ground = terrain.split(*starts.original_split(starts.mission_number(key)), self.n)
@@ -162,7 +161,6 @@ class Coverage(CoverageConfig):
     def _conclude(
         self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats
     ) -> tuple[State, TimeStep]:
-        """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
         scale, offset, before, after = self.reward_scale, self.reward_offset, stats.before, updated.sums.weighted
         if self.reward == "region":

@@ -120,21 +120,17 @@ class CoverageConfig(Environment):
 
     @property
     def steps(self) -> int:
-        """Steps of a mission."""
         return self.budget + 1
 
     @property
     def storage(self) -> Storage:
-        """Representation of stored beliefs."""
         return Storage(self.belief_dtype, self.prior)
 
     @property
     def weights(self) -> Weights:
-        """Importance of cells in the reward."""
         return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
 
     @property
     def map_config(self) -> MapConfig:
-        """Static settings of the map backends."""
         tile = maps.tile(self.map_backend, self.n)
         return MapConfig(self.q, self.num_agents, self.storage, self.weights, tile)

@@ -140,7 +140,6 @@ class CoverageViewer(viewing.Viewer):
     """See `envs_jax.viewing.Viewer`."""
 
     def drawing(self, record: Record) -> Drawing:
-        """Return the map and the curve of the score."""
         mission = scene(record)
         side, agents = mission.side, mission.positions.shape[1]
         flip = np.array([1, -1])

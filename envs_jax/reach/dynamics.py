@@ -160,7 +160,6 @@ _ENTRIES = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 
 
 def _point(mass: float, place: Vector) -> list[Number]:
-    """Inertia of a mass point, as in `Body`."""
     square = dot(place, place)
     return [mul(mass, sub(square if i == j else 0.0, mul(place[i], place[j]))) for i, j in _ENTRIES]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
+from envs_jax.base import Array, Box, EnvSpec, TimeStep, with_default
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.types import PARTS, TARGET_UNIT, ReachConfig, State
@@ -39,10 +39,7 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
 
 @dataclasses.dataclass(frozen=True)
 class Reach(ReachConfig):
-    """A Sawyer arm brings its tool centre to a point; see the package for the source of the rules.
-
-    `types.ReachConfig` holds its settings.
-    """
+    """A Sawyer arm brings its tool centre to a point; the package names the source, `ReachConfig` the settings."""
 
     name = "reach"
     version = 1
@@ -79,7 +76,6 @@ class Reach(ReachConfig):
         return self.advance(state, action)
 
     def batched(self) -> BatchedEnvironment:
-        """Return the batched form, see `envs_jax.batch.batched`."""
         return ReachBatch(self)
 
     def viewer(self) -> Any:
@@ -166,9 +162,7 @@ class Reach(ReachConfig):
 class ReachFamily(Reach):
     """All tasks of the family, drawn for each episode."""
 
-    task: str = setting(
-        "all", f"set this task: {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
-    )
+    task: str = with_default(Reach, "task", tasks.ALL)
 
     name = "reach_family"
 

@@ -113,7 +113,6 @@ class ReachViewer(viewing.Viewer):
     rate = 30
 
     def drawing(self, record: Record) -> Drawing:
-        """Return both views and the curve of the distance."""
         episode = scene(record)
         return Drawing(
             panels=[_panel(view, episode) for view in VIEWS],

@@ -151,7 +151,6 @@ class SnakesViewer(viewing.Viewer):
     rate = 10
 
     def drawing(self, record: Record) -> Drawing:
-        """Return the board and the curves of the scores."""
         game = scene(record)
         height, width = game.board
         dark = [(c, r) for r in range(height) for c in range(width) if (r + c) % 2]

@@ -31,7 +31,6 @@ class Style(NamedTuple):
     anchor: Literal["start", "middle", "end"] = "middle"
 
     def with_width(self, width: float) -> "Style":
-        """Return the style with strokes of another width."""
         factor = width / self.width if self.width else 0.0
         return self._replace(width=width, dash=tuple(length * factor for length in self.dash))
 
@@ -112,7 +111,6 @@ class Panel:
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height."""
         left, top, right, bottom = self.box
         return right - left, bottom - top
 

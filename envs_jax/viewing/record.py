@@ -43,7 +43,6 @@ class Record:
 
     @property
     def steps(self) -> int:
-        """T."""
         return len(self.actions)
 
     @property

@@ -311,12 +311,10 @@ def _clip(config: MapConfig, target: Array, work: _Work) -> _Work:
 def _enter_own(
     config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
-    """Enter the measurement of an agent into its own map."""
     return _enter(config, level, agent, b * (config.num_agents + 1) + agent.number, work)
 
 
 def _enter(config: MapConfig, level: int, agent: Agent, target: Array, work: _Work) -> _Work:
-    """Enter the measurement of `agent` into a map."""
     side, storage = window_side(config, level), config.storage
     gains = storage.gains[:, level]
     old = cut(work.beliefs, target, agent.top, agent.left, side)
