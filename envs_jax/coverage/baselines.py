@@ -20,6 +20,7 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import actions, belief, world
 from envs_jax.coverage.sensor import EVIDENCE
+from envs_jax.coverage.starts import PATHS
 from envs_jax.coverage.types import CoverageConfig, State
 
 _GAIN_UNIT = 1000.0
@@ -149,19 +150,6 @@ def ig_sequential(env: CoverageConfig, state: State, timestep: TimeStep, key: Ar
 
 
 # Lawn-mower
-
-_THERE = tuple((x, 2) for x in range(2, 9))
-_BACK = tuple((x, 4) for x in range(8, 1, -1))
-_SWEEP = np.array([*_THERE, (8, 3), *_BACK], np.int32)  # x 10 to 40 m at y = 10 m, across, and back at y = 20 m
-_SHIFT = np.array([[0, 4]], np.int32)
-PATHS = np.stack([_SWEEP, _SWEEP + _SHIFT, _SWEEP[:, ::-1], (_SWEEP + _SHIFT)[:, ::-1]])
-"""int32[4, 15, 2]: lattice points of the four paths."""
-
-
-def lawnmower_start(num_agents: int, level: int) -> Array:
-    """int32[A, 3]: first poses of the paths, for missions that start on them."""
-    first = PATHS[np.arange(num_agents) % len(PATHS), 0]
-    return jnp.asarray(np.concatenate([first, np.full((num_agents, 1), level, np.int32)], axis=-1))
 
 
 def lawnmower(env: CoverageConfig, state: State, timestep: TimeStep, key: Array, level: int = 1) -> Array:

@@ -32,7 +32,7 @@ from envs_jax.coverage import (
 from envs_jax.coverage.maps.types import Maps, Measurements, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
-from envs_jax.coverage.types import PATHS, CoverageConfig, State
+from envs_jax.coverage.types import CoverageConfig, State
 from envs_jax.stages import on_cpu
 
 
@@ -140,14 +140,7 @@ class Coverage(CoverageConfig):
         else:
             families = terrain.FAMILIES if self.terrain == "mixed" else (self.terrain,)
             ground = terrain.draw(key_terrain, families, self.n)
-        if self.start == "uniform":
-            positions = starts.uniform(key_start, self.num_agents)
-        elif self.start == "corners":
-            positions = starts.corners(self.num_agents)
-        elif self.start in PATHS:
-            positions = baselines.lawnmower_start(self.num_agents, PATHS[self.start])
-        else:
-            positions = starts.original(starts.mission_number(key), self.num_agents)
+        positions = starts.draw(self.start, key, key_start, self.num_agents)
         fixed_range = jnp.float32(self.communication_range)
         comm_range = communication.draw_range(key_range) if self.random_range else fixed_range
         return self.begin(key, ground, positions, comm_range)

@@ -9,8 +9,6 @@ from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
-PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins
-STARTS = ("uniform", "corners", "original", *PATHS)
 MAX_AGENTS = 8
 MAX_Q = 200  # below 2 the lowest camera covers no cell
 
@@ -82,7 +80,9 @@ class CoverageConfig(Environment):
         -0.5, "add this to the scaled loss of entropy; below 0, steps that learn little cost", between=(-1e6, 1e6)
     )
     terrain: str = setting("split", f"draw the ground truth from this family: {', '.join(TERRAINS)}", choices=TERRAINS)
-    start: str = setting("uniform", f"start the UAVs at these positions: {', '.join(STARTS)}", choices=STARTS)
+    start: str = setting(
+        "uniform", f"start the UAVs at these positions: {', '.join(starts.NAMES)}", choices=starts.NAMES
+    )
     reward_timing: str = setting(
         "aligned",
         "reward a step for the measurement that it causes (aligned), or for the previous one (original)",
