@@ -39,6 +39,11 @@ def _weighted_entropy(p: Array, weights: Weights) -> Array:
     return weighted(p.reshape(-1)).reshape(p.shape)
 
 
+def _is_at(position: Array) -> Array:
+    """bool[11, 11]: the cell of a lattice position int32[3]."""
+    return (position[0] == _ROWS) & (position[1] == _COLUMNS)
+
+
 def neighbours(positions: Array, received: Array) -> Array:
     """Channel 2, float32[A, 11, 11]: the area (1 inside, 0 outside) around each agent and who was heard there.
 
@@ -116,7 +121,7 @@ def team_positions(positions: Array) -> Array:
     height = (positions[:, 2] + 1).astype(jnp.float32) / LEVELS
     plane = jnp.zeros((LATTICE, LATTICE), jnp.float32)
     for j in range(positions.shape[0]):
-        plane = jnp.where((positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS), height[j], plane)
+        plane = jnp.where(_is_at(positions[j]), height[j], plane)
     return plane
 
 
@@ -169,7 +174,6 @@ def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
     values = (action + 1).astype(jnp.float32) / num_actions
     others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
     for j in range(agents):
-        is_there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
-        others = jnp.where(is_there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
+        others = jnp.where(_is_at(positions[j])[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
     team = jnp.broadcast_to(team.astype(observation.dtype)[None], (agents, *team.shape))
     return jnp.concatenate([observation, team, others[..., None].astype(observation.dtype)], axis=-1)

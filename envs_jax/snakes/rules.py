@@ -76,6 +76,11 @@ def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
     return jnp.where(action == opposite, drawn + (drawn >= opposite).astype(jnp.int32), action)
 
 
+def bodies_without_tails(board: Board, game: Game, ate: Array) -> Array:
+    """uint32[H, n, ...]: the cells that bodies keep in a move: tails leave, except of snakes that eat, bool[n, ...]."""
+    return game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
+
+
 def next_tail(board: Board, segment_direction: Array, tail: Array, tail_gap: Array) -> Array:
     """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
     low, high = (union(segment_direction[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
@@ -107,9 +112,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     ate = union(on_bean) & ~union(same & earlier)
     beans = _without(game.beans, union(on_bean, 1))
 
-    tail = board.mark(game.tail)
-    body = game.body & ~jnp.where(ate[None], jnp.uint32(0), tail)
-
+    body = bodies_without_tails(board, game, ate)
     new = board.mark(head)
     others = total(body, 1)
     hit = (union(others[:, None] & new) != 0) | union(same)
@@ -137,18 +140,10 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
 
 
 def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
-    """bool[n, n, ...]: [i, j] whether snake j ran into snake i, or they met head to head.
-
-    Args:
-        board: its size.
-        game: before the step.
-        direction: int32[n, ...], the resolved directions.
-        ate: bool[n, ...], see `move`.
-    """
+    """bool[n, n, ...]: [i, j] whether snake j ran into snake i, or they met head to head; arguments as in `move`."""
     snakes, batch = game.head.shape[0], game.steps.shape
     head = board.neighbour(game.head, direction)
-    body = game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
-    into = union(body[:, :, None] & board.mark(head)[:, None]) != 0
+    into = union(bodies_without_tails(board, game, ate)[:, :, None] & board.mark(head)[:, None]) != 0
     met = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)
     return into | met
 
