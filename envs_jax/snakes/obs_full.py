@@ -16,13 +16,12 @@ room beyond each neighbour.
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.batch import constant
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, counting, total, union
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, count_cells, counting, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
 from envs_jax.stages import materialize
@@ -55,21 +54,6 @@ def ahead(board: Board, by_direction: list[Array], cells: Array, steps: int = 1)
     for _ in range(steps):
         parts = [board.seen_from(part, d ^ 1) for d, part in enumerate(parts)]
     return union(jnp.stack(parts))
-
-
-def neighbours(board: Board, head: Array) -> Array:
-    """uint32[H, 4, m, ...]: the cell next to each head int32[m, ...], by direction."""
-    return jnp.stack([board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)], 1)
-
-
-def spread(board: Board, cells: Array) -> Array:
-    """The cells uint32[H, ...] and their neighbours."""
-    return union(jnp.stack([cells, *(board.seen_from(cells, d) for d in range(4))]))
-
-
-def count(cells: Array) -> Array:
-    """int32[...]: number of the cells uint32[H, ...]."""
-    return total(jax.lax.population_count(cells).astype(jnp.int32))
 
 
 def leaving(board: Board, game: Game) -> list[Array]:
@@ -105,13 +89,13 @@ def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -
     Bodies leave cells as `leaving` says and enter none; what stays for longer than REACH moves stays.
     """
     free = ~body_plane(game) & board.full_row | leave[0]
-    enter = materialize(lambda head, free: neighbours(board, head) & free[:, None, None])
-    further = materialize(lambda cells, free: spread(board, cells) & free[:, None, None])
+    enter = materialize(lambda head, free: board.mark_neighbours(head) & free[:, None, None])
+    further = materialize(lambda cells, free: board.spread(cells) & free[:, None, None])
     cells = enter(game.head[:agents], free)
     for k in range(1, MOVES):
         free = free | leave[k] if k < REACH else free
         cells = further(cells, free)
-    return count(cells)
+    return count_cells(cells)
 
 
 def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array]) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import DOWN, NOWHERE, RIGHT, Board, place, total, union
+from envs_jax.snakes.board import DOWN, NOWHERE, RIGHT, Board, count_cells, place, total, union
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
 from envs_jax.snakes.segments import neighbour
 from envs_jax.stages import on_cpu
@@ -81,11 +81,6 @@ def nth_cell(plane: Array, rank: Array) -> tuple[Array, Array]:
         word = jnp.where(here, plane[r], word)
         before = after
     return index, _nth_bit(word, rest)
-
-
-def count_cells(plane: Array) -> Array:
-    """int32[...]: number of set bits of a plane uint32[R, ...]."""
-    return total(jax.lax.population_count(plane)).astype(jnp.int32)
 
 
 def refill(board: Board, game: Game, words: Array) -> Game:

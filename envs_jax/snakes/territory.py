@@ -14,8 +14,7 @@ import numpy as np
 from envs_jax.base import Array
 from envs_jax.batch import constant
 from envs_jax.snakes import obs_full
-from envs_jax.snakes.board import NOWHERE, Board, total, union
-from envs_jax.snakes.obs_full import count, neighbours, spread
+from envs_jax.snakes.board import NOWHERE, Board, count_cells, total, union
 from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
 from envs_jax.stages import materialize
 
@@ -37,7 +36,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     heads = board.mark(jnp.where(alive, game.head, NOWHERE))  # [H, n, ...]
     own_heads, all_heads = heads[:, :agents], union(heads, 1)[:, None]
     mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own_heads) & ~own_heads
-    first = neighbours(board, game.head[:agents])
+    first = board.mark_neighbours(game.head[:agents])
 
     def touches(heads: Array) -> Array:
         touched = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
@@ -89,24 +88,24 @@ def reach(board: Board, game: Game, snakes: slice) -> Reach:
     beans = bean_plane(board, game)[:, None, None]
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     free, leave = _leaving(board, game)
-    room = neighbours(board, game.head[snakes]) & free[:, None, None]
-    others = spread(board, union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
+    room = board.mark_neighbours(game.head[snakes]) & free[:, None, None]
+    others = board.spread(union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
     territory = room & ~others[:, None]
 
     def further(carry: Any, leaves: Array) -> tuple[Any, tuple[Array, Array]]:
         free, others, room, territory = carry
         free = free | leaves
-        room = spread(board, room) & free[:, None, None]
-        others = others | spread(board, others) & free[:, None] & ~union(territory, 1)
-        territory = territory | spread(board, territory) & free[:, None, None] & ~others[:, None]
-        return (free, others, room, territory), (count(territory), count(territory & beans))
+        room = board.spread(room) & free[:, None, None]
+        others = others | board.spread(others) & free[:, None] & ~union(territory, 1)
+        territory = territory | board.spread(territory) & free[:, None, None] & ~others[:, None]
+        return (free, others, room, territory), (count_cells(territory), count_cells(territory & beans))
 
     start = free, others, room, territory
     (_, _, room, _), (cells, eaten) = jax.lax.scan(further, start, leave)
     missed = jnp.sum(
-        (jnp.concatenate([count(territory & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32
+        (jnp.concatenate([count_cells(territory & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32
     )
-    return Reach(count(room), cells[NEAR - 2], cells[-1], 1 + missed)
+    return Reach(count_cells(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
 
 def survival(board: Board, game: Game, agents: int) -> Array:
@@ -116,17 +115,17 @@ def survival(board: Board, game: Game, agents: int) -> Array:
     any of these cells before.
     """
     free, leave = _leaving(board, game)
-    cells = neighbours(board, game.head[:agents]) & free[:, None, None]
+    cells = board.mark_neighbours(game.head[:agents]) & free[:, None, None]
 
     def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
         free, cells, death_move = carry
         k, leaves = row
         free = free | leaves
-        cells = spread(board, cells) & free[:, None, None]
-        dead = (count(cells) < k) & (k <= game.length[None, :agents])
+        cells = board.spread(cells) & free[:, None, None]
+        dead = (count_cells(cells) < k) & (k <= game.length[None, :agents])
         return (free, cells, jnp.where(dead, jnp.minimum(death_move, k), death_move)), None
 
-    death_move = jnp.where(count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
+    death_move = jnp.where(count_cells(cells) < 1, jnp.int32(1), jnp.int32(FAR))
     (_, _, death_move), _ = jax.lax.scan(
         further, (free, cells, death_move), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave)
     )
