@@ -40,11 +40,7 @@ def expected_gain(env: CoverageConfig, log_odds: Array, level: Array) -> Array:
 
     p (H(p) - H(p1)) w'(p1) + (1 - p) (H(p) - H(p0)) w'(p0), where p1 and p0 are p after a reading "class 1" and "class
     0", and w' is the weight of the reward, except that unknown cells weigh as much as their probability.
-
-    Args:
-        env: gives the weights.
-        log_odds: float32[...], belief of cells.
-        level: int32[], altitude index of the measurement.
+    Log-odds are float32[...]; `level` int32[] is the altitude index of the measurement.
     """
     weights = env.weights
     value = jnp.clip(log_odds, -belief.CLIP, belief.CLIP)
@@ -63,13 +59,9 @@ def expected_gain(env: CoverageConfig, log_odds: Array, level: Array) -> Array:
 
 
 def _gains(env: CoverageConfig, stored: Array, targets: Array, claimed: world.Box | None = None) -> Array:
-    """float32[M]: expected gain of a measurement from each of the lattice positions int32[M, 3].
+    """float32[M]: expected gain of a measurement from each of the lattice positions `targets` int32[M, 3].
 
-    Args:
-        env: the environment.
-        stored: dtype[n, n], belief.
-        targets: int32[M, 3].
-        claimed: boxes [K] whose cells do not count.
+    `stored` dtype[n, n] is the belief; cells in the boxes [K] `claimed` do not count.
     """
     n, side = env.n, 2 * world.radius(env.q, world.LEVELS - 1)
 

@@ -117,12 +117,9 @@ def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
-    """Respawn the snakes without cells in index order, on cells without snake and without bean.
+    """Respawn the snakes without cells in index order, on cells without snake and without bean; after `rules.move`.
 
-    Args:
-        board: its size.
-        game: after `rules.move`.
-        fixed: bodies are connected and directions true.
+    With `fixed` bodies are connected and directions true.
     """
     dead = game.length == 0
     turn = running(dead)  # in round k, the k-th dead snake of every game

@@ -65,12 +65,9 @@ def free_plane(board: Board, game: Game) -> Array:
 
 
 def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
-    """int32[n, ...]: the directions in which the snakes move; a snake that reverses turns to a drawn direction instead.
+    """int32[n, ...]: the directions in which the snakes move, from the stored and the requested ones int32[n, ...].
 
-    Args:
-        direction: int32[n, ...], the stored ones.
-        action: int32[n, ...], the requested ones.
-        drawn: int32[n, ...], 0 .. 2, which of the other three replaces the opposite of the stored one.
+    A snake that reverses turns instead to one of the other three directions, `drawn` int32[n, ...] from 0 to 2.
     """
     opposite = direction ^ 1
     return jnp.where(action == opposite, drawn + (drawn >= opposite).astype(jnp.int32), action)
@@ -90,12 +87,7 @@ def next_tail(board: Board, segment_direction: Array, tail: Array, tail_gap: Arr
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
-    """Move all snakes and let them eat, then resolve all collisions.
-
-    Args:
-        board: its size.
-        game: before the step.
-        direction: int32[n, ...], the resolved directions.
+    """Move all snakes in the resolved directions int32[n, ...] and let them eat, then resolve all collisions.
 
     Returns:
         game: snakes that were hit have no cells (length 0), beans that were eaten are gone.

@@ -84,13 +84,7 @@ def nth_cell(plane: Array, rank: Array) -> tuple[Array, Array]:
 
 
 def refill(board: Board, game: Game, words: Array) -> Game:
-    """Place new beans for the missing ones, each uniform over the cells still free.
-
-    Args:
-        board: its size.
-        game: after the respawn.
-        words: uint32[K, ...], random.
-    """
+    """Place beans for the missing ones, each uniform over the cells still free, for random words uint32[K, ...]."""
 
     def place_bean(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         free, beans = carry
@@ -109,13 +103,9 @@ def refill(board: Board, game: Game, words: Array) -> Game:
 
 
 def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
-    """Return a game at its start: snakes are straight, each uniform over the places left by the earlier ones.
+    """Return a game at its start, for random words uint32[n + K, ...].
 
-    Args:
-        board: its size.
-        words: uint32[n + K, ...], random.
-        snakes: n.
-        beans: K.
+    Snakes are straight, each uniform over the places left by the earlier ones.
     """
     free = jnp.broadcast_to(board.full_row, (board.height, *words.shape[1:]))
 

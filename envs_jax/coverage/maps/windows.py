@@ -215,15 +215,9 @@ def _update_copy(config: MapConfig, measurements: Measurements, plan: Plan, b: A
 
 
 def _add_resized(config: MapConfig, level: int, resized: Array, target: Array, agent: Agent, cells: Array) -> Array:
-    """Return resized maps float32[M, 11, 11] after the cells of a window of map `target` grew by `cells`.
+    """Return resized maps float32[M, 11, 11] after the cells of the agent's window in map `target` grew.
 
-    Args:
-        config: the geometry.
-        level: altitude index of the agent whose window it is.
-        resized: float32[M, 11, 11].
-        target: int32[], number of the map.
-        agent: the agent.
-        cells: float32[side * side].
+    `cells` float32[side * side] is by how much; `level` is the altitude index of the agent.
     """
     shares = jnp.asarray(block_shares(config.cells_per_footprint, level)[1])
     grown = _resize(shares, agent, cells)
