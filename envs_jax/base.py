@@ -32,6 +32,7 @@ from envs_jax.settings import registered as registered
 from envs_jax.settings import setting as setting
 from envs_jax.settings import short_repr as short_repr
 from envs_jax.settings import take_exactly as take_exactly
+from envs_jax.settings import with_default as with_default
 
 T = TypeVar("T")
 Array = jax.Array
@@ -96,12 +97,10 @@ class Box:
 
     @property
     def lowest(self) -> float:
-        """Smallest lower bound."""
         return self.low if isinstance(self.low, int | float) else float(np.min(self.low))
 
     @property
     def highest(self) -> float:
-        """Largest upper bound."""
         return self.high if isinstance(self.high, int | float) else float(np.max(self.high))
 
 

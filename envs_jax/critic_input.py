@@ -68,7 +68,6 @@ def _image(spec: EnvSpec) -> tuple[int, ...] | None:
 
 
 def _box(spec: EnvSpec) -> Box:
-    """Return the Box of an agent's row."""
     boxes, agents, image = _boxes(spec), spec.num_agents, _image(spec)
     size = sum(math.prod(box.shape) for box in boxes) * (agents if spec.global_state is None else 1)
     lead, last = (image[:2], image[2]) if image else ((), size)

@@ -27,6 +27,11 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def with_default(cls: Any, name: str, default: Any) -> Any:
+    """Return a setting of a dataclass with another default, for a subclass."""
+    return dataclasses.field(default=default, metadata=cls.__dataclass_fields__[name].metadata)
+
+
 def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | None) -> None:
     """Raise ValueError unless a number, or each of several, lies between the bounds."""
     low, high = between or (-LARGEST, LARGEST)

@@ -18,7 +18,7 @@ from helpers.tiny import Corridor
 
 import bench.harness.measure
 from envs_jax import EnvSpec
-from envs_jax.snakes import room
+from envs_jax.snakes import spawn
 from jaxrl.cli import evaluate, render, train
 from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
@@ -190,7 +190,7 @@ def test_run_time(what: str, finished: Path, here: Path, capsys: pytest.CaptureF
 def test_too_many_snakes_to_look_through(
     finished: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_MOST_TRIED", 1000)
+    monkeypatch.setattr(spawn, "_MOST_TRIED", 1000)
     check(f"{DDPG} --height 6 --width 6 --snakes 8", 2, "6 x 6 may have no room", finished, here, capsys)
 
 

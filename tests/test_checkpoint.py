@@ -598,3 +598,14 @@ def test_digest(tmp_path: Path) -> None:
     assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.full((1,), -0.0)})
     assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.zeros(1, jnp.int32)}) != digest({"y": jnp.zeros(1)})
     assert digest({"x": jax.random.key(0)}) != digest({"x": jax.random.key(1)})
+
+
+def test_fields_of_environments_are_read_under_their_former_names(tmp_path: Path) -> None:
+    former = {"env": {"game": {"toward": jnp.arange(3), "head": jnp.arange(2)}}, "point": jnp.ones(4)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, former, {})
+        like = {"env": {"game": {"segment_direction": jnp.zeros(3, int), "head": jnp.zeros(2, int)}}}
+        _, state, _ = checkpoints.restore(like | {"point": jnp.zeros(4)})
+        np.testing.assert_array_equal(state["env"]["game"]["segment_direction"], jnp.arange(3))
+        with pytest.raises(CheckpointError, match="tool_goal"):  # fields of an algorithm have kept their names
+            checkpoints.restore(like | {"tool_goal": jnp.zeros(4)})

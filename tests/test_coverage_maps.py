@@ -49,7 +49,7 @@ def test_backends_agree(settings):
     measurements = [batch(env)[1] for env in envs]
     initial = draw(jax.random.split(jax.random.key(2), 6))
     runs = [measure(initial, initial.positions) for measure in measurements]
-    some_excess, rng = False, np.random.default_rng(0)
+    some_overflow, rng = False, np.random.default_rng(0)
     for t in range(10):
         (a, ts_a), (b, ts_b) = runs
         np.testing.assert_array_equal(a.maps.beliefs, b.maps.beliefs)
@@ -61,18 +61,18 @@ def test_backends_agree(settings):
         np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=2e-6)
         np.testing.assert_allclose(ts_a.global_state["maps"], ts_b.global_state["maps"], atol=2e-6)
         outside = np.asarray(beyond_limit(storage, b.maps.beliefs))
-        np.testing.assert_array_equal(b.maps.excess.cells, outside)
-        some_excess |= bool(outside.any())
+        np.testing.assert_array_equal(b.maps.overflow.cells, outside)
+        some_overflow |= bool(outside.any())
         # four copies fly up and down in place, so that cells become certain, the others wherever it is open
         mask = np.asarray(ts_a.action_mask)
         action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
         action[:4] = np.array([up, down, up, down])[(t + np.arange(4)) % 2][:, None]
         positions = move(a.positions, action)
         runs = [measure(state, positions) for measure, (state, _) in zip(measurements, runs, strict=True)]
-    assert some_excess
+    assert some_overflow
     anew = jax.vmap(lambda m: world.resize(windows_backend._overflow(windows.map_config, m.beliefs)))
     maps = runs[1][0].maps
-    np.testing.assert_allclose(jax.jit(anew)(maps), maps.excess.probability, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(anew)(maps), maps.overflow.probability, atol=1e-6)
 
 
 @functools.partial(jax.jit, static_argnums=0)

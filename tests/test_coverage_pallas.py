@@ -16,8 +16,8 @@ UPDATES = 3
 
 def surveys(config, copies, families, recorded):
     """One survey [B] for each update, of agents that jump about at random."""
-    agents, n, rng = config.num_agents, config.n, np.random.default_rng(config.q)
-    keys = jax.random.split(jax.random.key(config.q), copies)
+    agents, n, rng = config.num_agents, config.n, np.random.default_rng(config.cells_per_footprint)
+    keys = jax.random.split(jax.random.key(config.cells_per_footprint), copies)
     ground = jax.jit(jax.vmap(lambda key: terrain.draw(key, families, n)))(keys)
 
     def survey():

@@ -28,7 +28,7 @@ AT_NIGHT = {"snakes", "snakes_1v1", "snakes_2p", "snakes_5p", "reach"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coverage": [
         {"q": 5, "num_agents": 2, "budget": 4},
-        {"q": 5, "num_agents": 3, "budget": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
+        {"q": 5, "num_agents": 3, "budget": 4, "random_range": True, "failure_rate": 0.3, "terrain": "mixed"},
         {
             "q": 3,
             "num_agents": 1,

@@ -124,6 +124,15 @@ def test_the_published_code_by_its_own_file(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_range_that_is_not_fixed_is_random(tmp_path: Path, fixed: bool) -> None:
+    experiment = IPP_MARL["experiment"]
+    content = IPP_MARL | {"experiment": experiment | {"uav": experiment["uav"] | {"fix_range": fixed}}}
+    assert configure(content, tmp_path).env_settings["random_range"] is not fixed
+    (tmp_path / "older.yaml").write_text(f"algo: coma\nfix_range: {fixed}\n")
+    assert flags.parse(["--config", str(tmp_path / "older.yaml")]).config.env_settings["random_range"] is not fixed
+
+
 def test_soft_targets_have_their_rate(tmp_path: Path) -> None:
     networks = IPP_MARL["networks"]
     soft = IPP_MARL | {"networks": networks | {"critic": networks["critic"] | {"target_update_mode": "soft"}}}

@@ -135,7 +135,7 @@ def test_places_can_be_reached_and_are_not_where_episodes_begin(task):
     assert (place >= (-0.45, 0.45, 0.05)).all() and (place <= (0.45, 0.95, 0.45 + 1e-9)).all()
     assert (np.linalg.norm(place - (0, 0.6, 0.15), axis=1) > reward.RADIUS).all()
     assert (np.linalg.norm(place - rows[:, :3], axis=1) > 0.1).all()
-    assert 0 <= task.width[0] < task.width[1] <= 1
+    assert 0 <= task.required_opening[0] < task.required_opening[1] <= 1
 
 
 def test_the_observation_does_not_tell_the_task():
@@ -153,8 +153,8 @@ def test_points_are_those_of_the_tasks():
     for lane in range(LANES):
         task = env.tasks[int(state.task[lane])]
         place = place_of(task, np.asarray(state.puck[:, lane]), np.asarray(state.goal[:, lane]))
-        np.testing.assert_allclose(state.point[:, lane], place, atol=1e-6)
-        np.testing.assert_allclose(state.width[:, lane], task.width, atol=1e-6)
+        np.testing.assert_allclose(state.tool_goal[:, lane], place, atol=1e-6)
+        np.testing.assert_allclose(state.required_opening[:, lane], task.required_opening, atol=1e-6)
     assert set(np.asarray(state.task)) == set(range(len(env.tasks)))
     np.testing.assert_array_equal(timestep.task, state.task)
 
@@ -194,7 +194,7 @@ def test_a_few_steps_are_those_of_the_oracle():
         state, timestep = jax.tree.map(np.asarray, advance(state, action.T[None]))
         np.testing.assert_allclose(timestep.reward[0], paid, atol=0.05)  # of about 1,000
         np.testing.assert_array_equal(timestep.metrics["success"] > 0, success)
-        np.testing.assert_allclose(np.asarray(state.target.T) * TARGET_UNIT, arms.target, atol=1e-8)
+        np.testing.assert_allclose(np.asarray(state.mocap_target.T) * TARGET_UNIT, arms.target, atol=1e-8)
         assert not timestep.terminated.any() and (np.asarray(timestep.truncated) == (t == 4)).all()
 
 
@@ -238,7 +238,8 @@ def test_a_step_moves_the_target_by_its_parts() -> None:
     action = jnp.full((1, 4, LANES), 0.0012345, jnp.float32)
     for _ in range(12):
         state, _ = advance(state, action)
-    targets = (np.asarray(state.target, np.float64) + np.asarray(state.target_part, np.float64) / PARTS) * TARGET_UNIT
+    whole, part = (np.asarray(x, np.float64) for x in (state.mocap_target, state.mocap_target_part))
+    targets = (whole + part / PARTS) * TARGET_UNIT
     expected = constants.reset().target + 12 * float(np.float32(0.01) * np.float32(0.0012345))
     np.testing.assert_allclose(targets, np.tile(expected[:, None], LANES), atol=6e-10)
 
@@ -293,7 +294,7 @@ def test_success_by_hand():
     for far, wide, steps, reached in ((0.045, 1.0, 1, 1), (0.055, 1.0, 1, 0), (0.045, 0.4, 1, 0), (0.045, 1.0, 0, 0)):
         point = np.asarray(pose.tool) + np.float32([far, 0.0, 0.0])[:, None]
         width = np.float32([[0.0] * LANES, [wide] * LANES])
-        moved = dataclasses.replace(state, point=point, width=width, t=np.full(LANES, steps, np.int32))
+        moved = dataclasses.replace(state, tool_goal=point, required_opening=width, t=np.full(LANES, steps, np.int32))
         np.testing.assert_array_equal(show(moved), np.full(LANES, reached), err_msg=f"{far} m, {wide}, step {steps}")
 
 
@@ -305,7 +306,7 @@ def test_success_and_reward_follow_the_radius(kind, radius):
     assert not np.asarray(timestep.reward).any()
     pose = jax.jit(dynamics.pose)(state.q)
     point = np.asarray(pose.tool) + np.random.default_rng(0).uniform(-0.035, 0.035, (3, LANES)).astype(np.float32)
-    moved = dataclasses.replace(state, point=point, t=np.ones(LANES, np.int32))
+    moved = dataclasses.replace(state, tool_goal=point, t=np.ones(LANES, np.int32))
     after = jax.tree.map(np.asarray, jax.jit(lambda state: env.show(state, state.frame, pose))(moved))
     tool = oracle.tool_centre(np.asarray(state.q.T, np.float64))
     close_enough = np.linalg.norm(tool - point.T, axis=1) <= radius

@@ -63,7 +63,7 @@ def test_episodes_begin_as_recorded(source):
     np.testing.assert_allclose(timestep.observation[0].T, record["obs"][:, 0], atol=2e-7)
     np.testing.assert_allclose(state.q.T, record["qpos0"][:, :9], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(state.v.T, record["qvel0"][:, :9], rtol=1e-7, atol=1e-12)
-    np.testing.assert_allclose(np.asarray(state.target.T) * TARGET_UNIT, record["mocap_pos"][:, 0], atol=4e-8)
+    np.testing.assert_allclose(np.asarray(state.mocap_target.T) * TARGET_UNIT, record["mocap_pos"][:, 0], atol=4e-8)
 
 
 def test_recorded_observations_have_the_layout_of_the_oracle():

@@ -135,7 +135,7 @@ def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> N
     far = np.linalg.norm(tool - place[:, None], axis=-1)
     margin = np.linalg.norm(place - [0, 0.6, 0.2], axis=-1)[:, None]
     opening = played.observation[:, 1:, 3]
-    amiss = np.maximum(0, np.maximum(rule.width[0] - opening, opening - rule.width[1]))
+    amiss = np.maximum(0, np.maximum(rule.required_opening[0] - opening, opening - rule.required_opening[1]))
     pay = 10 / (1 + 9 * (np.maximum(far - 0.05, 0) / margin) ** 2) / (1 + 9 * (amiss / 0.5) ** 2)
     np.testing.assert_allclose(played.reward, pay, rtol=2e-5)
     success = np.cumsum((far <= 0.05) & (amiss <= 0), axis=1) > 0

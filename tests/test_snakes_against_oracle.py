@@ -337,7 +337,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
     def compare(seed: int, greed: float) -> None:
         rng = np.random.default_rng(seed)
         state, timestep = reset(jax.random.split(jax.random.key(seed), LANES), now)
-        starts = jax.tree.map(np.asarray, (state.env.game, state.env.second, state.env.level))
+        starts = jax.tree.map(np.asarray, (state.env.game, state.env.plays_second_half, state.env.level))
         sides, levels = np.asarray(starts[1]).astype(int), starts[2]
         games = []
         for i in range(LANES):

@@ -14,7 +14,7 @@ from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import BatchState
 from envs_jax.snakes import opponents, respawn, rules, segments, spawn
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
-from envs_jax.snakes.room import always_room
+from envs_jax.snakes.spawn import always_room
 from envs_jax.snakes.types import State
 
 DRAWS = 100_000
@@ -120,7 +120,8 @@ def test_steps_draw_every_part_on_its_own():
     game = from_segments(env.board, bodies, [2, 3], [], 1)
     lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], DRAWS, 0), game)
     state, _ = jax.eval_shape(lambda k: env.batched().reset(k, env.context(ENDED)), keys())
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state.env.level, state.env.second, state.episode))
+    drawn = state.env.level, state.env.plays_second_half, state.episode
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
     state = BatchState(env=State(keys(), lanes, *zeros[:2]), key=keys(), episode=zeros[2])
     back = jnp.full((DRAWS, 1), 3, jnp.int32)
     state, _ = jax.jit(lambda state: env.batched().step_without_reset(state, back, env.context(ENDED)))(state)
@@ -157,7 +158,7 @@ def test_fixed_respawns_are_connected_and_look_ahead():
     blocked = jnp.asarray(body.transpose(1, 2, 0))
     lanes = dataclasses.replace(lanes, body=blocked)
     came = jax.tree.map(np.asarray, jax.jit(lambda game: respawn.respawn(board, game, True))(lanes))
-    assert not came.split.any()
+    assert not came.tail_gap.any()
     assert 0 < (came.length == 3).sum() < 2000
     for i in np.flatnonzero(came.length == 3):
         one = jax.tree.map(lambda x, i=i: x[..., i], came)
@@ -175,7 +176,7 @@ def test_lists_of_cells_go_in_and_out():
     board = Board(10, 20)
     bodies = [[(0, 19), (0, 0), (0, 1), (1, 1)], [(5, 5), (5, 6), (5, 4)], []]  # the second has its head in the middle
     game = from_segments(board, bodies, [2, 0, 1], [(3, 3), (9, 19)], 5, 17)
-    assert game.split.tolist() == [False, True, False]
+    assert game.tail_gap.tolist() == [False, True, False]
     assert segments.to_segments(board, game) == (bodies, [2, 0, 1], [(3, 3), (9, 19)])
     assert game.steps == 17
 

@@ -68,7 +68,7 @@ def test_levels_are_drawn_as_the_mixture_says():
     state, _ = jax.jit(lambda keys: batched(env).reset(keys, context(env)))(keys)
     shares = np.bincount(np.asarray(state.env.level), minlength=6) / 4000
     np.testing.assert_allclose(shares, [0.25, 0, 0.5, 0, 0, 0.25], atol=0.03)
-    assert abs(np.asarray(state.env.second).mean() - 0.5) < 0.03
+    assert abs(np.asarray(state.env.plays_second_half).mean() - 0.5) < 0.03
 
 
 def play(env, policy, games, key=0, steps=None):
@@ -101,7 +101,7 @@ def test_the_seat_only_renames_snakes():
     """The second side observes a game as the first does the game with exchanged halves."""
     first, second = (envs_jax.make("snakes", side=side, observation="obs_full") for side in ("first", "second"))
     state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
-    turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), second=jnp.bool_(True))
+    turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), plays_second_half=jnp.bool_(True))
     observations = (
         jax.jit(lambda state: teams.learner_view(first, state))(state),
         jax.jit(lambda state: teams.learner_view(second, state))(turned),

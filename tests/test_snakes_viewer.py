@@ -13,7 +13,6 @@ import pytest
 from bench.reference.snakes import oracle
 from envs_jax import viewing
 from envs_jax.base import make
-from envs_jax.snakes import scene as scenes
 from envs_jax.snakes import viewer
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
@@ -45,8 +44,8 @@ def record(request) -> viewing.Record:
 
 
 @pytest.fixture(scope="module")
-def scene(record) -> scenes.Scene:
-    return scenes.scene(record)
+def scene(record) -> viewer.Scene:
+    return viewer.scene(record)
 
 
 def test_bodies_and_beans_are_those_of_the_state(record, scene):
@@ -131,7 +130,7 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
         actions=record.actions[:3],
         curves={name: cut(curve) for name, curve in record.curves.items()},
     )
-    scene, snakes_viewer = scenes.scene(short), viewer.SnakesViewer()
+    scene, snakes_viewer = viewer.scene(short), viewer.SnakesViewer()
     assert scene.bodies[3][0] == [] and all(scene.bodies[3][1:])
     frames = snakes_viewer.frames(short)
     assert len(frames) == 4 and len({frame.size for frame in frames}) == 1

@@ -108,14 +108,14 @@ def test_lost_messages_are_those_of_the_environment():
     states = types.SimpleNamespace(
         key=jax.random.split(jax.random.key(9), steps),
         positions=np.ones((steps, 4, 3), np.int32) * np.arange(4, dtype=np.int32)[None, :, None] % 3,
-        reach=np.full(steps, 100.0, np.float32),
+        comm_range=np.full(steps, 100.0, np.float32),
     )
     lost = 0
-    heard = viewer._heard(env, states.key, states.positions, states.reach)
+    heard = viewer._heard(env, states.key, states.positions, states.comm_range)
 
     @jax.jit
     def draw(key, t, position):
-        return env._draw(types.SimpleNamespace(key=key, t=t, reach=np.float32(100.0)), position)[0]
+        return env._draw(types.SimpleNamespace(key=key, t=t, comm_range=np.float32(100.0)), position)[0]
 
     for k in range(steps):
         expected = draw(states.key[k], np.int32(k - 1), states.positions[k])

@@ -149,7 +149,7 @@ def replay(recording: Recording) -> dict[str, np.ndarray]:
         state, timestep = advance(state, lanes(action)[None])
         rows.append(
             jax.device_get(
-                (timestep.observation[0].T, timestep.reward[0], timestep.metrics["success"] > 0, state.target.T)
+                (timestep.observation[0].T, timestep.reward[0], timestep.metrics["success"] > 0, state.mocap_target.T)
             )
         )
     names = ("observation", "reward", "success", "target")

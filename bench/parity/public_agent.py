@@ -90,7 +90,7 @@ def play(
     agents = [wrap_controller(call) for _ in range(games)]
     statistics = start_statistics(timestep)
     for t in range(evaluated.settings["max_steps"]):
-        now, second = jax.tree.map(np.asarray, (state.env.game, state.env.second))
+        now, second = jax.tree.map(np.asarray, (state.env.game, state.env.plays_second_half))
         theirs = np.zeros((games, half), np.int32)
         for i in np.flatnonzero(~np.asarray(timestep.done)):
             bodies, directions, beans = to_segments(board, jax.tree.map(lambda x, i=i: x[i], now))

@@ -28,6 +28,7 @@ from envs_jax.base import (
     short_repr,
     take_exactly,
     transition,
+    with_default,
 )
 from envs_jax.critic_input import with_critic_input
 
@@ -102,7 +103,7 @@ class Adapter(Environment):
         raise NotImplementedError
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
-        """Return the actions of one agent, and how they become the package's; see `discrete` and `bounded`."""
+        """Return the actions of one agent, and how they become the package's; see `describe_actions`."""
         raise NotImplementedError
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
@@ -130,12 +131,10 @@ class Adapter(Environment):
 
     @property
     def full_name(self) -> str:
-        """Return "library:Name"."""
         return f"{self.library}:{self.name}"
 
     @property
     def env(self) -> Any:
-        """Return the package's environment."""
         return _package_env(self)
 
     @property
@@ -197,8 +196,8 @@ def _class_of(cls: Any, name: str) -> type[Environment]:
         raise ValueError(f"unknown environment {short_repr(f'{cls.library}:{name}')}: {closest(name, known)}")
     named = type(name, (cls,), {"name": name})
     limit = call_package(f"{cls.library}:{name}", named.limit)  # type: ignore[attr-defined]
-    horizon = setting(limit, cls.__dataclass_fields__["horizon"].metadata["help"], between=(1, 10**9))
-    result: Any = dataclasses.make_dataclass(name, [("horizon", int, horizon)], bases=(named,), frozen=True)
+    horizon = "horizon", int, with_default(cls, "horizon", limit)
+    result: Any = dataclasses.make_dataclass(name, [horizon], bases=(named,), frozen=True)
     result.__module__, result.__qualname__, result.__doc__ = cls.library, name, cls.__doc__  # what `find` takes
     return result
 

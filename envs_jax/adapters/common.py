@@ -77,9 +77,23 @@ def strong(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def discrete(n: Any) -> tuple[Discrete, ActionMap]:
-    """Return the description of n actions, and how they become the package's."""
-    return Discrete(int(n)), lambda action: action
+def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
+    """Return the description of one agent's space of actions in a package, and how actions become the package's.
+
+    Raises:
+        UnfitError: neither one integer nor a bounded box of floats.
+    """
+
+    def read(*names: str) -> Any:  # of the packages
+        return next((getattr(space, name) for name in names if hasattr(space, name)), None)
+
+    n, low, high = read("n", "num_values"), read("low", "minimum"), read("high", "maximum")
+    if n is not None and np.ndim(n) == 0:
+        return Discrete(int(n)), lambda action: action
+    if n is not None or low is None:
+        kind = type(space).__name__
+        raise UnfitError(f"has actions of the kind {kind}: only one integer, or a box of floats, can be chosen here")
+    return bounded(tuple(space.shape), space.dtype, low, high)
 
 
 def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, ActionMap]:
@@ -97,13 +111,6 @@ def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Bo
         return Box(shape, low=float(low.flat[0]), high=float(high.flat[0])), lambda action: action
     middle, half = (high + low) / 2, (high - low) / 2
     return Box(shape, low=-1.0, high=1.0), lambda action: jnp.clip(middle + half * action, low, high)
-
-
-def refuse_actions(space: Any) -> UnfitError:
-    """Return the error for any other space of actions."""
-    return UnfitError(
-        f"has actions of the kind {type(space).__name__}: only one integer, or a box of floats, can be chosen here"
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import Adapter, PackageStep
-from envs_jax.adapters.common import ActionMap, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, package
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -30,7 +30,6 @@ class Gymnax(Adapter):
         return int(package("gymnax", cls.library).make(cls.name)[1].max_steps_in_episode)
 
     def package_env(self) -> Any:
-        """Return gymnax's environment and its parameters."""
         env, params = package("gymnax", self.library).make(self.name)
         if not hasattr(env, "is_truncated"):
             raise UnfitError(
@@ -40,12 +39,7 @@ class Gymnax(Adapter):
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         env, params = self.env
-        space = env.action_space(params)
-        if hasattr(space, "n"):
-            return discrete(space.n)
-        if not hasattr(space, "low"):
-            raise refuse_actions(space)
-        return bounded(tuple(space.shape), space.dtype, space.low, space.high)
+        return describe_actions(env.action_space(params))
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, params = self.env

@@ -95,7 +95,6 @@ class GymnaxStyleEnv:
 
     @property
     def name(self) -> str:
-        """The environment's name."""
         return self.env.spec.name
 
     @property
@@ -110,15 +109,12 @@ class GymnaxStyleEnv:
         return action.n if isinstance(action, base.Discrete) else action.shape[0]
 
     def observation_space(self, params: Any = None) -> Discrete | Box:
-        """Return the space of observations."""
         return _space(self.env.spec.observation)
 
     def action_space(self, params: Any = None) -> Discrete | Box:
-        """Return the space of actions."""
         return _space(self.env.spec.action)
 
     def reset(self, key: Array, params: Any = None) -> tuple[Array, State]:
-        """Start an episode; returns the observation and the state."""
         state, timestep = self.env.reset(key, params)
         return timestep.observation[0], State(state, _mask(timestep), jnp.int32(0))
 

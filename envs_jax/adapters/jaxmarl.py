@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
-from envs_jax.adapters.common import ONE_NETWORK, ActionMap, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.adapters.common import ONE_NETWORK, ActionMap, UnfitError, describe_actions, package
 from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
@@ -76,12 +76,7 @@ class JaxMarl(Adapter):
         kinds = {(type(space).__name__, *_size(space)) for space in spaces}
         if len(kinds) > 1:
             raise UnfitError(f"has agents of several kinds, whose actions differ: {ONE_NETWORK}")
-        space = spaces[0]
-        if type(space).__name__ == "Discrete":
-            return discrete(space.n)
-        if type(space).__name__ != "Box":
-            raise refuse_actions(space)
-        return bounded(tuple(space.shape), space.dtype, space.low, space.high)
+        return describe_actions(spaces[0])
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, _ = self.env

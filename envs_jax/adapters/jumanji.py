@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
-from envs_jax.adapters.common import ActionMap, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, package
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -34,15 +34,9 @@ class Jumanji(Adapter):
         return package("jumanji", self.library).make(self.name)
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
-        spec = self.env.action_spec
         if self.env.reward_spec.shape or self.env.discount_spec.shape:
             raise UnfitError("gives several rewards in a step: choose an environment of jumanji with one agent")
-        kind = type(spec).__name__
-        if kind == "DiscreteArray":
-            return discrete(spec.num_values)
-        if kind != "BoundedArray":
-            raise refuse_actions(spec)
-        return bounded(tuple(spec.shape), spec.dtype, spec.minimum, spec.maximum)
+        return describe_actions(self.env.action_spec)
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         return self._to_package_step(*self.env.reset(key))

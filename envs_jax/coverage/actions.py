@@ -78,12 +78,7 @@ def collision_mask(position: Array, earlier: Array, moved: Array, boundary: Arra
 def next_mask(positions: Array, boundary: Array, chosen: Array, agent: Array, num_actions: int) -> Array:
     """bool[n]: mask of `agent` given the actions int32[A] chosen by agents 0 .. agent - 1 (the rest is ignored).
 
-    Args:
-        positions: int32[A, 3], lattice positions before the moves.
-        boundary: bool[A, n], boundary masks.
-        chosen: int32[A].
-        agent: int32[].
-        num_actions: n.
+    `positions` int32[A, 3] are those before the moves, `boundary` bool[A, n] the boundary masks.
     """
     moved = jnp.arange(positions.shape[0]) < agent
     earlier = move(positions, chosen, num_actions)

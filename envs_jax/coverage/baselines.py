@@ -20,6 +20,7 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import actions, belief, world
 from envs_jax.coverage.sensor import EVIDENCE
+from envs_jax.coverage.starts import PATHS
 from envs_jax.coverage.types import CoverageConfig, State
 
 _GAIN_UNIT = 1000.0
@@ -39,11 +40,7 @@ def expected_gain(env: CoverageConfig, log_odds: Array, level: Array) -> Array:
 
     p (H(p) - H(p1)) w'(p1) + (1 - p) (H(p) - H(p0)) w'(p0), where p1 and p0 are p after a reading "class 1" and "class
     0", and w' is the weight of the reward, except that unknown cells weigh as much as their probability.
-
-    Args:
-        env: gives the weights.
-        log_odds: float32[...], belief of cells.
-        level: int32[], altitude index of the measurement.
+    Log-odds are float32[...]; `level` int32[] is the altitude index of the measurement.
     """
     weights = env.weights
     value = jnp.clip(log_odds, -belief.CLIP, belief.CLIP)
@@ -62,13 +59,9 @@ def expected_gain(env: CoverageConfig, log_odds: Array, level: Array) -> Array:
 
 
 def _gains(env: CoverageConfig, stored: Array, targets: Array, claimed: world.Box | None = None) -> Array:
-    """float32[M]: expected gain of a measurement from each of the lattice positions int32[M, 3].
+    """float32[M]: expected gain of a measurement from each of the lattice positions `targets` int32[M, 3].
 
-    Args:
-        env: the environment.
-        stored: dtype[n, n], belief.
-        targets: int32[M, 3].
-        claimed: boxes [K] whose cells do not count.
+    `stored` dtype[n, n] is the belief; cells in the boxes [K] `claimed` do not count.
     """
     n, side = env.n, 2 * world.radius(env.q, world.LEVELS - 1)
 
@@ -126,7 +119,7 @@ def ig_scores(env: CoverageConfig, state: State, timestep: TimeStep, communicati
 
 def ig(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain. Scores are shared unless the communication range is 0."""
-    silent = env.fix_range and env.communication_range == 0.0
+    silent = not env.random_range and env.communication_range == 0.0
     scores = ig_scores(env, state, timestep, not silent)[1]
     inside = jnp.where(timestep.action_mask, scores, -1.0)  # scores are all 0 where no gain is left
     return jnp.argmax(inside, axis=-1).astype(jnp.int32)
@@ -149,19 +142,6 @@ def ig_sequential(env: CoverageConfig, state: State, timestep: TimeStep, key: Ar
 
 
 # Lawn-mower
-
-_THERE = tuple((x, 2) for x in range(2, 9))
-_BACK = tuple((x, 4) for x in range(8, 1, -1))
-_SWEEP = np.array([*_THERE, (8, 3), *_BACK], np.int32)  # x 10 to 40 m at y = 10 m, across, and back at y = 20 m
-_SHIFT = np.array([[0, 4]], np.int32)
-PATHS = np.stack([_SWEEP, _SWEEP + _SHIFT, _SWEEP[:, ::-1], (_SWEEP + _SHIFT)[:, ::-1]])
-"""int32[4, 15, 2]: lattice points of the four paths."""
-
-
-def lawnmower_start(num_agents: int, level: int) -> Array:
-    """int32[A, 3]: first poses of the paths, for missions that start on them."""
-    first = PATHS[np.arange(num_agents) % len(PATHS), 0]
-    return jnp.asarray(np.concatenate([first, np.full((num_agents, 1), level, np.int32)], axis=-1))
 
 
 def lawnmower(env: CoverageConfig, state: State, timestep: TimeStep, key: Array, level: int = 1) -> Array:

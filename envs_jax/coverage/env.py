@@ -32,16 +32,13 @@ from envs_jax.coverage import (
 from envs_jax.coverage.maps.types import Maps, Measurements, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
-from envs_jax.coverage.types import PATHS, CoverageConfig, State
+from envs_jax.coverage.types import CoverageConfig, State
 from envs_jax.stages import on_cpu
 
 
 @dataclasses.dataclass(frozen=True)
 class Coverage(CoverageConfig):
-    """Multi-UAV terrain mapping; see the package for the source of the rules.
-
-    `types.CoverageConfig` holds its settings.
-    """
+    """Multi-UAV terrain mapping; see the package for the source of the rules, `CoverageConfig` for the settings."""
 
     version = 1
     baselines = baselines.BASELINES
@@ -79,22 +76,15 @@ class Coverage(CoverageConfig):
     # The deterministic core: readings, messages and moves come from outside
 
     def begin(self, key: Array, ground: Terrain, positions: Array, comm_range: Array) -> State:
-        """The state before the first measurement; follow with `observe_and_fuse`.
-
-        Args:
-            key: key[], of the mission.
-            ground: ground truth.
-            positions: int32[A, 3], start on the lattice.
-            comm_range: float32[], communication range in metres.
-        """
+        """The state before the first measurement, with positions int32[A, 3]; follow with `observe_and_fuse`."""
         return State(
             key=key,
             t=jnp.int32(-1),
-            reach=comm_range,
+            comm_range=comm_range,
             terrain=ground,
             positions=positions,
             maps=empty(self.map_config, ground),
-            earned=jnp.zeros((2,), jnp.float32),
+            pending_reward=jnp.zeros((2,), jnp.float32),
         )
 
     @functools.partial(jax.jit, static_argnums=0)  # a reset and a step both end with it: it is traced once
@@ -108,9 +98,8 @@ class Coverage(CoverageConfig):
             source: `sensor.Noise`, or readings bool[A, n, n] (true = read as class 1; read inside footprints only).
         """
         measurements = Measurements(state.terrain, positions, received, source)
-        updated, stats = maps.choose(self.map_backend, self.q, batched=False).update(
-            self.map_config, state.maps, measurements
-        )
+        backend = maps.choose(self.map_backend, self.q, batched=False)
+        updated, stats = backend.update(self.map_config, state.maps, measurements)
         return self._conclude(state, measurements, updated, stats)
 
     # Environment
@@ -124,16 +113,15 @@ class Coverage(CoverageConfig):
         return self.observe_and_fuse(state, positions, *self._draw(state, positions))
 
     def batched(self) -> BatchedEnvironment:
-        """Return the batched form, see `envs_jax.batch.batched`."""
         return CoverageBatch(self)
 
     def for_this_device(self) -> "Coverage":
+        backend = self.map_backend
         if on_cpu():
-            interpreted = self.map_backend == "pallas"
-            return dataclasses.replace(self, map_backend="auto") if interpreted else self
-        if self.map_backend != "auto":
-            return self
-        return dataclasses.replace(self, map_backend="pallas" if maps.pallas.compiles() else "dense")
+            backend = "auto" if backend == "pallas" else backend  # which CPUs only interpret
+        elif backend == "auto":
+            backend = "pallas" if maps.pallas.compiles() else "dense"
+        return dataclasses.replace(self, map_backend=backend)
 
     def step_label(self, step: int) -> str:
         return f"{step + 1} measurement{'s' if step else ''}"
@@ -146,52 +134,35 @@ class Coverage(CoverageConfig):
     # Parts
 
     def _draw_mission(self, key: Array) -> State:
-        """Draw terrain, start and range of the mission of `key`."""
         key_terrain, key_start, key_range = jax.random.split(key, 3)
         if self.terrain == "split" and self.start == "original":
             ground = terrain.split(*starts.original_split(starts.mission_number(key)), self.n)
         else:
             families = terrain.FAMILIES if self.terrain == "mixed" else (self.terrain,)
             ground = terrain.draw(key_terrain, families, self.n)
-        if self.start == "uniform":
-            positions = starts.uniform(key_start, self.num_agents)
-        elif self.start == "corners":
-            positions = starts.corners(self.num_agents)
-        elif self.start in PATHS:
-            positions = baselines.lawnmower_start(self.num_agents, PATHS[self.start])
-        else:
-            positions = starts.original(starts.mission_number(key), self.num_agents)
-        comm_range = jnp.float32(self.communication_range)
-        if not self.fix_range:
-            ranges = jnp.asarray(communication.RANGES, jnp.float32)
-            comm_range = ranges[jax.random.randint(key_range, (), 0, len(communication.RANGES), jnp.int32)]
+        positions = starts.draw(self.start, key, key_start, self.num_agents)
+        fixed_range = jnp.float32(self.communication_range)
+        comm_range = communication.draw_range(key_range) if self.random_range else fixed_range
         return self.begin(key, ground, positions, comm_range)
 
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:
         """Draw messages received and noise of the readings of the measurement that follows `state`."""
-        index = state.t + 1
-        links = communication.draw_delivered(state.key, index, self.num_agents, self.failure_rate)
-        received = communication.find_received(positions, state.reach, links)
-        return received, sensor.noise(state.key, index, self.num_agents)
+        key, index = state.key, state.t + 1
+        received = communication.draw_received(key, index, positions, state.comm_range, self.failure_rate)
+        return received, sensor.noise(key, index, self.num_agents)
 
     def _conclude(
         self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats
     ) -> tuple[State, TimeStep]:
-        """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
-        scale, offset = self.reward_scale, self.reward_offset
+        scale, offset, before, after = self.reward_scale, self.reward_offset, stats.before, updated.sums.weighted
         if self.reward == "region":
-            before, count = state.maps.sums.interest, state.terrain.count
-            training = reward.region(before, updated.sums.interest, count, scale, offset)
+            sums = state.maps.sums.interest, updated.sums.interest
+            training = reward.region(*sums, state.terrain.count, scale, offset)
         else:
-            training = reward.relative(stats.before, updated.sums.weighted, scale, offset)
-        earned = jnp.stack(
-            [
-                training,
-                reward.absolute(stats.before, updated.sums.weighted, self.n, self.weights),
-            ]
-        )
-        reward_now = earned if self.reward_timing == "aligned" else state.earned
+            training = reward.relative(before, after, scale, offset)
+        rewards = jnp.stack([training, reward.absolute(before, after, self.n, self.weights)])
+        reward_now = rewards if self.reward_timing == "aligned" else state.pending_reward
         reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
         actor_observation, team = observation.observe(
             t, measurements, updated.probability, stats.measured, self.budget, self.map_config
@@ -207,7 +178,7 @@ class Coverage(CoverageConfig):
             first=t == 0,
             metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": reward_now[1]},
         )
-        state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, earned=earned)
+        state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, pending_reward=rewards)
         return state, timestep
 
 

@@ -39,6 +39,11 @@ def _weighted_entropy(p: Array, weights: Weights) -> Array:
     return weighted(p.reshape(-1)).reshape(p.shape)
 
 
+def _is_at(position: Array) -> Array:
+    """bool[11, 11]: the cell of a lattice position int32[3]."""
+    return (position[0] == _ROWS) & (position[1] == _COLUMNS)
+
+
 def neighbours(positions: Array, received: Array) -> Array:
     """Channel 2, float32[A, 11, 11]: the area (1 inside, 0 outside) around each agent and who was heard there.
 
@@ -60,15 +65,15 @@ def neighbours(positions: Array, received: Array) -> Array:
     return plane
 
 
-def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]:
+def footprints(positions: Array, received: Array, cells_per_footprint: int) -> tuple[Array, Array]:
     """Channel 6, float32[A, 11, 11], and channel 10, float32[11, 11].
 
     Channel 6: own footprint 1, else the footprint of any other agent heard 0, else 0.5. Channel 10: any footprint 1,
     else 0.5. Both are area-resized. The borders of all footprints cut the map into (2 A + 1)^2 rectangles of one value
     each, so resizing needs only their overlap with the 11 x 11 blocks.
     """
-    agents, n = positions.shape[0], world.map_side(q)
-    box = world.clip_footprint(world.footprint(positions, q), n)
+    agents, n = positions.shape[0], world.map_side(cells_per_footprint)
+    box = world.clip_footprint(world.footprint(positions, cells_per_footprint), n)
     row_share, row_holds = _strips(box.top, box.bottom, n)
     column_share, column_holds = _strips(box.left, box.right, n)
     heard = received & ~np.eye(agents, dtype=bool)
@@ -116,7 +121,7 @@ def team_positions(positions: Array) -> Array:
     height = (positions[:, 2] + 1).astype(jnp.float32) / LEVELS
     plane = jnp.zeros((LATTICE, LATTICE), jnp.float32)
     for j in range(positions.shape[0]):
-        plane = jnp.where((positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS), height[j], plane)
+        plane = jnp.where(_is_at(positions[j]), height[j], plane)
     return plane
 
 
@@ -138,7 +143,8 @@ def observe(
     budget_left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    agent_footprints, any_footprint = materialize(functools.partial(footprints, q=config.q))(positions, received)
+    paint = functools.partial(footprints, cells_per_footprint=config.cells_per_footprint)
+    agent_footprints, any_footprint = materialize(paint)(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
@@ -168,7 +174,6 @@ def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
     values = (action + 1).astype(jnp.float32) / num_actions
     others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
     for j in range(agents):
-        is_there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
-        others = jnp.where(is_there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
+        others = jnp.where(_is_at(positions[j])[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
     team = jnp.broadcast_to(team.astype(observation.dtype)[None], (agents, *team.shape))
     return jnp.concatenate([observation, team, others[..., None].astype(observation.dtype)], axis=-1)

@@ -1,6 +1,6 @@
-"""Start poses, and the missions of the public repository as a table.
+"""Start poses of missions (`draw`), the lawn-mower's paths, and the missions of the public repository as a table.
 
-Every mission starts at 15 m, except those that begin on a lawn-mower's path (`baselines.lawnmower_start`).
+Every mission starts at 15 m, except those that begin on a lawn-mower's path.
 """
 
 import functools
@@ -16,20 +16,37 @@ CORNERS = np.array([(2, 2), (8, 2), (8, 8), (2, 8)], np.int32)  # (10, 10), (40,
 MISSIONS = 1001  # missions 0 to 1000 of the public repository are tabulated
 _START_SEED = 3
 
+_THERE = tuple((x, 2) for x in range(2, 9))
+_BACK = tuple((x, 4) for x in range(8, 1, -1))
+_SWEEP = np.array([*_THERE, (8, 3), *_BACK], np.int32)  # x 10 to 40 m at y = 10 m, across, and back at y = 20 m
+_SHIFT = np.array([[0, 4]], np.int32)
+PATHS = np.stack([_SWEEP, _SWEEP + _SHIFT, _SWEEP[:, ::-1], (_SWEEP + _SHIFT)[:, ::-1]])
+"""int32[4, 15, 2]: lattice points of the lawn-mower's four paths."""
+_PATH_LEVELS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # altitude index
+NAMES = ("uniform", "corners", "original", *_PATH_LEVELS)
+
+
+def draw(name: str, mission_key: Array, key: Array, num_agents: int) -> Array:
+    """int32[A, 3]: the start, one of NAMES, of the mission of a key; `key` draws what is random.
+
+    uniform     independent, uniform over the lattice points of the highest level (they may coincide)
+    corners     fixed, at most four agents, 10 m from the borders
+    original    of the tabulated mission of the key
+    paths_5, paths_10, paths_15    the first poses of the lawn-mower's paths, at this altitude
+    """
+    if name == "uniform":
+        return _with_height(jax.random.randint(key, (num_agents, 2), 0, LATTICE, jnp.int32))
+    if name == "corners":
+        return _with_height(jnp.asarray(CORNERS[:num_agents]))
+    if name == "original":
+        return original(mission_number(mission_key), num_agents)
+    first = PATHS[np.arange(num_agents) % len(PATHS), 0]
+    return jnp.asarray(np.concatenate([first, np.full((num_agents, 1), _PATH_LEVELS[name], np.int32)], axis=-1))
+
 
 def _with_height(horizontal: Array) -> Array:
     """int32[A, 3] from int32[A, 2], at the highest level."""
     return jnp.concatenate([horizontal, jnp.full_like(horizontal[:, :1], LEVELS - 1)], axis=-1)
-
-
-def uniform(key: Array, num_agents: int) -> Array:
-    """int32[A, 3]: independent, uniform over the lattice points of the highest level (they may coincide)."""
-    return _with_height(jax.random.randint(key, (num_agents, 2), 0, LATTICE, jnp.int32))
-
-
-def corners(num_agents: int) -> Array:
-    """int32[A, 3]: fixed starts of at most four agents, 10 m from the borders."""
-    return _with_height(jnp.asarray(CORNERS[:num_agents]))
 
 
 @functools.cache

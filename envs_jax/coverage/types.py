@@ -9,8 +9,6 @@ from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
-PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins
-STARTS = ("uniform", "corners", "original", *PATHS)
 MAX_AGENTS = 8
 MAX_Q = 200  # below 2 the lowest camera covers no cell
 
@@ -22,20 +20,20 @@ class State:
     Attributes:
         key: key[], of the mission.
         t: int32[], steps made = index of the last measurement.
-        reach: float32[], communication range in metres.
+        comm_range: float32[], communication range in metres.
         terrain: ground truth.
         positions: int32[A, 3], lattice positions (x / 5 m, y / 5 m, z / 5 m - 1).
         maps: local beliefs, the team's, and values derived from them.
-        earned: float32[2], reward and absolute reward for the last measurement.
+        pending_reward: float32[2], reward and absolute reward for the last measurement.
     """
 
     key: Array
     t: Array
-    reach: Array
+    comm_range: Array
     terrain: Terrain
     positions: Array
     maps: Maps
-    earned: Array
+    pending_reward: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,9 @@ class CoverageConfig(Environment):
     num_actions: int = setting(6, "give each UAV 4 moves (level), 6 (also up and down) or 27 (also diagonals)")
     communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))
     failure_rate: float = setting(0.0, "lose a message within range with this probability", between=(0, 1))
-    fix_range: bool = setting(True, "use communication_range in all missions; false: draw 0, 15, 25 or 100 m for each")
+    random_range: bool = setting(
+        False, "draw the range of each mission from 0, 15, 25 and 100 m in place of communication_range"
+    )
     prior: float = setting(
         0.5, "believe at first that each cell is of class 1 with this probability", between=(P_MIN, 1 - P_MIN)
     )
@@ -80,7 +80,9 @@ class CoverageConfig(Environment):
         -0.5, "add this to the scaled loss of entropy; below 0, steps that learn little cost", between=(-1e6, 1e6)
     )
     terrain: str = setting("split", f"draw the ground truth from this family: {', '.join(TERRAINS)}", choices=TERRAINS)
-    start: str = setting("uniform", f"start the UAVs at these positions: {', '.join(STARTS)}", choices=STARTS)
+    start: str = setting(
+        "uniform", f"start the UAVs at these positions: {', '.join(starts.NAMES)}", choices=starts.NAMES
+    )
     reward_timing: str = setting(
         "aligned",
         "reward a step for the measurement that it causes (aligned), or for the previous one (original)",
@@ -118,21 +120,17 @@ class CoverageConfig(Environment):
 
     @property
     def steps(self) -> int:
-        """Steps of a mission."""
         return self.budget + 1
 
     @property
     def storage(self) -> Storage:
-        """Representation of stored beliefs."""
         return Storage(self.belief_dtype, self.prior)
 
     @property
     def weights(self) -> Weights:
-        """Importance of cells in the reward."""
         return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
 
     @property
     def map_config(self) -> MapConfig:
-        """Static settings of the map backends."""
         tile = maps.tile(self.map_backend, self.n)
         return MapConfig(self.q, self.num_agents, self.storage, self.weights, tile)

@@ -115,7 +115,7 @@ def scene(record: Record) -> Scene:
         borders=borders(truth) * (n * metres / len(truth)),
         positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
         boxes=corners * metres,
-        heard=np.asarray(_heard(env, states.key, states.positions, states.reach)),
+        heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range)),
     )
 
 
@@ -123,11 +123,8 @@ def scene(record: Record) -> Scene:
 def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any) -> Any:
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
 
-    def heard_at(k: Any, key: Any, positions: Any, comm_range: Any) -> Any:
-        links = communication.draw_delivered(key, k, env.num_agents, env.failure_rate)
-        return communication.find_received(positions, comm_range, links)
-
-    return jax.vmap(heard_at)(jnp.arange(len(positions)), keys, positions, comm_range)
+    draw = functools.partial(communication.draw_received, failure_rate=env.failure_rate)
+    return jax.vmap(draw)(keys, jnp.arange(len(positions)), positions, comm_range)
 
 
 def _spread_markers(positions: np.ndarray) -> np.ndarray:
@@ -143,7 +140,6 @@ class CoverageViewer(viewing.Viewer):
     """See `envs_jax.viewing.Viewer`."""
 
     def drawing(self, record: Record) -> Drawing:
-        """Return the map and the curve of the score."""
         mission = scene(record)
         side, agents = mission.side, mission.positions.shape[1]
         flip = np.array([1, -1])

@@ -22,30 +22,30 @@ _SMALL_MAP = 8 * LATTICE  # side of the largest map that is resized without loop
 SPACING = 5.0  # metres between neighbouring lattice points, in all three directions
 
 
-def map_side(q: int) -> int:
+def map_side(cells_per_footprint: int) -> int:
     """Map side n in cells: floor(50 m / cell size) = floor(sqrt(75) q), in exact arithmetic."""
-    return math.isqrt(75 * q * q)
+    return math.isqrt(75 * cells_per_footprint**2)
 
 
-def cell_size(q: int) -> float:
+def cell_size(cells_per_footprint: int) -> float:
     """Edge of a cell in metres."""
-    return 10.0 * math.tan(math.pi / 6.0) / q
+    return 10.0 * math.tan(math.pi / 6.0) / cells_per_footprint
 
 
-def radius(q: int, level: int) -> int:
+def radius(cells_per_footprint: int, level: int) -> int:
     """Half the side of the unclipped footprint in cells at altitude index `level`: floor(q z / 10)."""
-    return q * (level + 1) // 2
+    return cells_per_footprint * (level + 1) // 2
 
 
-def radii(q: int) -> tuple[int, ...]:
+def radii(cells_per_footprint: int) -> tuple[int, ...]:
     """`radius` of the three altitudes, lowest first."""
-    return tuple(radius(q, level) for level in range(LEVELS))
+    return tuple(radius(cells_per_footprint, level) for level in range(LEVELS))
 
 
 @functools.cache
-def centres(q: int) -> np.ndarray:
+def centres(cells_per_footprint: int) -> np.ndarray:
     """int32[11]: cell that holds lattice point g of an axis, floor(5 m g / cell size), in exact arithmetic."""
-    return np.array([math.isqrt(3 * g * g * q * q // 4) for g in range(LATTICE)], np.int32)
+    return np.array([math.isqrt(3 * (g * cells_per_footprint) ** 2 // 4) for g in range(LATTICE)], np.int32)
 
 
 @pytree
@@ -62,10 +62,10 @@ class Box:
         return (rows >= self.top) & (rows < self.bottom) & (columns >= self.left) & (columns < self.right)
 
 
-def footprint(positions: Array, q: int) -> Box:
+def footprint(positions: Array, cells_per_footprint: int) -> Box:
     """Unclipped camera footprint of lattice positions int32[..., 3]: rows [c - r, c + r), the same for columns."""
-    centre = jnp.take(jnp.asarray(centres(q)), positions[..., :2], mode="clip")
-    half = q * (positions[..., 2] + 1) // 2
+    centre = jnp.take(jnp.asarray(centres(cells_per_footprint)), positions[..., :2], mode="clip")
+    half = cells_per_footprint * (positions[..., 2] + 1) // 2
     return Box(centre[..., 0] - half, centre[..., 0] + half, centre[..., 1] - half, centre[..., 1] + half)
 
 

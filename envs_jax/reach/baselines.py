@@ -24,11 +24,11 @@ def random(env: ReachConfig, state: State, timestep: TimeStep, key: Array) -> Ar
 def scripted(env: ReachConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Move straight to the point; move the fingers only where their opening counts."""
     del env, timestep, key
-    low, high = state.width
+    low, high = state.required_opening
     middle = 0.5 * (low + high)
     close = jnp.where(state.frame[3] > middle, jnp.float32(1), jnp.float32(-1))
     grip = jnp.where(high - low < 1.0, close, 0.0)
-    move = jnp.clip(GAIN * (state.point - state.frame[:3]), -1.0, 1.0)
+    move = jnp.clip(GAIN * (state.tool_goal - state.frame[:3]), -1.0, 1.0)
     return jnp.concatenate([move, grip[None]])[None]
 
 

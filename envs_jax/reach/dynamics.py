@@ -160,7 +160,6 @@ _ENTRIES = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 
 
 def _point(mass: float, place: Vector) -> list[Number]:
-    """Inertia of a mass point, as in `Body`."""
     square = dot(place, place)
     return [mul(mass, sub(square if i == j else 0.0, mul(place[i], place[j]))) for i, j in _ENTRIES]
 
@@ -399,11 +398,7 @@ def _solve_with_fingers(
 ) -> list[Number]:
     """Solve for all nine joints; the fingers, coupled with the hinges only, are eliminated first.
 
-    Args:
-        matrix: lower triangle [7][i + 1] of the hinges.
-        coupling: [7].
-        fingers: [2], their diagonal entries.
-        right: [9].
+    `matrix` is the lower triangle [7][i + 1] of the hinges, `fingers` [2] are the diagonal entries of the fingers.
     """
     inverse = [1.0 / x for x in fingers]
     both = add(*inverse)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
+from envs_jax.base import Array, Box, EnvSpec, TimeStep, with_default
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.types import PARTS, TARGET_UNIT, ReachConfig, State
@@ -22,7 +22,7 @@ def _units(metres: Any) -> np.ndarray:
 
 
 def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Array]:
-    """Return `State.target` and `State.target_part`, int32[3, ...], after an action float32[3, ...] in [-1, 1].
+    """Return the next `State.mocap_target` and its part, int32[3, ...], for an action float32[3, ...] in [-1, 1].
 
     Meta-World adds 0.01 * action, rounded to float32, in float64. In whole numbers the sum has no rounding error, on
     any device and however the compiler orders or fuses operations. The part of a unit keeps every bit of actions
@@ -39,10 +39,7 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
 
 @dataclasses.dataclass(frozen=True)
 class Reach(ReachConfig):
-    """A Sawyer arm brings its tool centre to a point; see the package for the source of the rules.
-
-    `types.ReachConfig` holds its settings.
-    """
+    """A Sawyer arm brings its tool centre to a point; the package names the source, `ReachConfig` the settings."""
 
     name = "reach"
     version = 1
@@ -79,7 +76,6 @@ class Reach(ReachConfig):
         return self.advance(state, action)
 
     def batched(self) -> BatchedEnvironment:
-        """Return the batched form, see `envs_jax.batch.batched`."""
         return ReachBatch(self)
 
     def viewer(self) -> Any:
@@ -106,7 +102,7 @@ class Reach(ReachConfig):
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
 
         anchor = select_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
-        point = select_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
+        tool_goal = select_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
         t = jnp.zeros(batch, jnp.int32)
         q = broadcast(start.q)
         pose = dynamics.pose(q)
@@ -115,10 +111,10 @@ class Reach(ReachConfig):
             task=task,
             puck=puck,
             goal=goal,
-            point=point + select_task([one.offset for one in self.tasks]),
-            width=select_task([one.width for one in self.tasks]),
-            target=broadcast(_units(start.target), jnp.int32),
-            target_part=jnp.zeros_like(puck, jnp.int32),
+            tool_goal=tool_goal + select_task([one.offset for one in self.tasks]),
+            required_opening=select_task([one.required_opening for one in self.tasks]),
+            mocap_target=broadcast(_units(start.target), jnp.int32),
+            mocap_target_part=jnp.zeros_like(puck, jnp.int32),
             q=q,
             v=broadcast(start.v),
             frame=observation.frame(pose, puck, t, start),
@@ -128,26 +124,27 @@ class Reach(ReachConfig):
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
         """Step one control period with actions float32[1, 4, ...]."""
         command = jnp.clip(action[0], -1.0, 1.0)
-        target, part = _move_target(state.target, state.target_part, command[:3])
+        target, part = _move_target(state.mocap_target, state.mocap_target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
         q, v = dynamics.control_step(
             state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld))
         )
         pose, t = dynamics.pose(q), state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
-        after = dataclasses.replace(state, t=t, target=target, target_part=part, q=q, v=v, frame=frame)
+        after = dataclasses.replace(state, t=t, mocap_target=target, mocap_target_part=part, q=q, v=v, frame=frame)
         return after, self.show(after, state.frame, pose)
 
     def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
         """Return the time step of a state, given the arm's pose and the previous frame float32[18, ...]."""
         start = state.t == 0
-        distance = reward.distance(pose.tool, state.point)
-        grip_error = reward.outside(pose.opening, state.width)
+        distance = reward.distance(pose.tool, state.tool_goal)
+        grip_error = reward.outside(pose.opening, state.required_opening)
         success = ((distance <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
         if self.reward == "sparse":
             paid = success
         else:
-            paid = reward.reward_of(self.reward, distance, state.point, constants.reset(self.weld), self.success_radius)
+            start_state = constants.reset(self.weld)
+            paid = reward.reward_of(self.reward, distance, state.tool_goal, start_state, self.success_radius)
             paid = paid * reward.tail(grip_error / reward.MARGIN)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
@@ -165,9 +162,7 @@ class Reach(ReachConfig):
 class ReachFamily(Reach):
     """All tasks of the family, drawn for each episode."""
 
-    task: str = setting(
-        "all", f"set this task: {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
-    )
+    task: str = with_default(Reach, "task", tasks.ALL)
 
     name = "reach_family"
 

@@ -17,14 +17,7 @@ FRAME, SIZE = 18, 39
 
 
 def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:
-    """[18, ...]: the observed frame of a step, not yet clipped.
-
-    Args:
-        pose: of the arm.
-        puck: [3, ...], its start position, m.
-        t: int32[...], steps since the reset.
-        reset: state at the start of the episode.
-    """
+    """[18, ...]: the observed frame of step t int32[...], not yet clipped; `puck` [3, ...] is its start position, m."""
     numbers = constants.data()
     sink = np.array(numbers["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
     sunk = jnp.asarray(sink)[jnp.minimum(t, len(sink) - 1)]

@@ -26,24 +26,25 @@ def tail(excess: Array) -> Array:
     return 1.0 / (1.0 + 9.0 * positive * positive)
 
 
-def reward_of(name: str, far: Array, point: Array, reset: Reset, radius: float = RADIUS) -> Array:
+def reward_of(name: str, tool_distance: Array, tool_goal: Array, reset: Reset, radius: float = RADIUS) -> Array:
     """Reward of a distance, formula "v2" (0 to 10) or "v1" (thousands), as in Meta-World's versions of the task.
 
     Args:
         name: "v2" or "v1".
-        far: [...], m from the tool centre to the point.
-        point: [3, ...], m.
+        tool_distance: [...], m from the tool centre to `tool_goal`.
+        tool_goal: [3, ...], m.
         reset: state at the start of the episode.
         radius: distance up to which "v2" pays most, m.
     """
-    start = constant(_NOMINAL if name == "v2" else reset.tool_before, point.shape[1:], point.dtype)
-    initial_distance = distance(point, start)
+    start = constant(_NOMINAL if name == "v2" else reset.tool_before, tool_goal.shape[1:], tool_goal.dtype)
+    initial_distance = distance(tool_goal, start)
     if name == "v2":
-        return MOST * tail((far - radius) / initial_distance)
-    closeness = jnp.exp(far * far * (-1 / 0.01)) + jnp.exp(far * far * (-1 / 0.001))
-    return jnp.maximum(1000.0 * (initial_distance - far) + 1000.0 * closeness, 0.0)
+        return MOST * tail((tool_distance - radius) / initial_distance)
+    squared = tool_distance * tool_distance
+    closeness = jnp.exp(squared * (-1 / 0.01)) + jnp.exp(squared * (-1 / 0.001))
+    return jnp.maximum(1000.0 * (initial_distance - tool_distance) + 1000.0 * closeness, 0.0)
 
 
-def outside(opening: Array, width: Array) -> Array:
-    """[...]: distance of an opening of the gripper from the range width [2, ...]; 0 inside."""
-    return jnp.maximum(jnp.maximum(width[0] - opening, opening - width[1]), 0.0)
+def outside(opening: Array, required: Array) -> Array:
+    """[...]: distance of an opening of the gripper from the range `required` [2, ...]; 0 inside."""
+    return jnp.maximum(jnp.maximum(required[0] - opening, opening - required[1]), 0.0)

@@ -28,7 +28,7 @@ class Task:
         anchor: the drawn position that the place derives from.
         scale: per coordinate; (-1, 1, 1) mirrors at the plane x = 0.
         offset: m.
-        width: opening of the gripper that counts, from and to; 0 = claws together, 1 = open.
+        required_opening: opening of the gripper that counts, from and to; 0 = claws together, 1 = open.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Task:
     anchor: Literal["goal", "puck"] = "goal"
     scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
     offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    width: tuple[float, float] = ANY_WIDTH
+    required_opening: tuple[float, float] = ANY_WIDTH
 
 
 TASKS = {
@@ -45,7 +45,7 @@ TASKS = {
         Task("reach", "the goal itself"),
         Task("mirrored", "the goal mirrored in x", scale=(-1.0, 1.0, 1.0)),
         Task("above", "15 cm above the goal", offset=(0.0, 0.0, 0.15)),
-        Task("closed", "the goal, with the gripper closed", width=(0.0, 0.4)),
+        Task("closed", "the goal, with the gripper closed", required_opening=(0.0, 0.4)),
         Task("beside", "12 cm to the right of the goal", offset=(0.12, 0.0, 0.0)),
         Task("hover", "25 cm above the puck", anchor="puck", offset=(0.0, 0.0, 0.25)),
     )

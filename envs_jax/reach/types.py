@@ -18,10 +18,10 @@ class State:
         t: int32[], steps made.
         task: int32[], index in the tasks of the setting.
         puck, goal: float32[3], m.
-        point: float32[3], where the tool centre should be, m.
-        width: float32[2], openings of the gripper that count, from and to.
-        target: int32[3], the weld's target for the hand, in TARGET_UNIT, rounded down.
-        target_part: int32[3], what it is beyond that, in TARGET_UNIT / PARTS: 0 to PARTS - 1.
+        tool_goal: float32[3], where the tool centre should be, m.
+        required_opening: float32[2], openings of the gripper that count, from and to.
+        mocap_target: int32[3], the weld's target for the hand, in TARGET_UNIT, rounded down.
+        mocap_target_part: int32[3], what it is beyond that, in TARGET_UNIT / PARTS: 0 to PARTS - 1.
         q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
         frame: float32[18], the frame that the next observation shows as the one before.
     """
@@ -30,10 +30,10 @@ class State:
     task: Array
     puck: Array
     goal: Array
-    point: Array
-    width: Array
-    target: Array
-    target_part: Array
+    tool_goal: Array
+    required_opening: Array
+    mocap_target: Array
+    mocap_target_part: Array
     q: Array
     v: Array
     frame: Array

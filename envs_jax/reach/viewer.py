@@ -86,9 +86,9 @@ def scene(record: Record) -> Scene:
     arm = np.asarray(dynamics.skeleton(jnp.asarray(np.asarray(states.q).T)))
     return Scene(
         arm=np.moveaxis(arm, -1, 0),
-        target=np.asarray(states.target) * TARGET_UNIT,
+        target=np.asarray(states.mocap_target) * TARGET_UNIT,
         opening=np.asarray(states.frame)[:, 3],
-        point=np.asarray(states.point[0]),
+        point=np.asarray(states.tool_goal[0]),
         goal=np.asarray(states.goal[0]),
         puck=np.asarray(states.puck[0]),
         success=np.asarray(record.timesteps.metrics["success"]) > 0,
@@ -113,7 +113,6 @@ class ReachViewer(viewing.Viewer):
     rate = 30
 
     def drawing(self, record: Record) -> Drawing:
-        """Return both views and the curve of the distance."""
         episode = scene(record)
         return Drawing(
             panels=[_panel(view, episode) for view in VIEWS],

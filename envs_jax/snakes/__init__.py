@@ -4,11 +4,11 @@ Rules, observations, rewards and scripted players after the public repositories 
 zhizhengzhao/snake, their bugs included.
 
 Modules: `board` cells and planes, `rules` the game, moves and collisions, `respawn` where snakes come back, `spawn`
-random turns, beans and starts, `segments` games from and to lists of cells, `room` which boards are large enough,
-`opponents` the table of scripted opponents, `schedule` their schedule, `observation` the published layouts, `obs_full`
-and `obs_heading` better ones, `territory` their features beyond the crop, `reward`, `types` state and settings,
-`teams` the game from each team's side, `timesteps` time steps and metrics, `env` the environment, `baselines`. Layout
-letters: n snakes, K beans, A agents, H rows.
+random turns, beans and starts, `segments` games as lists of cells, `opponents` the table of scripted opponents,
+`schedule` their schedule, `observation` the published layouts, `obs_full` and `obs_heading` better ones, `territory`
+their features beyond the crop, `reward`, `types` state and settings, `teams` the game from each team's side,
+`timesteps` time steps and metrics, `env` the environment, `baselines`, `viewer`. Layout letters: n snakes, K beans, A
+agents, H rows.
 """
 
 from envs_jax.snakes.env import Snakes, Snakes1v1, Snakes2p, Snakes5p

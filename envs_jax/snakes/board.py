@@ -81,6 +81,11 @@ def low_bit(word: Array) -> Array:
     return jax.lax.population_count((word & -word) - jnp.uint32(1)).astype(jnp.int32)
 
 
+def count_cells(plane: Array) -> Array:
+    """int32[...]: number of cells of a plane uint32[H, ...]."""
+    return total(jax.lax.population_count(plane)).astype(jnp.int32)
+
+
 class Board(NamedTuple):
     """Size of the board, and functions that depend on it."""
 
@@ -127,6 +132,14 @@ class Board(NamedTuple):
         if direction == RIGHT:
             return (plane >> one) | (plane << rest) & self.full_row
         return (plane << one) & self.full_row | (plane >> rest)
+
+    def spread(self, plane: Array) -> Array:
+        """Return the cells of a plane and all their neighbours."""
+        return union(jnp.stack([plane, *(self.seen_from(plane, d) for d in range(4))]))
+
+    def mark_neighbours(self, place: Array) -> Array:
+        """uint32[H, 4, m, ...]: for places int32[m, ...] the planes that hold only their neighbour in a direction."""
+        return jnp.stack([self.mark(self.neighbour(place, jnp.full_like(place, d))) for d in range(4)], 1)
 
     def around(self, plane: Array, place: Array, radius: int) -> list[Array]:
         """Return the cells around a place: a word uint32[...] per row from `radius` above it to `radius` below.

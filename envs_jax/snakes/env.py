@@ -6,21 +6,17 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, setting
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, with_default
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, respawn, reward, rules, spawn, stale_observation, teams, timesteps
-from envs_jax.snakes.board import MOST_COLUMNS
-from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, SnakesConfig, State
+from envs_jax.snakes.types import SnakesConfig, State
 
 
 @dataclasses.dataclass(frozen=True)
 class Snakes(SnakesConfig):
-    """Teams of snakes compete for beans on a torus; see the package for the source of the rules.
-
-    `types.SnakesConfig` holds its settings.
-    """
+    """Teams of snakes compete for beans on a torus; the package names the source, `SnakesConfig` the settings."""
 
     name = "snakes"
     version = 2  # 2: in obs_full and the masks, the tail of a snake is not free if a bean lies next to its head
@@ -74,7 +70,6 @@ class Snakes(SnakesConfig):
         return timesteps.show(self, opponent_game), for_keys(spawn.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
-        """Return the batched form, see `envs_jax.batch.batched`."""
         return SnakesBatch(self)
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
@@ -93,35 +88,31 @@ class Snakes(SnakesConfig):
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """Step with random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
-        expected = snakes if self.accepts_opponent_actions else self.num_agents
+        plays_self = self.accepts_opponent_actions
+        expected = snakes if plays_self else self.num_agents
         if len(action) != expected:
+            hint = "; 'self' is played by training: pass the other team's actions, too" if plays_self else ""
             raise ValueError(
                 f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {expected}"
-                + (
-                    "; 'self' is played by training: pass the other team's actions, too"
-                    if self.accepts_opponent_actions
-                    else ""
-                )
+                f"{hint}"
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)
-        action = teams.swap_teams(self, action, state.second)
+        action = teams.swap_teams(self, action, state.plays_second_half)
         direction = rules.resolve_directions(state.game.direction, action, spawn.turns(words[beans:], snakes))
         game, score_change, hit, ate = rules.move(board, state.game, direction)
         if self.stale_observation_bug and self.scripted:
             stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
             state = dataclasses.replace(state, stale=stale)
+        opponent_losses = jnp.zeros_like(score_change)
         if self.reward == "duel":
-            opponent_losses = reward.opponent_losses(
-                rules.collisions(board, state.game, direction, ate), hit, state.game.length
-            )
-        else:
-            opponent_losses = jnp.zeros_like(score_change)
+            met = rules.collisions(board, state.game, direction, ate)
+            opponent_losses = reward.opponent_losses(met, hit, state.game.length)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = spawn.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
         score_change, hit, opponent_losses = (
-            teams.swap_teams(self, x, state.second) for x in (score_change, hit, opponent_losses)
+            teams.swap_teams(self, x, state.plays_second_half) for x in (score_change, hit, opponent_losses)
         )
         return state, timesteps.show(self, teams.learner_view(self, state), score_change, hit, opponent_losses)
 
@@ -138,10 +129,10 @@ class Snakes(SnakesConfig):
 class Snakes1v1(Snakes):
     """One snake against one on the small board."""
 
-    height: int = setting(6, "give the board this many rows", between=(3, MOST_ROWS))
-    width: int = setting(8, "give the board this many columns, at most 32", between=(3, MOST_COLUMNS))
-    snakes: int = setting(2, "play with this many snakes", between=(1, MOST_SNAKES))
-    max_steps: int = setting(50, "end a game after this many steps", between=(1, MOST_STEPS))
+    height: int = with_default(Snakes, "height", 6)
+    width: int = with_default(Snakes, "width", 8)
+    snakes: int = with_default(Snakes, "snakes", 2)
+    max_steps: int = with_default(Snakes, "max_steps", 50)
 
     name = "snakes_1v1"
 
@@ -150,7 +141,7 @@ class Snakes1v1(Snakes):
 class Snakes2p(Snakes1v1):
     """Two snakes on the small board, each for itself."""
 
-    teams: int = setting(1, TEAMS, between=(1, 2))
+    teams: int = with_default(Snakes, "teams", 1)
 
     name = "snakes_2p"
 
@@ -159,8 +150,8 @@ class Snakes2p(Snakes1v1):
 class Snakes5p(Snakes):
     """Five snakes, each for itself."""
 
-    snakes: int = setting(5, "play with this many snakes", between=(1, MOST_SNAKES))
-    teams: int = setting(1, TEAMS, between=(1, 2))
+    snakes: int = with_default(Snakes, "snakes", 5)
+    teams: int = with_default(Snakes, "teams", 1)
 
     name = "snakes_5p"
 

@@ -14,13 +14,14 @@ then columns (see `columns`): direction, blocked neighbours, lengths, beans by w
 room beyond each neighbour.
 """
 
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.batch import constant
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, counting, total, union
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, count_cells, counting, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
 from envs_jax.stages import materialize
@@ -38,33 +39,42 @@ def size(snakes: int, beans: int) -> int:
     return PLANES * SIDE * SIDE + 4 + 4 + 1 + 5 * beans + 5 * (snakes - 1) + 8
 
 
+def segments_by_direction(game: Game) -> list[Array]:
+    """Four uint32[H, ...]: cells from which the next cell of the body, towards the head, lies in each direction."""
+    low, high = game.segment_direction[:, 0], game.segment_direction[:, 1]
+    return [~(low | high), low & ~high, high & ~low, low & high]
+
+
+def ahead(board: Board, by_direction: list[Array], cells: Array, steps: int = 1) -> Array:
+    """uint32[H, ...]: the cells of bodies that are `steps` ahead of `cells`, see `segments_by_direction`.
+
+    The second cell of a tail with a gap has the direction of the first.
+    """
+    parts = [cells & way for way in by_direction]
+    for _ in range(steps):
+        parts = [board.seen_from(part, d ^ 1) for d, part in enumerate(parts)]
+    return union(jnp.stack(parts))
+
+
 def leaving(board: Board, game: Game) -> list[Array]:
     """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves, see `body` above."""
-    low, high = game.toward[:, 0], game.toward[:, 1]
-    by_direction = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
-
-    def ahead(cells: Array, steps: int = 1) -> Array:
-        """Return the cells `steps` ahead; the second cell of a split tail has the direction of the first."""
-        parts = {d: cells & way for d, way in by_direction.items()}
-        for _ in range(steps):
-            parts = {d: board.seen_from(part, d ^ 1) for d, part in parts.items()}
-        return union(jnp.stack(list(parts.values())))
-
     beans = bean_plane(board, game)
     next_to_bean = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
     alive = game.length > 0
     hungry = union(board.mark(game.head) & next_to_bean[:, None]) != 0  # a bean lies next to the head
     head, tail = (board.mark(jnp.where(alive, place, NOWHERE)) for place in (game.head, game.tail))
-    heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
+    heads, gap = union(head, 1), union(jnp.where(game.tail_gap[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
-    step = materialize(ahead)
+    by_direction = segments_by_direction(game)
+    step = materialize(functools.partial(ahead, board, by_direction))
     for k in range(1, REACH):
         moving = planes[-1] & ~heads
         if k > 2:
             planes.append(step(moving))
         else:  # tails among them
-            planes.append(step(moving & ~split) | ahead(moving & split, 2) | (late if k == 1 else jnp.uint32(0)))
+            beyond_gap = ahead(board, by_direction, moving & gap, 2)
+            planes.append(step(moving & ~gap) | beyond_gap | (late if k == 1 else jnp.uint32(0)))
     return planes
 
 
@@ -78,22 +88,14 @@ def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -
 
     Bodies leave cells as `leaving` says and enter none; what stays for longer than REACH moves stays.
     """
-    head = game.head[:agents]
-
-    def enter(head: Array, free: Array) -> Array:
-        neighbours = [board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)]
-        return jnp.stack(neighbours, 1) & free[:, None, None]
-
-    def spread(cells: Array, free: Array) -> Array:
-        around = [board.seen_from(cells, d) for d in range(4)]
-        return union(jnp.stack([cells, *around])) & free[:, None, None]
-
     free = ~body_plane(game) & board.full_row | leave[0]
-    further, cells = materialize(spread), materialize(enter)(head, free)
+    enter = materialize(lambda head, free: board.mark_neighbours(head) & free[:, None, None])
+    further = materialize(lambda cells, free: board.spread(cells) & free[:, None, None])
+    cells = enter(game.head[:agents], free)
     for k in range(1, MOVES):
         free = free | leave[k] if k < REACH else free
         cells = further(cells, free)
-    return total(jax.lax.population_count(cells).astype(jnp.int32))
+    return count_cells(cells)
 
 
 def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array]) -> Array:

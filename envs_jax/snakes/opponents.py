@@ -163,11 +163,10 @@ NAMES = tuple(opponent.name for opponent in OPPONENTS)
 def act(
     board: Board, game: Game, snakes: slice, level: Array, word: Array, used: tuple[int, ...], exclusive: bool = False
 ) -> Array:
-    """int32[m, ...]: the actions of scripted snakes.
+    """int32[m, ...]: the actions of scripted snakes in the game before the step.
 
     Args:
-        board: its size.
-        game: before the step.
+        board, game: see `rules`.
         snakes: which m snakes they are.
         level: int32[...], index in OPPONENTS.
         word: uint32[...], random; two bits of it for each snake.

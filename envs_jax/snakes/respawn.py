@@ -105,7 +105,7 @@ def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
         cells: three int32[...], places of head, middle and last cell, NOWHERE if there is no room.
         from_middle, from_last: int32[...], direction towards the next cell on the head's side.
         direction: int32[...], stored direction.
-        split: bool[...]
+        tail_gap: bool[...]
     """
     start, a, other, two, second, last = _unpack(board, packed)
     opposite = two & (other == a ^ 1) & (not fixed)
@@ -117,12 +117,9 @@ def _arrange(board: Board, packed: Array, fixed: bool) -> tuple[Any, ...]:
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
-    """Respawn the snakes without cells in index order, on cells without snake and without bean.
+    """Respawn the snakes without cells in index order, on cells without snake and without bean; after `rules.move`.
 
-    Args:
-        board: its size.
-        game: after `rules.move`.
-        fixed: bodies are connected and directions true.
+    With `fixed` bodies are connected and directions true.
     """
     dead = game.length == 0
     turn = running(dead)  # in round k, the k-th dead snake of every game
@@ -142,23 +139,24 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
     _, packed = jax.lax.fori_loop(0, rounds, respawn_one, start, unroll=not on_cpu())
 
     respawned = packed >= 0
-    (head, middle, last), from_middle, from_last, direction, split = materialize(
+    (head, middle, last), from_middle, from_last, direction, tail_gap = materialize(
         functools.partial(_arrange, board, fixed=fixed)
     )(packed)
     at_head, at_middle, at_last = (board.mark(cell) for cell in (head, middle, last))
 
     def write_plane(k: int) -> Array:
-        """Plane k of `Game.toward`."""
+        """Plane k of `Game.segment_direction`."""
         bits = [(way >> k & 1).astype(jnp.uint32)[None] for way in (from_middle, from_last)]
-        return game.toward[:, k] & ~union(at_middle | at_last, 1) | union(at_middle * bits[0] | at_last * bits[1], 1)
+        unchanged = game.segment_direction[:, k] & ~union(at_middle | at_last, 1)
+        return unchanged | union(at_middle * bits[0] | at_last * bits[1], 1)
 
     return dataclasses.replace(
         game,
         body=game.body | at_head | at_middle | at_last,
-        toward=jnp.stack([write_plane(0), write_plane(1)], axis=1),
+        segment_direction=jnp.stack([write_plane(0), write_plane(1)], axis=1),
         head=jnp.where(respawned, head, game.head),
         tail=jnp.where(respawned, last, game.tail),
         length=jnp.where(respawned, START_LENGTH, game.length),
         direction=jnp.where(respawned, direction, game.direction),
-        split=jnp.where(respawned, split, game.split),
+        tail_gap=jnp.where(respawned, tail_gap, game.tail_gap),
     )

@@ -37,12 +37,9 @@ def _to_bean(game: Game, agents: int) -> Array:
 
 
 def opponent_losses(collisions: Array, hit: Array, length: Array) -> Array:
-    """int32[n, ...]: points that snakes of the other half lose by running into each snake.
+    """int32[n, ...]: points that snakes of the other half lose by running into each snake, see `rules.collisions`.
 
-    Args:
-        collisions: bool[n, n, ...], see `rules.collisions`.
-        hit: bool[n, ...].
-        length: int32[n, ...], before the step.
+    `hit` is bool[n, ...], `length` int32[n, ...] before the step.
     """
     half = len(hit) // 2
     lost = jnp.where(collisions & hit[None], length[None] - START_LENGTH, 0)
@@ -50,13 +47,9 @@ def opponent_losses(collisions: Array, hit: Array, length: Array) -> Array:
 
 
 def lives(score_change: Array, hit: Array, opponent_losses: Array, loss_weight: float) -> Array:
-    """float32[A, ...]: the reward duel, or lives, where `opponent_losses` is 0.
+    """float32[A, ...]: the reward duel, or lives, where `opponent_losses` int32[A, ...] is 0.
 
-    Args:
-        score_change: int32[A, ...], changes of the game score.
-        hit: bool[A, ...].
-        opponent_losses: int32[A, ...], see `opponent_losses`, or 0.
-        loss_weight: factor on the points lost by a death.
+    `score_change` int32[A, ...] are changes of the game score, `loss_weight` a factor on the points lost by a death.
     """
     points = score_change.astype(jnp.float32)
     if loss_weight != 1.0:
@@ -70,15 +63,7 @@ def _either(condition: Array, yes: float, no: float) -> Array:
 
 
 def shape_rewards(name: str, game: Game, score_change: Array, hit: Array, code: Array) -> Array:
-    """float32[A, ...]: shaped rewards.
-
-    Args:
-        name: one of `BASE`.
-        game: after the step.
-        score_change: int32[A, ...], changes of the game score.
-        hit: bool[A, ...].
-        code: int32[...], see `lead_code`.
-    """
+    """float32[A, ...]: the reward of a name in `BASE`, by the game after the step; see `lives` and `lead_code`."""
     base = jnp.zeros(code.shape, jnp.float32)
     for index, value in enumerate(BASE[name]):
         base = jnp.where(code == index, jnp.float32(value), base)

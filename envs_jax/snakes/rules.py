@@ -22,24 +22,24 @@ class Game:
 
     Attributes:
         body: uint32[H, n, ...], the cells of each snake. No cell belongs to two snakes.
-        toward: uint32[H, 2, ...], low and high bit of the direction that leads from a body cell to the next cell of its
-            snake on the head's side; undefined elsewhere.
+        segment_direction: uint32[H, 2, ...], low and high bit of the direction that leads from a body cell to the next
+            cell of its snake on the head's side; undefined elsewhere.
         head: int32[n, ...], place of each head; meaningless for a snake without cells.
         tail: int32[n, ...], place of each last cell.
         length: int32[n, ...], 0 for a snake that could not respawn.
         direction: int32[n, ...], may differ from the body's: after a respawn it may lead into the neck.
-        split: bool[n, ...], the last two cells are two steps apart, one of the snake's other cells between them.
+        tail_gap: bool[n, ...], the last two cells are two steps apart, one of the snake's other cells between them.
         beans: int32[K, ...], places in their order; missing ones (-1) are last.
         steps: int32[...], steps made.
     """
 
     body: Array
-    toward: Array
+    segment_direction: Array
     head: Array
     tail: Array
     length: Array
     direction: Array
-    split: Array
+    tail_gap: Array
     beans: Array
     steps: Array
 
@@ -65,32 +65,29 @@ def free_plane(board: Board, game: Game) -> Array:
 
 
 def resolve_directions(direction: Array, action: Array, drawn: Array) -> Array:
-    """int32[n, ...]: the directions in which the snakes move; a snake that reverses turns to a drawn direction instead.
+    """int32[n, ...]: the directions in which the snakes move, from the stored and the requested ones int32[n, ...].
 
-    Args:
-        direction: int32[n, ...], the stored ones.
-        action: int32[n, ...], the requested ones.
-        drawn: int32[n, ...], 0 .. 2, which of the other three replaces the opposite of the stored one.
+    A snake that reverses turns instead to one of the other three directions, `drawn` int32[n, ...] from 0 to 2.
     """
     opposite = direction ^ 1
     return jnp.where(action == opposite, drawn + (drawn >= opposite).astype(jnp.int32), action)
 
 
-def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
+def bodies_without_tails(board: Board, game: Game, ate: Array) -> Array:
+    """uint32[H, n, ...]: the cells that bodies keep in a move: tails leave, except of snakes that eat, bool[n, ...]."""
+    return game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
+
+
+def next_tail(board: Board, segment_direction: Array, tail: Array, tail_gap: Array) -> Array:
     """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
-    low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
+    low, high = (union(segment_direction[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
     direction = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
     following = board.neighbour(tail, direction)
-    return jnp.where(split, board.neighbour(following, direction), following)
+    return jnp.where(tail_gap, board.neighbour(following, direction), following)
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
-    """Move all snakes and let them eat, then resolve all collisions.
-
-    Args:
-        board: its size.
-        game: before the step.
-        direction: int32[n, ...], the resolved directions.
+    """Move all snakes in the resolved directions int32[n, ...] and let them eat, then resolve all collisions.
 
     Returns:
         game: snakes that were hit have no cells (length 0), beans that were eaten are gone.
@@ -107,28 +104,26 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     ate = union(on_bean) & ~union(same & earlier)
     beans = _without(game.beans, union(on_bean, 1))
 
-    tail = board.mark(game.tail)
-    body = game.body & ~jnp.where(ate[None], jnp.uint32(0), tail)
-
+    body = bodies_without_tails(board, game, ate)
     new = board.mark(head)
     others = total(body, 1)
     hit = (union(others[:, None] & new) != 0) | union(same)
     body = jnp.where(hit[None], jnp.uint32(0), body | new)
 
     old = board.mark(game.head)
-    unchanged = game.toward & ~union(old, 1)[:, None]
+    unchanged = game.segment_direction & ~union(old, 1)[:, None]
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)  # [2, n]
     written = union(old[:, None] * bits[None], 2)
 
     moved = dataclasses.replace(
         game,
         body=body,
-        toward=unchanged | written,
+        segment_direction=unchanged | written,
         head=head,
-        tail=jnp.where(ate, game.tail, next_tail(board, game.toward, game.tail, game.split)),
+        tail=jnp.where(ate, game.tail, next_tail(board, game.segment_direction, game.tail, game.tail_gap)),
         length=jnp.where(hit, 0, game.length + ate.astype(jnp.int32)),
         direction=direction,
-        split=game.split & ate,
+        tail_gap=game.tail_gap & ate,
         beans=beans,
         steps=game.steps + 1,
     )
@@ -137,18 +132,10 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
 
 
 def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
-    """bool[n, n, ...]: [i, j] whether snake j ran into snake i, or they met head to head.
-
-    Args:
-        board: its size.
-        game: before the step.
-        direction: int32[n, ...], the resolved directions.
-        ate: bool[n, ...], see `move`.
-    """
+    """bool[n, n, ...]: [i, j] whether snake j ran into snake i, or they met head to head; arguments as in `move`."""
     snakes, batch = game.head.shape[0], game.steps.shape
     head = board.neighbour(game.head, direction)
-    body = game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
-    into = union(body[:, :, None] & board.mark(head)[:, None]) != 0
+    into = union(bodies_without_tails(board, game, ate)[:, :, None] & board.mark(head)[:, None]) != 0
     met = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)
     return into | met
 

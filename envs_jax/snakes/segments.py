@@ -16,16 +16,16 @@ def neighbour(board: Board, cell: Cell, direction: int, steps: int = 1) -> Cell:
 
 def to_segments(board: Board, game: Game) -> tuple[list[list[Cell]], list[int], list[Cell]]:
     """(cells of each snake, head first; stored directions; cells of the beans) of one game without batch axis."""
-    toward, tail = np.asarray(game.toward), np.asarray(game.tail)
-    length, split = np.asarray(game.length), np.asarray(game.split)
+    segment_direction, tail = np.asarray(game.segment_direction), np.asarray(game.tail)
+    length, tail_gap = np.asarray(game.length), np.asarray(game.tail_gap)
     snakes = []
     for i, count in enumerate(length):
         cells: list[Cell] = []
         cell = (int(tail[i]) >> 5, int(tail[i]) & 31)
         for k in range(int(count)):
             cells.append(cell)
-            low, high = (int(toward[cell[0], plane]) >> cell[1] & 1 for plane in (0, 1))
-            cell = neighbour(board, cell, low + 2 * high, 2 if split[i] and k == 0 else 1)
+            low, high = (int(segment_direction[cell[0], plane]) >> cell[1] & 1 for plane in (0, 1))
+            cell = neighbour(board, cell, low + 2 * high, 2 if tail_gap[i] and k == 0 else 1)
         snakes.append(cells[::-1])
     beans = [(int(bean) >> 5, int(bean) & 31) for bean in np.asarray(game.beans) if bean != NOWHERE]
     return snakes, [int(d) for d in np.asarray(game.direction)], beans

@@ -4,13 +4,15 @@ A word u of 32 random bits chooses one of m by the high half of u x m: biased by
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import NOWHERE, Board, place, total, union
+from envs_jax.snakes.board import DOWN, NOWHERE, RIGHT, Board, count_cells, place, total, union
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
+from envs_jax.snakes.segments import neighbour
 from envs_jax.stages import on_cpu
 
 
@@ -81,19 +83,8 @@ def nth_cell(plane: Array, rank: Array) -> tuple[Array, Array]:
     return index, _nth_bit(word, rest)
 
 
-def count_cells(plane: Array) -> Array:
-    """int32[...]: number of set bits of a plane uint32[R, ...]."""
-    return total(jax.lax.population_count(plane)).astype(jnp.int32)
-
-
 def refill(board: Board, game: Game, words: Array) -> Game:
-    """Place new beans for the missing ones, each uniform over the cells still free.
-
-    Args:
-        board: its size.
-        game: after the respawn.
-        words: uint32[K, ...], random.
-    """
+    """Place beans for the missing ones, each uniform over the cells still free, for random words uint32[K, ...]."""
 
     def place_bean(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         free, beans = carry
@@ -112,13 +103,9 @@ def refill(board: Board, game: Game, words: Array) -> Game:
 
 
 def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
-    """Return a game at its start: snakes are straight, each uniform over the places left by the earlier ones.
+    """Return a game at its start, for random words uint32[n + K, ...].
 
-    Args:
-        board: its size.
-        words: uint32[n + K, ...], random.
-        snakes: n.
-        beans: K.
+    Snakes are straight, each uniform over the places left by the earlier ones.
     """
     free = jnp.broadcast_to(board.full_row, (board.height, *words.shape[1:]))
 
@@ -139,13 +126,47 @@ def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)
     game = Game(
         body=body,
-        toward=union(body[:, None] * bits[None], 2),
+        segment_direction=union(body[:, None] * bits[None], 2),
         head=head,
         tail=tail,
         length=jnp.full_like(head, START_LENGTH),
         direction=direction,
-        split=jnp.zeros_like(head, bool),
+        tail_gap=jnp.zeros_like(head, bool),
         beans=jnp.full((beans, *words.shape[1:]), NOWHERE, jnp.int32),
         steps=jnp.zeros(words.shape[1:], jnp.int32),
     )
     return refill(board, game, words[snakes:])
+
+
+# Whether there is room for every start, wherever the earlier snakes were drawn
+
+_MOST_TRIED = 1_000_000  # draws of the first snakes that are searched
+_MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
+
+
+def always_room(board: Board, snakes: int) -> bool:
+    """Return whether every draw of the first snakes leaves a later one three free cells in a line.
+
+    False where the search would take too long, as for many snakes on few cells.
+    """
+    height, width = board
+
+    def line(r: int, c: int, direction: int) -> int:
+        """Return three cells in a line as bits."""
+        cells = (neighbour(board, (r, c), direction, k) for k in range(START_LENGTH))
+        return sum(1 << r * width + c for r, c in cells)
+
+    places = {line(r, c, d) for r in range(height) for c in range(width) for d in (DOWN, RIGHT)}
+
+    @functools.cache
+    def has_room(occupied: int, more: int) -> bool:
+        if has_room.cache_info().currsize > _MOST_TRIED:
+            return False
+        remaining = [place for place in places if not place & occupied]
+        if not remaining:
+            return more == 0
+        if more == 0 or _MOST_LOST * (more - 1) < len(remaining):
+            return True
+        return all(has_room(occupied | place, more - 1) for place in remaining)
+
+    return has_room(0, snakes)

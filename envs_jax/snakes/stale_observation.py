@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, pytree
 from envs_jax.snakes.board import Board, union
-from envs_jax.snakes.rules import Game, bean_plane
+from envs_jax.snakes.rules import Game, bean_plane, bodies_without_tails
 
 
 @pytree
@@ -32,15 +32,9 @@ def begin(game: Game) -> StaleObservation:
 def update(
     board: Board, stale: StaleObservation, before: Game, moved: Game, ate: Array, hit: Array
 ) -> StaleObservation:
-    """Update after a move.
-
-    Args:
-        board: its size.
-        stale: of the steps before.
-        before, moved, ate, hit: arguments and results of `rules.move`.
-    """
+    """Update after a move; `before`, `moved`, `ate` and `hit` are arguments and results of `rules.move`."""
     new = hit & ~stale.died
-    body = before.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(before.tail)) | board.mark(moved.head)
+    body = bodies_without_tails(board, before, ate) | board.mark(moved.head)
     return StaleObservation(
         died=stale.died | hit,
         body=jnp.where(new[None], body, stale.body),

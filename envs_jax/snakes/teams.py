@@ -13,7 +13,7 @@ from envs_jax.snakes.types import SnakesConfig, State
 
 def _reorder(game: Game, order: Callable[[Array, int], Array]) -> Game:
     """Return the game with its snakes in another order; `order` takes an array and its axis of snakes."""
-    names = ("head", "tail", "length", "direction", "split")
+    names = ("head", "tail", "length", "direction", "tail_gap")
     changed = {name: order(getattr(game, name), 0) for name in names}
     return dataclasses.replace(game, body=order(game.body, 1), **changed)
 
@@ -23,17 +23,17 @@ def half_turn(game: Game, half: int) -> Game:
     return _reorder(game, lambda values, axis: jnp.roll(values, half, axis))
 
 
-def swap_teams(env: SnakesConfig, values: Array, second: Array, axis: int = 0) -> Array:
+def swap_teams(env: SnakesConfig, values: Array, plays_second_half: Array, axis: int = 0) -> Array:
     """Values along an axis of all snakes, the halves exchanged where the learner plays the second."""
     if env.side == "first" or env.teams == 1:
         return values
     swapped = jnp.roll(values, env.snakes // 2, axis)
-    return swapped if env.side == "second" else jnp.where(second[(None,) * (axis + 1)], swapped, values)
+    return swapped if env.side == "second" else jnp.where(plays_second_half[(None,) * (axis + 1)], swapped, values)
 
 
 def learner_view(env: SnakesConfig, state: State) -> Game:
     """Return the game from the learner's side: its own snakes come first."""
-    return _reorder(state.game, lambda values, axis: swap_teams(env, values, state.second, axis))
+    return _reorder(state.game, lambda values, axis: swap_teams(env, values, state.plays_second_half, axis))
 
 
 def with_opponents(env: SnakesConfig, state: State, word: Array, action: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from envs_jax.base import Array
 from envs_jax.batch import constant
 from envs_jax.snakes import obs_full
-from envs_jax.snakes.board import NOWHERE, Board, total, union
+from envs_jax.snakes.board import NOWHERE, Board, count_cells, total, union
 from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
 from envs_jax.stages import materialize
 
@@ -36,7 +36,7 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     heads = board.mark(jnp.where(alive, game.head, NOWHERE))  # [H, n, ...]
     own_heads, all_heads = heads[:, :agents], union(heads, 1)[:, None]
     mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own_heads) & ~own_heads
-    first = _neighbours(board, game, slice(agents))
+    first = board.mark_neighbours(game.head[:agents])
 
     def touches(heads: Array) -> Array:
         touched = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
@@ -58,30 +58,13 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     return jnp.where(alive[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
 
 
-def _neighbours(board: Board, game: Game, snakes: slice) -> Array:
-    """uint32[H, 4, m, ...]: the cell next to each head of these snakes, by direction."""
-    head = game.head[snakes]
-    return jnp.stack([board.mark(board.neighbour(head, jnp.full_like(head, d))) for d in range(4)], 1)
-
-
-def _spread(board: Board, cells: Array) -> Array:
-    return union(jnp.stack([cells, *(board.seen_from(cells, d) for d in range(4))]))
-
-
-def _count(cells: Array) -> Array:
-    return total(jax.lax.population_count(cells).astype(jnp.int32))
-
-
 def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
-    planes = obs_full.leaving(board, game)
-    low, high = game.toward[:, 0], game.toward[:, 1]
-    by_direction = (~(low | high), low & ~high, ~low & high, low & high)
+    planes, by_direction = obs_full.leaving(board, game), obs_full.segments_by_direction(game)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
 
     def step(cells: Array, _: None) -> tuple[Array, Array]:
-        moving = cells & ~heads
-        cells = union(jnp.stack([board.seen_from(moving & way, d ^ 1) for d, way in enumerate(by_direction)]))
+        cells = obs_full.ahead(board, by_direction, cells & ~heads)
         return cells, cells
 
     _, late = jax.lax.scan(step, planes[-1], None, length=FAR - len(planes))
@@ -98,34 +81,31 @@ class Reach(NamedTuple):
 
 
 def reach(board: Board, game: Game, snakes: slice) -> Reach:
-    """Return what snakes reach if all others spread in all directions; a cell reached in the same move is nobody's.
+    """Return what these m snakes reach if all others spread in all directions.
 
-    Args:
-        board: its size.
-        game: its state.
-        snakes: which m snakes.
+    A cell reached in the same move is nobody's.
     """
     beans = bean_plane(board, game)[:, None, None]
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     free, leave = _leaving(board, game)
-    room = _neighbours(board, game, snakes) & free[:, None, None]
-    others = _spread(board, union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
+    room = board.mark_neighbours(game.head[snakes]) & free[:, None, None]
+    others = board.spread(union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
     territory = room & ~others[:, None]
 
     def further(carry: Any, leaves: Array) -> tuple[Any, tuple[Array, Array]]:
         free, others, room, territory = carry
         free = free | leaves
-        room = _spread(board, room) & free[:, None, None]
-        others = others | _spread(board, others) & free[:, None] & ~union(territory, 1)
-        territory = territory | _spread(board, territory) & free[:, None, None] & ~others[:, None]
-        return (free, others, room, territory), (_count(territory), _count(territory & beans))
+        room = board.spread(room) & free[:, None, None]
+        others = others | board.spread(others) & free[:, None] & ~union(territory, 1)
+        territory = territory | board.spread(territory) & free[:, None, None] & ~others[:, None]
+        return (free, others, room, territory), (count_cells(territory), count_cells(territory & beans))
 
     start = free, others, room, territory
     (_, _, room, _), (cells, eaten) = jax.lax.scan(further, start, leave)
     missed = jnp.sum(
-        (jnp.concatenate([_count(territory & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32
+        (jnp.concatenate([count_cells(territory & beans)[None], eaten]) == 0).astype(jnp.int32), 0, dtype=jnp.int32
     )
-    return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
+    return Reach(count_cells(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
 
 def survival(board: Board, game: Game, agents: int) -> Array:
@@ -135,17 +115,17 @@ def survival(board: Board, game: Game, agents: int) -> Array:
     any of these cells before.
     """
     free, leave = _leaving(board, game)
-    cells = _neighbours(board, game, slice(agents)) & free[:, None, None]
+    cells = board.mark_neighbours(game.head[:agents]) & free[:, None, None]
 
     def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
         free, cells, death_move = carry
         k, leaves = row
         free = free | leaves
-        cells = _spread(board, cells) & free[:, None, None]
-        dead = (_count(cells) < k) & (k <= game.length[None, :agents])
+        cells = board.spread(cells) & free[:, None, None]
+        dead = (count_cells(cells) < k) & (k <= game.length[None, :agents])
         return (free, cells, jnp.where(dead, jnp.minimum(death_move, k), death_move)), None
 
-    death_move = jnp.where(_count(cells) < 1, jnp.int32(1), jnp.int32(FAR))
+    death_move = jnp.where(count_cells(cells) < 1, jnp.int32(1), jnp.int32(FAR))
     (_, _, death_move), _ = jax.lax.scan(
         further, (free, cells, death_move), (jnp.arange(2, FAR + 1, dtype=jnp.int32), leave)
     )

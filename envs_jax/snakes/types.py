@@ -5,21 +5,16 @@ import functools
 from typing import Any
 
 from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr, take_exactly
-from envs_jax.snakes import reward, schedule
+from envs_jax.snakes import reward, schedule, spawn
 from envs_jax.snakes.board import MOST_COLUMNS, Board
-from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
 
 SIDES = ("first", "second", "both")
 # what the 3v3 baseline was published with (jidiai/Competition_3v3snakes); the defaults are what learns
 PUBLISHED: dict[str, Any] = {"observation": "obs26", "reward": "original", "masks": False}
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full", "obs_heading")
-TEAMS = "let the first half of the snakes play against the second (2), or every snake for itself, all learning (1)"
 MOST_SNAKES = 14
-MOST_BEANS = 32
-MOST_STEPS = 1_000_000
 MOST_ROWS = 64
-MOST_CELLS = MOST_ROWS * MOST_COLUMNS
 
 
 @pytree
@@ -30,14 +25,14 @@ class State:
         key: key[], of the draws of its steps.
         game: state of the rules.
         level: int32[], the other team's player, index in `schedule.PLAYERS`.
-        second: bool[], the learner's team plays the second half of the snakes.
+        plays_second_half: bool[], the learner's team plays the second half of the snakes.
         stale: first deaths, which scripted opponents keep observing, () without `stale_observation_bug`.
     """
 
     key: Array
     game: Game
     level: Array
-    second: Array
+    plays_second_half: Array
     stale: Any = ()
 
 
@@ -52,9 +47,13 @@ class SnakesConfig(Environment):
     height: int = setting(10, "give the board this many rows", between=(3, MOST_ROWS))
     width: int = setting(20, "give the board this many columns, at most 32", between=(3, MOST_COLUMNS))
     snakes: int = setting(6, "play with this many snakes", between=(1, MOST_SNAKES))
-    beans: int = setting(5, "keep this many beans on the board; each eaten bean is replaced", between=(1, MOST_BEANS))
-    max_steps: int = setting(200, "end a game after this many steps", between=(1, MOST_STEPS))
-    teams: int = setting(2, TEAMS, between=(1, 2))
+    beans: int = setting(5, "keep this many beans on the board; each eaten bean is replaced", between=(1, 32))
+    max_steps: int = setting(200, "end a game after this many steps", between=(1, 1_000_000))
+    teams: int = setting(
+        2,
+        "let the first half of the snakes play against the second (2), or every snake for itself, all learning (1)",
+        between=(1, 2),
+    )
     opponent: str = setting(
         "2",
         f"choose who plays the other team: {', '.join(schedule.PLAYERS)} (0: random; 1 to 4: greedy; evasion: greedy, "
@@ -86,7 +85,7 @@ class SnakesConfig(Environment):
         0,
         "let masks also close directions of sure death, unless another snake dies before, and cells that a mate of "
         "lower index can enter; snakes of at least this length also avoid cells that an opponent can enter; 0 = never",
-        between=(0, MOST_CELLS),
+        between=(0, MOST_ROWS * MOST_COLUMNS),
     )
     time_limit: str = setting(
         "terminate",
@@ -102,7 +101,7 @@ class SnakesConfig(Environment):
             raise ValueError(
                 f"snakes: {self.snakes} snakes do not form two equal teams; choose an even number or teams 1"
             )
-        if not always_room(self.board, self.snakes):
+        if not spawn.always_room(self.board, self.snakes):
             raise ValueError(
                 f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "
                 "snakes; choose a larger board or fewer snakes"

@@ -73,7 +73,6 @@ class Check:
         return start
 
     def context(self) -> Any:
-        """The context at the start of training."""
         start = self.context_types()
         return _jit(self.env.context)(progress_at_start()) if jax.tree.leaves(start) else start
 
@@ -105,13 +104,11 @@ class Check:
                 )
 
     def _expect(self, what: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
-        """Check shape and dtype of a value; it may be weakly typed, and has 32 bits where JAX knows no 64."""
         expected = type_name(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)))
         if type_name(value).removesuffix(WEAK) != expected:
             self.fail(f"{what} {type_name(value)}, expected {expected}: reshape or cast it")
 
     def types(self, key: Array, context: Any) -> None:
-        """Check structure, shapes and dtypes of what the environment's functions return."""
         spec = self.spec
         for name, arguments in (("reset", ("key",)), ("step", ("state", "action"))):
             try:
@@ -313,7 +310,6 @@ class Check:
                 )
 
     def _check_values(self, timestep: TimeStep, when: str) -> None:
-        """Check bounds and finiteness of one time step [B]."""
         spec = self.spec
         leaves = ((path[1:], leaf) for path, leaf in named_leaves(timestep))
         self._check_floats(leaves, lambda x: ~np.isfinite(x), "is not finite", when)
@@ -399,7 +395,6 @@ class Check:
         return begin
 
     def _check_first(self, timestep: TimeStep, when: str) -> None:
-        """Check a time step [B] after a reset."""
         self._check_values(timestep, when)
         self._refuse(
             (~timestep.first, f"first is false {when}: reset must return first = True"),

@@ -7,9 +7,21 @@ with the curve of a metric to their right. Pictures are PIL images; a page is on
 from typing import Any
 
 from envs_jax.viewing import pictures
-from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Shape, Style
+from envs_jax.viewing.drawing import (
+    GREY,
+    INK,
+    SOFT,
+    Drawing,
+    LegendEntry,
+    Line,
+    Panel,
+    Record,
+    Shape,
+    Style,
+    colours,
+    label,
+)  # fmt: skip
 from envs_jax.viewing.page import RATES, page
-from envs_jax.viewing.record import GREY, INK, SOFT, Line, Record, colours, label
 
 __all__ = [
     "GREY",

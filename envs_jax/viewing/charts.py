@@ -6,8 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.viewing.drawing import Panel, Shape, Style, area, marker, path, text, trail
-from envs_jax.viewing.record import GREY, INK, SOFT, Line, Record, colours, label
+from envs_jax.viewing.drawing import (
+    GREY,
+    INK,
+    SOFT,
+    Line,
+    Panel,
+    Record,
+    Shape,
+    Style,
+    area,
+    colours,
+    label,
+    marker,
+    path,
+    text,
+    trail,
+)  # fmt: skip
 
 WIDTH, HEIGHT = 460.0, 270.0
 _LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # of the curves

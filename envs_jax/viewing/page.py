@@ -10,8 +10,7 @@ from importlib import resources
 import numpy as np
 
 from envs_jax.viewing.charts import chart
-from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Style
-from envs_jax.viewing.record import Record
+from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Record, Style
 
 RATES = (1, 2, 5, 10, 30)  # steps per second that a page offers
 

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from envs_jax.viewing.charts import chart
-from envs_jax.viewing.drawing import Drawing, Panel, Shape, Style
-from envs_jax.viewing.record import INK, SOFT, Record
+from envs_jax.viewing.drawing import INK, SOFT, Drawing, Panel, Record, Shape, Style
 
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 _TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.25  # inches: heading, a board's title, between boards, legend's row

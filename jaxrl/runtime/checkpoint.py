@@ -265,8 +265,9 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
     try:
         meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
         leaves = manifest.read_manifest(folder).leaves
-        stored = _with_vectors(like, {leaf.name: leaf for leaf in leaves}, prefix)
-        expected = manifest.leaves_of(stored, prefix)
+        by_name = {leaf.name: leaf for leaf in leaves}
+        stored = _with_vectors(like, by_name, prefix)
+        expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.leaves_of(stored, prefix)]
         difference = manifest.find_difference(expected, leaves, whole=prefix is None)
         if difference is None:
             return _without_vectors(_read_arrays(folder, stored, expected), like), meta
@@ -307,6 +308,21 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
         return jax.device_put(jax.random.wrap_key_data(arrays[leaf.name], impl=impl), sharding)
 
     return jax.tree.unflatten(structure, map(make_leaf, leaves, values, shardings))
+
+
+# Until commit abbf87e fields of the environments' states had other names.
+_FORMER_FIELDS = {
+    "comm_range": "reach", "pending_reward": "earned", "overflow": "excess",
+    "segment_direction": "toward", "tail_gap": "split", "plays_second_half": "second",
+    "tool_goal": "point", "required_opening": "width", "mocap_target": "target", "mocap_target_part": "target_part",
+}  # fmt: skip
+
+
+def _name_in(stored: dict[str, Leaf], name: str) -> str:
+    """Return the name of a leaf in a checkpoint that stores these."""
+    if name in stored or not name.startswith("env."):
+        return name
+    return ".".join(_FORMER_FIELDS.get(part, part) for part in name.split("."))
 
 
 # Until commit abbf87e the parameters of a network, its targets and its moments were one vector [..., P] each.

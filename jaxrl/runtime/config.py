@@ -300,12 +300,15 @@ _GONE = {
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the settings of a YAML file, without settings that no longer exist. Raises UsageError: it cannot be read."""
+    """Read the settings of a YAML file by their present names. Raises UsageError: it cannot be read."""
     loaded = {
         name: value
         for name, value in read_mapping(path).items()
         if name not in _GONE or _GONE[name] not in (None, value)
     }
+    if "fix_range" in loaded:  # until commit abbf87e
+        fixed = loaded.pop("fix_range")
+        loaded["random_range"] = not fixed if isinstance(fixed, bool) else fixed
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
             raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")

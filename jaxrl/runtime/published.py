@@ -81,6 +81,9 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     if "missions.n_episodes" in values:
         steps = _whole("missions.n_episodes", values["missions.n_episodes"])
         settings["total_episodes"] = max(1, steps * transitions // per_mission)
+    if "uav.fix_range" in values:
+        fixed = values["uav.fix_range"]
+        settings["random_range"] = not fixed if isinstance(fixed, bool) else fixed
     if values.get("critic.target_update_mode") == "soft":
         settings["tau"] = values.get("critic.tau", 0.01)
     return settings
@@ -114,7 +117,7 @@ IPP_MARL = System(
         Name("pixel.number_x", "q", same=True),
         Name("pixel.number_y", "q"),
         Name("uav.communication_range", "communication_range"),
-        Name("uav.fix_range", "fix_range"),
+        Name("uav.fix_range", "random_range", "the opposite: fix_range false is random_range true", computed=True),
         Name("uav.failure_rate", "failure_rate"),
         Name("mapping.prior", "prior"),
         Name("environment.seed", "seed"),

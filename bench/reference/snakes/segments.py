@@ -66,12 +66,12 @@ def from_segments(
     places = [32 * r + c for r, c in beans] + [NOWHERE] * (max_beans - len(beans))
     arrays = {
         "body": body,
-        "toward": toward,
+        "segment_direction": toward,
         "head": head,
         "tail": tail,
         "length": np.array([len(snake) for snake in segments], np.int32),
         "direction": np.array(directions, np.int32),
-        "split": split,
+        "tail_gap": split,
         "beans": np.array(places, np.int32),
         "steps": np.array(steps, np.int32),
     }

@@ -13,10 +13,10 @@ backend is a module with two functions,
     update(config, maps, measurements) -> (Maps, UpdateStats)          for one copy of the environment
     update_batch(config, maps, measurements) -> (Maps, UpdateStats)    for [B] copies
 
-`dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only, as
-`window_plan` prepares it: for CPUs, where it is several times as fast on large maps
-(bench/results/map_backends_cpu.md). `pallas` sweeps whole maps in three kernels: for GPUs. Backends cannot read each
-other's maps. `types` is what they share, `fixed_point` how sums over cells are kept.
+`dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs, where
+it is several times as fast on large maps (bench/results/map_backends_cpu.md). `pallas` sweeps whole maps in three
+kernels: for GPUs. Backends cannot read each other's maps. `types` is what they share, `fixed_point` how sums over cells
+are kept.
 """
 
 from types import ModuleType
@@ -29,7 +29,7 @@ _BACKENDS = {"dense": dense, "windows": windows, "pallas": pallas}
 BACKENDS = ("auto", *_BACKENDS)
 
 
-def choose(name: str, q: int, batched: bool) -> ModuleType:
+def choose(name: str, cells_per_footprint: int, batched: bool) -> ModuleType:
     """Return the map backend of a name in BACKENDS for maps of resolution q.
 
     "auto" takes windows for large maps on CPUs, else dense; on GPUs it is replaced before, see
@@ -37,7 +37,7 @@ def choose(name: str, q: int, batched: bool) -> ModuleType:
     branches: they get dense maps, too.
     """
     if name == "auto":
-        name = "windows" if batched and on_cpu() and q >= WINDOWS_FROM else "dense"
+        name = "windows" if batched and on_cpu() and cells_per_footprint >= WINDOWS_FROM else "dense"
     return _BACKENDS[name]
 
 

@@ -31,7 +31,7 @@ def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[M
     beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
     stats = UpdateStats(measured=resize_readings(config, measurements), before=before)
-    return Maps(beliefs, resized, sums, maps.excess), stats
+    return Maps(beliefs, resized, sums, maps.overflow), stats
 
 
 def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
@@ -55,7 +55,7 @@ def _changes(config: MapConfig, measurements: Measurements) -> Array:
 
     def change(agent: Array) -> Array:
         position = jnp.take(measurements.positions, agent, axis=0, mode="clip")
-        box = world.clip_footprint(world.footprint(position, config.q), n)
+        box = world.clip_footprint(world.footprint(position, config.cells_per_footprint), n)
         read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
         gains = jnp.take(jnp.asarray(config.storage.gains), position[2], axis=1, mode="clip")
         gain = jnp.where(read, gains[1], gains[0])
@@ -115,38 +115,32 @@ def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurem
 
 def resize_readings(config: MapConfig, measurements: Measurements) -> Array:
     """float32[A, 11, 11]: see `UpdateStats.measured`."""
-    agents = jnp.arange(config.num_agents, dtype=jnp.int32)
     result = jnp.zeros((config.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
     for level in range(world.LEVELS):  # supposing that all agents are there
-        side = 2 * world.radius(config.q, level)
-
-        def signs(
-            rows: Array, measurements: Measurements = measurements, level: int = level, side: int = side
-        ) -> Array:
-            readings = jax.vmap(lambda agent: _signs(config, measurements, agent, level, rows))(agents)
-            return readings.reshape(-1, len(rows), side)
-
+        side = 2 * world.radius(config.cells_per_footprint, level)
+        signs = functools.partial(_signs, config, level)
         if on_cpu():
             all_rows = jnp.arange(side, dtype=jnp.int32)
-            resized = world.resize(
-                materialize(lambda measurements, signs=signs, every=all_rows: signs(every, measurements))(measurements)
-            )
+            resized = world.resize(materialize(functools.partial(signs, all_rows))(measurements))
         else:
-            resized = world.resize_rows(signs, side)
+            resized = world.resize_rows(functools.partial(signs, measurements=measurements), side)
         result = jnp.where((measurements.positions[:, 2] == level)[:, None, None], resized, result)
     return result
 
 
-def _signs(config: MapConfig, measurements: Measurements, agent: Array, level: int, chosen: Array) -> Array:
-    """float32[R * k]: signed readings of `agent` on its unclipped footprint, supposing that it is at `level`.
+def _signs(config: MapConfig, level: int, chosen: Array, measurements: Measurements) -> Array:
+    """float32[A, R, k]: signed readings in the rows `chosen` int32[R] of all footprints, as if all were at `level`."""
+    n, side = config.n, 2 * world.radius(config.cells_per_footprint, level)
 
-    `chosen` int32[R] are rows of the footprint.
-    """
-    n, side = config.n, 2 * world.radius(config.q, level)
-    position = measurements.positions[agent].at[2].set(level)
-    box = world.footprint(position, config.q)
-    rows = box.top + jnp.repeat(chosen, side)
-    columns = box.left + jnp.tile(jnp.arange(side, dtype=jnp.int32), len(chosen))
-    read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, jnp.int32(level), rows, columns, n)
-    inside = world.clip_footprint(box, n).holds(rows, columns)
-    return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))
+    def read_signs(agent: Array) -> Array:
+        position = measurements.positions[agent].at[2].set(level)
+        box = world.footprint(position, config.cells_per_footprint)
+        rows = box.top + jnp.repeat(chosen, side)
+        columns = box.left + jnp.tile(jnp.arange(side, dtype=jnp.int32), len(chosen))
+        height = jnp.int32(level)
+        read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, height, rows, columns, n)
+        inside = world.clip_footprint(box, n).holds(rows, columns)
+        return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))
+
+    readings = jax.vmap(read_signs)(jnp.arange(config.num_agents, dtype=jnp.int32))
+    return readings.reshape(-1, len(chosen), side)

@@ -72,7 +72,7 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
     added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
     sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
     resized = _resize(config, jnp.concatenate([local, team], axis=1))
-    return Maps(beliefs, resized, sums, maps.excess), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
+    return Maps(beliefs, resized, sums, maps.overflow), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
 
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:
@@ -88,7 +88,7 @@ def _words(config: MapConfig, measurements: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
     positions, agents = measurements.positions, config.num_agents
     level = positions[:, 2]
-    box = world.footprint(positions, config.q)
+    box = world.footprint(positions, config.cells_per_footprint)
     cut = world.clip_footprint(box, config.n)
     gains = jnp.take(jnp.asarray(config.storage.gains), level, axis=1, mode="clip")
     if config.storage.dtype == np.float32:
@@ -405,11 +405,11 @@ def _resize(config: MapConfig, blocks: Array) -> Array:
 # Readings
 
 
-def _look_matrices(q: int) -> tuple[np.ndarray, np.ndarray, bool]:
+def _look_matrices(cells_per_footprint: int) -> tuple[np.ndarray, np.ndarray, bool]:
     """Matrices float32[3, 16, cells] that resize footprints of the three altitudes, their units float32[3], and whether
     products with them are exact in any precision (they are small integers).
     """
-    sides = [2 * radius for radius in world.radii(q)]
+    sides = [2 * radius for radius in world.radii(cells_per_footprint)]
     exact = min(sides) >= LATTICE
     columns = -(-max(sides) // _CHUNK[1]) * _CHUNK[1]
     matrices, units = np.zeros((world.LEVELS, _SIDE, columns), np.float32), np.ones(world.LEVELS, np.float32)
@@ -423,7 +423,7 @@ def _look_matrices(q: int) -> tuple[np.ndarray, np.ndarray, bool]:
 
 def _resize_readings(config: MapConfig, words: Array, level: Array, terrain: Terrain) -> Array:
     """float32[B, A, 11, 11]: see `UpdateStats.measured`."""
-    _, units, _ = _look_matrices(config.q)
+    _, units, _ = _look_matrices(config.cells_per_footprint)
     bits = () if isinstance(terrain.bits, tuple) else (terrain.bits,)
     sums = _on_platform(functools.partial(_look, config), words, *bits)
     unit = jnp.take(jnp.asarray(units), level, mode="clip")
@@ -432,7 +432,7 @@ def _resize_readings(config: MapConfig, words: Array, level: Array, terrain: Ter
 
 def _look(config: MapConfig, words: Array, *bits: Array, interpret: bool) -> Array:
     """float32[B, A, 16, 16]: resized readings in the units of `_look_matrices`."""
-    matrices, _, exact = _look_matrices(config.q)
+    matrices, _, exact = _look_matrices(config.cells_per_footprint)
     copies, agents = words.shape[0], config.num_agents
     return pl.pallas_call(
         functools.partial(_look_at, config, exact),

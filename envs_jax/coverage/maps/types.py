@@ -16,7 +16,7 @@ from envs_jax.coverage.terrain import Terrain
 class MapConfig:
     """Static settings of a map backend."""
 
-    q: int  # cells along a footprint edge at the lowest altitude
+    cells_per_footprint: int  # cells along a footprint edge at the lowest altitude
     num_agents: int  # A
     storage: Storage  # how log-odds are stored
     weights: Weights  # importance of cells in the reward
@@ -24,7 +24,7 @@ class MapConfig:
 
     @property
     def n(self) -> int:
-        return world.map_side(self.q)
+        return world.map_side(self.cells_per_footprint)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,13 +69,13 @@ class Maps:
             team's last. ([A + 1, *MapConfig.shape]: what lies beyond n is padding.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
-        excess: the clip's bookkeeping of one backend.
+        overflow: the clip's bookkeeping of one backend.
     """
 
     beliefs: Array
     probability: Array
     sums: Sums
-    excess: ClipOverflow
+    overflow: ClipOverflow
 
 
 @pytree
@@ -110,7 +110,7 @@ def empty(config: MapConfig, terrain: Terrain) -> Maps:
         beliefs=jnp.full((maps, *config.shape), storage.unseen),
         probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
         sums=sums,
-        excess=ClipOverflow(
+        overflow=ClipOverflow(
             cells=jnp.zeros((maps,), jnp.bool_),
             probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
         ),
