@@ -103,7 +103,9 @@ def test_counters_and_statistics_agree(corridor_run: Any) -> None:
     assert int(total(progress.updates)) == 80 * 8
     assert float(progress.fraction) == 1.0  # past the 1,000 steps that count as the whole run
     assert [int(x) for x in (state.iteration, state.iterations)] == [80, 82]  # of the phase, of the run
-    assert [int(block.iterations) for block in blocks] == [2, 80] and all(int(block.not_finite) == -1 for block in blocks)
+    assert [int(block.iterations) for block in blocks] == [2, 80] and all(
+        int(block.not_finite) == -1 for block in blocks
+    )
     ended = sum(float(block.episodes["episodes"].sum()) for block in blocks)
     assert int(total(progress.episodes)) == ended
     done = np.concatenate(
