@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.base import pytree
-from envs_jax.batch import BatchedEnvironment, batched, finished_episodes, start_statistics, update_statistics, where
+from envs_jax.batch import BatchedEnvironment, batched, finished_episodes, start_statistics, update_statistics
 
 COPIES, STEPS = 6, 30
 
@@ -174,12 +174,6 @@ def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Rollout)
     assert_equal((row(later.env.position, 2), row(restarted, 2)), (alone[0].position, alone[1]))
 
 
-def test_lock_step_ends_every_third_step(lock_step: Rollout) -> None:
-    ends = np.flatnonzero(lock_step.done.any(1))
-    np.testing.assert_array_equal(ends, np.arange(3, STEPS + 1, 4))
-    assert lock_step.done[ends].all()
-
-
 def test_play_does_not_restart(mixed: Rollout) -> None:
     t = int(np.flatnonzero(mixed.done.any(1))[0])
     state, timestep = mixed.batch.step_without_reset(mixed.states[t], mixed.actions[t], ())
@@ -229,16 +223,6 @@ def test_mixed_ends_reset_only_in_the_branch_in_which_a_copy_has_ended() -> None
     assert {"sin", "cos", "select_n"} <= restart
     assert not {"sin", "cos"} & set(outside)
     assert program.count(" conditional(") == 1
-
-
-def test_where_picks_rows_of_leaves_of_any_rank() -> None:
-    ones, zeros = ({"a": np.full((2, 3, 2), x, np.float32), "b": np.full(2, x, np.int32)} for x in (1, 0))
-    keys = [{"c": jax.random.split(jax.random.key(seed), 2)} for seed in (0, 1)]
-    yes, no = ones | keys[0], zeros | keys[1]
-    picked = jax.jit(where)(np.array([True, False]), yes, no)
-    assert_equal(picked["a"], np.stack([np.ones((3, 2)), np.zeros((3, 2))]))
-    assert_equal(picked["b"], [1, 0])
-    assert picked["c"][0] == yes["c"][0] and picked["c"][1] == no["c"][1]
 
 
 def test_an_environment_brings_its_own_batch() -> None:
@@ -311,11 +295,3 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
             assert float(ended[name]) == pytest.approx(value, abs=2e-5), name
         episodes_counted += int(expected["episodes"])
     assert episodes_counted > 15
-
-
-def test_statistics_of_agents_are_kept_apart(stream: tuple[EnvSpec, list[TimeStep]]) -> None:
-    spec, timesteps = stream
-    statistics = start_statistics(timesteps[0])
-    assert statistics.returns.shape == (3, 2)
-    statistics = update_statistics(spec, statistics, dataclasses.replace(timesteps[1], first=jnp.zeros(3, bool)))
-    assert_equal(statistics.returns, timesteps[1].reward)

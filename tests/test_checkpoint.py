@@ -125,14 +125,6 @@ def test_another_number_of_devices(tmp_path: Path, saved_on: int, restored_on: i
         assert actual.sharding.is_equivalent_to(expected.sharding, actual.ndim)
 
 
-def test_without_a_sharding_leaves_go_to_the_first_device(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1)
-    with Checkpoints(tmp_path) as checkpoints:
-        _, restored, _ = checkpoints.restore(jax.eval_shape(make_state))
-    assert_same_bits(restored, make_state(1))
-    assert restored.split[0].devices() == {jax.local_devices()[0]}
-
-
 def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
     @partial(jax.jit, donate_argnums=0)
     def overwrite(x: jax.Array) -> jax.Array:
@@ -219,19 +211,6 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
         assert checkpoints.newest()[0] == 3
     with Checkpoints(tmp_path / "older" / "checkpoints") as checkpoints:
         assert checkpoints.newest()[0] == 3
-
-
-def test_the_same_step_is_replaced(tmp_path: Path) -> None:
-    save_steps(tmp_path, 4, best=4)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(4, make_state(40), {"again": True})
-        step, restored, meta = checkpoints.restore(jax.eval_shape(make_state))
-        assert checkpoints.best_step() is None
-        checkpoints.save(4, make_state(40), {"again": True}, best=True)
-        checkpoints.wait()
-        assert checkpoints.best_step() == 4
-    assert (step, meta) == (4, {"again": True})
-    assert_same_bits(restored, make_state(40))
 
 
 def test_part_of_a_state(tmp_path: Path) -> None:
@@ -369,25 +348,6 @@ def test_no_intact_checkpoint(three: Path, tmp_path: Path) -> None:
                 read()
 
 
-def test_only_folders_with_ten_digits_are_checkpoints(three: Path, tmp_path: Path) -> None:
-    shutil.copytree(three, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "0000000003").rename(tmp_path / "3")
-    (tmp_path / "0000000004").write_text("a file")
-    with Checkpoints(tmp_path, warn=pytest.fail) as checkpoints:
-        assert checkpoints.newest() == (2, {"step": 2}) and checkpoints.steps() == [1, 2]
-        checkpoints.discard_after(1)
-        assert checkpoints.steps() == [1]
-
-
-def test_warnings_go_to_stderr_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    save_steps(tmp_path, 1, 2)
-    flip_largest(tmp_path / "0000000002")
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.restore(jax.eval_shape(make_state))
-    output = capfd.readouterr()
-    assert output.out == "" and output.err.startswith("warning: checkpoint ") and output.err.count("\n") == 1
-
-
 @pytest.mark.parametrize("directory", ["absent", ""])
 def test_no_checkpoint_at_all(tmp_path: Path, directory: str) -> None:
     with Checkpoints(tmp_path / directory) as checkpoints:
@@ -452,15 +412,6 @@ def test_states_that_cannot_be_saved(tmp_path: Path) -> None:
 
 
 # Disks that refuse
-
-
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        Checkpoints(tmp_path / "file" / "checkpoints") as checkpoints,
-        pytest.raises(CheckpointError, match=r"checkpoint 3 could not be written under .*\(Not a directory\)"),
-    ):
-        checkpoints.save(3, make_state(), {})
 
 
 WRITER = """

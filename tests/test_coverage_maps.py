@@ -12,7 +12,7 @@ from helpers.coverage import batch, make, wander
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, communication, observation, sensor, terrain, world
+from envs_jax.coverage import belief, communication, sensor, terrain, world
 from envs_jax.coverage.maps import dense, fixed_point
 from envs_jax.coverage.maps import windows as windows_backend
 from envs_jax.coverage.maps.types import Measurements
@@ -161,13 +161,6 @@ def test_storage(name, prior):
     np.testing.assert_allclose(stored, entropy, atol=1e-3 if name == "int16" else 1e-5)
 
 
-def test_entropy_of_log_odds():
-    log_odds = np.linspace(-14, 14, 2001).astype(np.float32)
-    p = np.clip(1.0 / (1.0 + np.exp(-log_odds.astype(np.float64))), 1e-4, 1.0 - 1e-4)
-    exact = -p * np.log2(p) - (1 - p) * np.log2(1 - p)
-    np.testing.assert_allclose(jax.jit(belief.entropy_of_log_odds)(log_odds), exact, atol=5e-7)
-
-
 def test_sums_in_fixed_point():
     rng = np.random.default_rng(0)
     values = rng.integers(-(2**21), 2**21, 4321 * 12).astype(np.int32)
@@ -224,31 +217,6 @@ def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
     elsewhere = jax.jit(jax.vmap(lambda key: measure_both(key)))(keys)
     assert np.abs(on_cpus).max() > 0.1
     np.testing.assert_allclose(elsewhere, on_cpus, atol=1e-6)
-
-
-def test_footprints_equal_painted_maps():
-    q, agents = 6, 5
-    n, rng = world.map_side(q), np.random.default_rng(3)
-
-    @jax.jit
-    def both(positions, received):
-        box = world.clip_footprint(world.footprint(positions, q), n)
-        return *observation.footprints(positions, received, q), box
-
-    for _ in range(20):
-        positions = rng.integers(0, (11, 11, 3), (agents, 3)).astype(np.int32)
-        positions[1] = positions[0]
-        received = rng.random((agents, agents)) < 0.5
-        own_box, team, box = jax.tree.map(np.asarray, both(positions, received))
-        inside = np.zeros((agents, n, n), bool)
-        for i in range(agents):
-            inside[i, int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
-        matrix = world.area_matrix(n)
-        for i in range(agents):
-            heard = [j for j in range(agents) if j != i and received[i, j]]
-            plane = np.where(inside[i], 1.0, np.where(inside[heard].any(0), 0.0, 0.5))
-            np.testing.assert_allclose(own_box[i], matrix @ plane @ matrix.T, atol=2e-6)
-        np.testing.assert_allclose(team, matrix @ np.where(inside.any(0), 1.0, 0.5) @ matrix.T, atol=2e-6)
 
 
 # Terrain
@@ -331,20 +299,6 @@ def test_drawn_terrain():
         np.testing.assert_array_equal(part, cells[:, 5:15, 20:43])
 
 
-def test_random_fields_are_smooth():
-    n = 43
-
-    @jax.jit
-    def there_and_back(key):
-        cells = terrain._random_field(key, n)
-        return cells, terrain.unpack(terrain.pack(cells), n)
-
-    cells, unpacked = map(np.asarray, there_and_back(jax.random.key(3)))
-    changes = np.mean(cells[1:] != cells[:-1])
-    assert 0.1 < cells.mean() < 0.9 and changes < 0.15
-    np.testing.assert_array_equal(unpacked, cells)
-
-
 # Noise
 
 
@@ -390,24 +344,6 @@ def test_noise_is_independent():
     }
     for name, pair in pairs.items():
         assert abs(correlation(*pair)) < 4.5, name
-
-
-def test_bits_of_the_noise_are_uniform():
-    """Chi-squared over 64 bins of each half of the hash, for consecutive cells and for consecutive missions."""
-
-    @jax.jit
-    def both(key, other):
-        noise = sensor.noise(key, jnp.int32(0), 2)
-        consecutive = sensor.draw(noise.seeds[0, 0], noise.seeds[0, 1], jnp.arange(2**17, dtype=jnp.int32))
-        keys = jax.random.split(other, 2**13)
-        seeds = jax.vmap(lambda key: sensor.noise(key, jnp.int32(2), 2).seeds[0])(keys)
-        return consecutive, jax.vmap(lambda s: sensor.draw(s[0], s[1], jnp.int32(17)))(seeds)
-
-    for bits in map(np.asarray, both(jax.random.key(7), jax.random.key(0))):
-        for half in (bits & 0xFFFF, bits >> 16):
-            counts = np.bincount(half >> 10, minlength=64)
-            statistic = np.sum((counts - counts.mean()) ** 2) / counts.mean()
-            assert 25 < statistic < 120  # 63 degrees of freedom
 
 
 def test_readings_follow_the_truth():

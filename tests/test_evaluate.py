@@ -129,18 +129,6 @@ def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
     assert len(records.record(long, "right", 0, seed=0).actions) == ended["length"][0]
 
 
-def test_chunks_follow_the_size_of_the_state():
-    small, large = (load(None, "coverage", make("coverage", q=q).__dict__ | {}) for q in (7, 57))
-    assert corridor().default_chunk > 10_000
-    assert 5 <= large.default_chunk <= 64 < small.default_chunk
-
-
-def test_marks_are_thirds():
-    assert statistics.marks(15) == [5, 10, 15]
-    assert statistics.marks(200) == [67, 133, 200]
-    assert statistics.marks(2) == [1, 2]
-
-
 def _report(mode: str, **scores: np.ndarray) -> dict:
     """A report of these scores at the end of the same episodes."""
     policies = {
@@ -310,11 +298,3 @@ def test_errors_are_one_sentence(argv, code, words, capsys):
 def test_a_run_keeps_its_environment(run, capsys):
     assert evaluate.main([str(run), "--env", "coverage"]) == 2
     assert "leave --env out" in capsys.readouterr().err
-
-
-def test_a_failed_evaluation_leaves_the_file(tmp_path, capsys):
-    path = tmp_path / "numbers.json"
-    path.write_text("kept")
-    assert evaluate.main([*COVERAGE, "--policy", "nobody", "--json", str(path)]) == 2
-    assert path.read_text() == "kept"
-    assert list(tmp_path.iterdir()) == [path]

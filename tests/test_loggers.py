@@ -181,17 +181,6 @@ def test_a_package_that_is_not_installed(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FLAGS.split(), "--logger", "none,wandbb", "--runs", str(tmp_path)]) == 2
-    assert "unknown logger 'none,wandbb': choose from: none, wandb" in capsys.readouterr().err
-
-
-def test_no_logger_is_no_thread(tmp_path: Path) -> None:
-    before = threading.active_count()
-    with open_writer(tmp_path, "none", {}, pytest.fail):
-        assert threading.active_count() == before
-
-
 # The real packages
 
 

@@ -57,24 +57,6 @@ def test_updates_per_environment_step_do_not_depend_on_the_number_of_environment
     assert between == pytest.approx(settings.run.eval_every, rel=0.1)
 
 
-def test_thousands_of_environments_make_short_iterations() -> None:
-    for name, updates in (("ddpg", 4096 // 128), ("sac", 4096 // 64)):
-        algo, _ = algo_of("--algo", name, "--num_envs", "4096")
-        assert (algo.phases[-1].steps, algo.phases[-1].updates) == (1, updates)
-        random = {phase.name: phase for phase in algo.phases}.get("random")
-        if random is not None:  # at least 6,400 steps, and n_step rows of every environment
-            assert random.iterations == 5
-
-
-def test_few_environments_make_more_steps_before_an_update() -> None:
-    spec = envs_jax.make("snakes_3v3").spec
-    for envs, steps in ((1, 128), (2, 64), (64, 2)):
-        algo = Ddpg(spec, DataParallel(envs), env_steps_per_update=128.0)
-        assert (algo.phases[-1].steps, algo.phases[-1].updates) == (steps, 1)
-    algo = Ddpg(spec, DataParallel(96), env_steps_per_update=64.0)  # one and a half per step
-    assert (algo.phases[-1].steps, algo.phases[-1].updates) == (2, 3)
-
-
 def test_snapshots_are_as_many_environment_steps_apart() -> None:
     env = envs_jax.batch.batched(envs_jax.make("snakes_3v3", opponent="self"))
     for envs, iterations in ((128, 2000), (4096, 62)):

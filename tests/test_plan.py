@@ -1,11 +1,9 @@
 """Memory: what compiled programs need, refusals that name what to lower, chunks that divide, devices that are used."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
 import pytest
 from helpers.tiny import Corridor, TinyQ
 
@@ -155,11 +153,6 @@ def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:
     assert chunks(0, 0, 100 * GIB) == (48, 500)
 
 
-def test_chunks_of_awkward_numbers() -> None:
-    assert chunks(0, 0, GIB, num_envs=4 * 127, devices=4)[0] == 127  # a prime: all at once, not one by one
-    assert chunks(0, 0, 100_000, num_envs=4 * 127, devices=4)[0] == 1  # unless there is no room
-
-
 def test_given_chunks_are_kept_and_checked() -> None:
     assert chunks(32, 100, 1) == (32, 100)
     assert chunks(1000, 0, GIB)[0] == 96
@@ -168,11 +161,6 @@ def test_given_chunks_are_kept_and_checked() -> None:
     with pytest.raises(UsageError, match="learn_chunk 70 does not divide 12000: use 60"):
         chunks(0, 70, GIB)  # the four logical shards of a device are cut together
     assert chunks(32, 4000, GIB, adapt=True, devices=4) == (24, 3000)
-
-
-def test_an_algorithm_that_does_not_say_what_can_be_cut() -> None:
-    assert setup_of(f"{TINY} --devices 1").config.run.learn_chunk == 0
-    assert setup_of(TINY).config.run.rollout_chunk == 1  # 8 environments, which live on, on 8 devices
 
 
 # Devices
@@ -207,18 +195,3 @@ def test_the_warning_reaches_the_user() -> None:
 
 
 # What the machine has
-
-
-def test_free_memory_of_a_container(tmp_path: Path) -> None:
-    names = memory_plan.CGROUPS[0]
-    assert memory_plan._left_in_cgroup(*names, root=tmp_path) == math.inf
-    for name, text in zip(names[:3], ("1000\n", "700\n", "anon 400\ninactive_file 250\n"), strict=True):
-        (tmp_path / name).write_text(text)
-    assert memory_plan._left_in_cgroup(*names, root=tmp_path) == 550
-    (tmp_path / names[0]).write_text("max\n")
-    assert memory_plan._left_in_cgroup(*names, root=tmp_path) == math.inf
-
-
-def test_devices_of_a_cpu_share_its_memory() -> None:
-    device = jax.local_devices()[0]
-    assert 0 < memory_plan.free_memory(device, 8) < memory_plan.free_memory(device)

@@ -4,7 +4,6 @@ import dataclasses
 import re
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,6 @@ from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, pytree, rest
 from envs_jax.base import Array
 from envs_jax.batch import batched
 from envs_jax.progress import start
-from envs_jax.testing import check_env
 from jaxrl.algos import find, ppo
 from jaxrl.algos.actor_critic import update_statistics
 from jaxrl.algos.base import AlgoState, Trajectory
@@ -237,17 +235,6 @@ def test_statistics_are_those_of_all_valid_samples() -> None:
     np.testing.assert_allclose(again, every, rtol=1e-4, atol=1e-4)
 
 
-def test_chunks_give_the_same_gradients() -> None:
-    trajectory, last = made_up()
-    networks = []
-    for chunk in (0, 7):
-        algo = Ppo(DISCRETE, DataParallel(B, learn_chunk=chunk), **SMALL)
-        learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
-        networks.append(learn(AlgoState(init_params(algo), ()), jax.random.key(1))[0].replicated)
-    for part in ("actor", "critic"):
-        chex.assert_trees_all_close(*(getattr(x, part).params for x in networks), rtol=1e-3, atol=1e-5)
-
-
 # ---------------------------------------------------------------- acting
 
 
@@ -373,16 +360,14 @@ class Clock(Environment):
 @pytest.mark.parametrize(
     ("kind", "rollout_steps"),
     [
-        ("cut", 7),
         ("shared", 0),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("cut", 7), ("ends", 7), ("scaled", 7))),
     ],
 )
 def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     """1 / (1 - gamma) where episodes are only cut; where they end the value falls with the time left."""
     ends = kind in ("ends", "shared")
     env = Clock(ends=ends, shared=kind == "shared", period=5 if ends else 2)
-    check_env(env, random=False)
     settings = {"gamma": 0.8, "critic_lr": 0.02, "num_minibatches": 2, "hidden_size": 16, "final_lr_fraction": 0.01}
     settings |= {"rollout_steps": rollout_steps, "normalize_value": kind != "scaled", "max_grad_norm": 0.0}
     trainer = make_trainer(Ppo, env, 8, **settings)
@@ -515,7 +500,6 @@ def test_every_seed_learns_what_it_does_alone(case: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"clip_ratio": 0.0}, "clip_ratio must lie between 1e-06 and"),
         ({"num_minibatches": 1000}, "num_minibatches 1000 exceeds the 768 samples of a logical shard"),
         ({"critic": "central"}, "critic central needs a critic_input or a single array as global_state, 'made_up' has"),
         ({"rollout_steps": 0}, "rollout_steps 0 needs episodes of one length, and in 'made_up' they may end"),
@@ -525,18 +509,6 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
     spec = dataclasses.replace(DISCRETE, num_agents=1)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         find("ppo")(spec, DataParallel(B), **settings)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"observation": {"a": Box((2,)), "b": Box((3,))}}, "ppo needs one array per agent as observation"),
-        ({"action": Box((2,))}, "ppo needs float actions with bounds"),
-    ],
-)
-def test_environments_that_do_not_fit_are_refused(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        Ppo(dataclasses.replace(DISCRETE, **change), DataParallel(B))
 
 
 def test_ended_rows_are_not_counted() -> None:

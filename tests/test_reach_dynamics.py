@@ -1,7 +1,6 @@
 """One control period against the oracle, at states all over the place; the oracle against differences of energies."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,45 +111,3 @@ def centres(q: np.ndarray) -> np.ndarray:
     links = oracle.frames(q)
     com = np.array([link["com"] for link in oracle.constants()["links"]])
     return links.origin + np.einsum("elij,lj->eli", links.rotation, com)
-
-
-def kinetic(q: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """float64[E]: from how rotations and centres of mass change along v, by central differences; with the armature."""
-    h = 1e-6
-    ahead, behind = oracle.frames(q + h * v), oracle.frames(q - h * v)
-    speed = (centres(q + h * v) - centres(q - h * v)) / (2 * h)
-    turning = (ahead.rotation - behind.rotation) / (2 * h) @ oracle.frames(q).rotation.swapaxes(2, 3)
-    spin = np.stack([turning[..., 2, 1], turning[..., 0, 2], turning[..., 1, 0]], axis=-1)
-    local = np.einsum("elji,elj->eli", oracle.frames(q).rotation, spin)
-    links = oracle.constants()["links"]
-    energy = sum(link["mass"] * (speed[:, i] ** 2).sum(-1) / 2 for i, link in enumerate(links))
-    energy = energy + sum(
-        np.einsum("ei,ij,ej->e", local[:, i], np.array(link["inertia_about_com"]), local[:, i]) / 2
-        for i, link in enumerate(links)
-    )
-    return energy + (oracle._column("armature") * v**2).sum(-1) / 2
-
-
-def test_the_mass_matrix_of_the_oracle_gives_the_kinetic_energy():
-    q, v = states()["q"][:6], states()["v"][:6]
-    matrix, _ = oracle.mass_and_bias(q, v)
-    np.testing.assert_allclose(np.einsum("ei,eij,ej->e", v, matrix, v) / 2, kinetic(q, v), rtol=1e-6)
-
-
-def test_the_bias_of_the_oracle_is_lagranges():
-    """d/dt (dT/dv) - dT/dq + dV/dq without acceleration, by central differences of the mass matrix and the heights."""
-    q, v, h = states()["q"][:6], states()["v"][:6], 1e-6
-
-    def mass(q: Any) -> Any:
-        return oracle.mass_and_bias(q, np.zeros_like(q))[0]
-
-    weight = oracle._column("mass") * 9.81
-    expected = np.einsum("eij,ej->ei", (mass(q + h * v) - mass(q - h * v)) / (2 * h), v)
-    for j in range(9):
-        ahead, behind = q.copy(), q.copy()
-        ahead[:, j] += h
-        behind[:, j] -= h
-        change = (mass(ahead) - mass(behind)) / (2 * h)
-        expected[:, j] -= np.einsum("ei,eij,ej->e", v, change, v) / 2
-        expected[:, j] += ((centres(ahead) - centres(behind))[..., 2] / (2 * h)) @ weight
-    np.testing.assert_allclose(oracle.mass_and_bias(q, v)[1], expected, atol=1e-5)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs_jax import Box
 from jaxrl.rl import replay as replays
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED, Replay
 
@@ -199,22 +198,6 @@ def test_too_many_rows_are_refused() -> None:
         jax.eval_shape(lambda: replays.create(OBSERVATION, ANSWER, 1, 1, 2**20, 2**11))
 
 
-@pytest.mark.parametrize(
-    ("box", "expected"),
-    [
-        (Box((2,), jnp.int32, 0, 19), jnp.int8),
-        (Box((2,), jnp.int32, 0, 200), jnp.uint8),
-        (Box((2,), jnp.int32, -1, 200), jnp.int16),
-        (Box((2,), jnp.int32, -1, 2**20), jnp.int32),
-        (Box((2,), jnp.int16), jnp.int16),
-        (Box((2,), jnp.float32, 0.0, 1.0), jnp.float16),
-        (Box((2,), jnp.float32, -1.0, 1.0), jnp.float32),
-    ],
-)
-def test_storage_is_the_smallest_that_holds_the_values(box: Box, expected: Any) -> None:
-    assert replays.storage_dtype(box) == expected
-
-
 def test_a_resumed_replay_draws_the_same() -> None:
     """What is not in the pytree cannot matter: the copy that went through the host goes on like the original."""
     streams = [Stream(5, 0.2), Stream(5, 0.2)]
@@ -226,7 +209,3 @@ def test_a_resumed_replay_draws_the_same() -> None:
     draws = [draw(r, jax.random.key(1), 32, 2) for r in (first, second)]
     for a, b in zip(jax.tree.leaves((draws[0], first)), jax.tree.leaves((draws[1], second)), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_an_empty_replay_gives_samples_without_weight() -> None:
-    assert not np.asarray(draw(empty(5), jax.random.key(0), 8, 1)[1]).any()

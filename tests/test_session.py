@@ -18,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from helpers.off_policy import assert_close
 from helpers.runs import outcome, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
-import jaxrl
 from envs_jax.base import Array, setting
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import AlgoState, Phase, Trajectory
@@ -432,16 +430,6 @@ def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_
     assert {path: path.read_bytes() for path in alone.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.long
-def test_another_number_of_devices(tmp_path: Path) -> None:
-    """Runs compute the same, up to the order of sums."""
-    base = f"--algo helpers.tiny:TinyQ {TINY}"
-    directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
-    resume(directory, "--devices 1 --max_seconds 0")
-    whole = run(f"{base} --devices 1", tmp_path)
-    assert_close(*(jaxrl.load(str(each)).params for each in (directory, whole)), 1e-3)
-
-
 def test_only_what_is_left_of_a_run_is_compiled() -> None:
     run = build_run(parse(STUDY.split()).config)
     said: list[str] = []
@@ -573,21 +561,6 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None
         assert checkpoints.best_step() == first_best
         step, meta = checkpoints.newest()
     assert (step, meta["best"]) == (45, scores[first_best])
-
-
-@pytest.mark.long
-def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Path) -> None:
-    # Nobody gets there.
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 320 --eval_episodes 8"
-    directory = run(f"{argv} --max_seconds 0.001", tmp_path)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        best_before = checkpoints.best_step()
-    resume(directory, "--max_seconds 0")
-    scores = {row["iteration"]: row["eval/return"] for row in read_metrics(directory) if "eval/return" in row}
-    assert len(scores) > 2 and len(set(scores.values())) == 1
-    assert best_before in (None, min(scores))
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        assert checkpoints.best_step() == max(scores)
 
 
 # Lines and rates

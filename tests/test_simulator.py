@@ -146,14 +146,6 @@ def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> N
     np.testing.assert_array_equal(played.observation[:, 1:, 18:36], played.observation[:, :-1, :18])
 
 
-def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
-    one = make_eval_policy(horizon=40)
-    here, _ = world(one)
-    played = simulator.play(one, here, "scripted", range(LANES), seed=0)
-    assert played.curves["success"].shape == (41, LANES)
-    assert not played.curves["success"][0].any() and played.curves["success"][-1].all()
-
-
 def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
     one = make_eval_policy(partially_observable=True)
     here, real = world(one, own_vectors=True)

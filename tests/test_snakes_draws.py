@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import envs_jax
 from bench.reference.snakes.segments import from_segments
@@ -39,24 +38,6 @@ def words(*shape):
 @functools.cache
 def keys():
     return jax.jit(lambda: jax.random.split(jax.random.key(2), DRAWS))()
-
-
-def test_a_number_below_a_count_is_exact():
-    some = np.r_[0, 1, 2**31, 2**32 - 1, np.random.default_rng(0).integers(0, 2**32, 1000)].astype(np.uint32)
-    for count in (1, 3, 200, 800, 2048):
-        drawn = jax.jit(spawn.one_of)(some, np.full(len(some), count, np.int32))
-        np.testing.assert_array_equal(drawn, (some.astype(np.uint64) * count) >> np.uint64(32))
-
-
-def test_cells_are_found_by_rank():
-    planes = np.random.default_rng(0).integers(0, 2**32, (5, 200), dtype=np.uint32)
-    cells = (planes[:, None] >> np.arange(32, dtype=np.uint32)[None, :, None] & 1).reshape(160, 200)
-    counts = cells.sum(0)
-    for share in (0.0, 0.5, 0.999):
-        rank = (share * counts).astype(np.int32)
-        row, column = map(np.asarray, jax.jit(spawn.nth_cell)(planes, rank))
-        expected = [np.flatnonzero(cells[:, i])[k] for i, k in enumerate(rank)]
-        np.testing.assert_array_equal(32 * row + column, expected)
 
 
 def test_reversals_turn_into_the_other_three_directions():
@@ -138,13 +119,6 @@ def test_random_opponents_are_uniform_and_independent():
     assert_uniform(np.bincount(np.asarray(chosen) @ [1, 4, 16], minlength=64), 64)
 
 
-def test_beans_fill_what_is_left_and_no_more():
-    board = Board(3, 3)
-    game = jax.tree.map(np.asarray, jax.jit(lambda w: spawn.begin(board, w, 2, 5))(words(2 + 5, 50)))
-    assert ((game.beans >= 0).sum(0) == 3).all()
-    assert (game.beans[3:] == -1).all()
-
-
 def test_fixed_respawns_are_connected_and_look_ahead():
     board = Board(4, 6)
     rng = np.random.default_rng(3)
@@ -169,29 +143,6 @@ def test_fixed_respawns_are_connected_and_look_ahead():
 
         assert step(head, neck) == (ROW_STEP[direction], COLUMN_STEP[direction])
         assert np.abs(step(neck, last)).sum() == 1
-
-
-def test_lists_of_cells_go_in_and_out():
-    board = Board(10, 20)
-    bodies = [[(0, 19), (0, 0), (0, 1), (1, 1)], [(5, 5), (5, 6), (5, 4)], []]  # the second has its head in the middle
-    game = from_segments(board, bodies, [2, 0, 1], [(3, 3), (9, 19)], 5, 17)
-    assert game.split.tolist() == [False, True, False]
-    assert segments.to_segments(board, game) == (bodies, [2, 0, 1], [(3, 3), (9, 19)])
-    assert game.steps == 17
-
-
-@pytest.mark.parametrize(
-    ("bodies", "beans", "words"),
-    [
-        ([[(0, 0), (0, 1), (10, 0)]], [], "off the board"),
-        ([[(0, 0), (0, 1), (0, 2)]], [(0, 1)], "one cell"),
-        ([[(0, 0), (0, 1), (0, 5)]], [], "adjacent"),
-        ([[(0, 0), (0, 1), (0, 2)]], [(1, 1), (1, 2), (1, 3)], "keeps 2"),
-    ],
-)
-def test_lists_that_are_no_game(bodies, beans, words):
-    with pytest.raises(ValueError, match=words):
-        from_segments(Board(10, 20), bodies, [0], beans, 2)
 
 
 def test_room_for_every_start():

@@ -1,7 +1,6 @@
 """obs_heading, careful masks, the reward duel and the opponent territory, against searches cell by cell and by hand."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,26 +136,6 @@ def test_mirrored_games_look_the_same(kind):
     assert (np.abs(one[4:]) % 100 > 0).sum() > 50
 
 
-def test_turned_games_look_the_same_but_for_the_sides():
-    """On a square board a game and its transpose differ only in the order of the actions and in the flag."""
-    board = Board(8, 8)
-    beans = [(2, 0), (5, 6), (1, 3)]
-
-    def swap(cells: Any) -> Any:
-        return [(c, r) for r, c in cells]
-
-    see = jax.jit(lambda game: obs_heading.columns(board, game, 2, 2, MOST))
-
-    def game_of(*game: Any) -> Any:
-        return jax.tree.map(jnp.asarray, from_segments(board, *game, 3))
-
-    one = np.asarray(see(game_of(BODIES, DIRECTIONS, beans)))
-    two = np.asarray(see(game_of([swap(body) for body in BODIES], [d ^ 2 for d in DIRECTIONS], swap(beans))))
-    np.testing.assert_array_equal(two[:4], one[:4] ^ 2)
-    assert one[4].tolist() == [100, 0] and two[4].tolist() == [0, 100]
-    np.testing.assert_array_equal(one[5:], two[5:])
-
-
 def test_the_order_of_actions_leads_ahead_back_left_right():
     for direction, ahead in enumerate(([0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 1, 0], [3, 2, 0, 1])):
         r, c = STEPS[direction]
@@ -165,16 +144,6 @@ def test_the_order_of_actions_leads_ahead_back_left_right():
         order = np.asarray(columns(game, 1)[0])[:4, 0].tolist()
         assert order in (ahead, [*ahead[:2], ahead[3], ahead[2]])  # its nearest bean ahead: either side may be right
         assert np.asarray(columns(game, 1)[0])[5 + obs_full.SIDE * 2 + 3, 0] == 0  # nothing in the cell ahead
-
-
-def test_a_snake_sees_its_nearest_bean_to_the_right():
-    first = 5 + obs_full.PLANES * obs_full.SIDE**2 + 5
-    for bean in [(1, 0), (3, 5), (0, 1), (4, 3)]:
-        for direction in range(4):
-            r, c = STEPS[direction]
-            body = [((2 - k * r) % 6, (2 - k * c) % 8) for k in range(3)]
-            game = game_of([body, [(5, 5), (5, 6), (5, 7)]], [direction, 2], [bean])
-            assert np.asarray(columns(game, 1)[0])[first + 1, 0] >= 0
 
 
 @pytest.mark.long
@@ -217,13 +186,6 @@ def test_a_duel_pays_what_opponents_lose():
     collisions[1, 3] = True  # the last one ran into the second one: 1 point
     collisions[3, 2] = True  # a mate is worth nothing
     assert reward.opponent_losses(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
-
-
-def test_lost_points_count_by_the_weight():
-    """A meal, a death at length 7 in which an opponent lost 2 points, one at length 3, one of only an opponent."""
-    points, hit, caused = jnp.array([1, -4, 0, 0]), jnp.array([False, True, True, False]), jnp.array([0, 2, 0, 5])
-    assert reward.lives(points, hit, caused, 1.0).tolist() == [1, -3, -1, 5]
-    assert reward.lives(points, hit, caused, 2.5).tolist() == [1, -9, -1, 5]
 
 
 def test_collisions_are_the_cells_that_kill():

@@ -246,11 +246,3 @@ def test_a_pickle_of_something_else(content: bytes, sentence: str, tmp_path: Pat
     with pytest.raises(UserError, match=sentence) as caught:
         read(archive(tmp_path / "x.pth", tensors(3, 2, hidden_size=2), content))
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
-
-
-def test_vectors_where_matrices_should_be(tmp_path: Path) -> None:
-    flat = {name: x.reshape(-1) for name, x in tensors(26, 4).items()}
-    with pytest.raises(UsageError, match="holds vectors instead of matrices"):
-        torch_weights.load(
-            str(archive(tmp_path / "x.pth", flat)), algorithm("--config ddpg_competition"), jax.random.key(0)
-        )

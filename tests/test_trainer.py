@@ -3,9 +3,7 @@
 import collections
 import dataclasses
 import functools
-import json
 import operator
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -16,7 +14,6 @@ import pytest
 from helpers import off_policy
 from helpers.tiny import Corridor, CorridorState, TinyQ
 
-import jaxrl.cli.train
 from envs_jax import Environment, TimeStep
 from envs_jax.batch import batched
 from envs_jax.progress import total
@@ -226,13 +223,6 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
                 np.testing.assert_array_equal(stored, values.reshape(stored.shape), err_msg=name)
 
 
-def test_rows_that_did_not_run_are_empty(corridor_run: Any) -> None:
-    _, _, (fill, _) = corridor_run
-    observation = np.asarray(fill.learning["observation"])
-    assert int(fill.done) == 2
-    assert observation.shape[0] == 80 and observation[:2].any((1, 2, 3, 4)).all() and not observation[2:].any()
-
-
 # ---------------------------------------------------------------- phases and compiling
 
 
@@ -267,14 +257,6 @@ def test_each_phase_is_traced_once(three_phases: Any, monkeypatch: pytest.Monkey
             state, metrics = block(state, jnp.int32(iterations))
             assert int(metrics.done) == iterations
         assert block._cache_size() == 1
-
-
-def test_phases_draw_from_other_keys(corridor_run: Any) -> None:
-    """The n-th iterations of two phases: nearly all actions are random in these, so that equal keys would show."""
-    _, _, (fill, train) = corridor_run
-    for index in range(2):
-        first, second = (np.asarray(block.learning["action"])[index] for block in (fill, train))
-        assert 0.2 < np.mean(first == second) < 0.8
 
 
 def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
@@ -324,28 +306,12 @@ def test_a_phase_without_steps_only_learns(three_phases: Any) -> None:
     assert int(total(state.progress.learn_calls)) == 5 and int(total(state.progress.env_steps)) == 48
 
 
-def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
-    flags = "--algo test_trainer:ThreePhases --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
-    flags += f" --runs {tmp_path}"
-    assert jaxrl.cli.train.main(flags.split()) == 0
-    lines = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
-    order = [line["phase"] for line in lines if "phase" in line]
-    assert order == sorted(order) and set(order) == {0, 1, 2}
-    assert [order.count(phase) for phase in range(3)] == [3, 2, 5]  # 48 steps, none, and 152 by 32
-
-
 def test_the_state_is_donated(three_phases: Any) -> None:
     trainer, (look, *_) = three_phases
     state = trainer.init(jax.random.key(0))
     look(state, jnp.int32(1))
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(state.algo.sharded["observation"])
-
-
-def test_shapes_are_known_without_making_the_state() -> None:
-    trainer = make_trainer(Corridor(num_agents=2), TinyQ)
-    described = jax.tree.map(lambda x: (x.shape, x.dtype), trainer.shapes())
-    assert described == jax.tree.map(lambda x: (x.shape, x.dtype), trainer.init(jax.random.key(0)))
 
 
 # ---------------------------------------------------------------- restarts and chunks
@@ -445,17 +411,6 @@ def test_tensors_are_named_by_their_layers() -> None:
     trainer = off_policy.trainer_of("ddpg expected")
     names = set(trainer.tensors_to_check(trainer.shapes().algo, {}))
     assert {"actor.params.params.fc1_kernel", "target_critic.params.norm2_scale"} < names
-
-
-def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (
-        "--algo test_trainer:LossExplodes --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 400"
-    )
-    flags += f" --runs {tmp_path}"
-    assert jaxrl.cli.train.main(flags.split()) == 1
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert "loss" in error and "update 10" in error  # the second of four updates in the third call
 
 
 def test_an_environment_is_to_blame_only_for_what_follows_finite_actions() -> None:
