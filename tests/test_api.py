@@ -377,6 +377,7 @@ def test_networks_of_ones_own_are_checked(networks: Any, sentence: str) -> None:
         jaxrl.make_train("sac", PointMass, networks=networks, num_envs=8, total_env_steps=64)
 
 
+@pytest.mark.long
 def test_a_policy_needs_no_optimizer(tmp_path: Path) -> None:
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "num_envs": 8}
     done = jaxrl.train(

@@ -141,7 +141,7 @@ def test_steps_of_int16_keep_cells_on_their_side():
 
 
 @pytest.mark.parametrize("name", ["int16", "float32"])
-@pytest.mark.parametrize("prior", [1e-4, 0.375, 0.5, 0.9])
+@pytest.mark.parametrize("prior", [1e-4, 0.5])
 def test_storage(name, prior):
     storage = belief.Storage(name, prior)
     farthest = belief.CLIP + max(sensor.EVIDENCE) + abs(belief.logit(prior))  # of all log-odds
@@ -181,7 +181,7 @@ def test_sums_in_fixed_point():
     np.testing.assert_array_equal(counts, flags.sum(1))
 
 
-@pytest.mark.parametrize("n", [4, 10, 12, 43, 60, 95])
+@pytest.mark.parametrize("n", [4, 12, 43])
 def test_resize(n):
     values = np.random.default_rng(n).random((2, n, n)).astype(np.float32)
     matrix = world.area_matrix(n)
@@ -195,7 +195,7 @@ def test_resize(n):
         np.testing.assert_allclose(ours, shares, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", [4, 11, 20, 45, 60, 170])
+@pytest.mark.parametrize("n", [4, 20, 60])
 def test_resize_of_maps_that_are_computed_row_by_row(n):
     values = jax.random.normal(jax.random.key(n), (3, n, n))
     whole = jax.jit(world.resize)(values)

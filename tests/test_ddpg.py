@@ -285,7 +285,7 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "bar"),
     [
-        ("expected", {}, 3.1),
+        pytest.param("expected", {}, 3.1, marks=pytest.mark.long),
         pytest.param(
             "published",
             MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3},

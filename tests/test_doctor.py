@@ -178,9 +178,7 @@ def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch
     ("argv", "words"),
     [
         (["--num_envs", "64"], "--algo NAME"),
-        (["--algo", "comma"], "did you mean 'coma'?"),
         ([*TINY, "--num_env", "9"], "did you mean '--num_envs'?"),
-        ([*TINY, "--length", "long"], "--length"),
     ],
 )
 def test_bad_input(argv, words, capsys):

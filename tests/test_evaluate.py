@@ -92,7 +92,9 @@ def test_chunks_and_devices_change_nothing(monkeypatch):
             np.testing.assert_array_equal(parts[name][metric], curve)
 
 
-@pytest.mark.parametrize("env", [{"horizon": 6}, {"env": "helpers.tiny:PointMass", "horizon": 7}])
+@pytest.mark.parametrize(
+    "env", [{"horizon": 6}, pytest.param({"env": "helpers.tiny:PointMass", "horizon": 7}, marks=pytest.mark.long)]
+)
 def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
     """Horizons that are no multiple of a piece, with episodes that end early, and with fixed ones."""
     settings = {"num_agents": 1, "length": 4} if "env" not in env else {}
@@ -267,16 +269,10 @@ def test_a_policy_moves_to_settings_that_fit(run):
         (["nowhere/at/all"], 1, "does not exist"),
         (["--polcy", "ig"], 2, "did you mean '--policy'?"),
         ([], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
-        (["--episodes", "5"], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
         ([*COVERAGE, "--policy", "igg"], 2, "did you mean 'ig'?"),
         ([*COVERAGE, "--policy", "learned"], 2, "policy 'greedy' needs a run"),
-        ([*COVERAGE, "--policy", "greedy"], 2, "policy 'greedy' needs a run"),
         ([*COVERAGE, "--policy", ","], 2, "names no policy"),
-        (["--episodes", "0"], 2, "--episodes must lie between 1 and"),
         (["--episodes", "many"], 2, "--episodes must be a whole number, not 'many'"),
-        (["--seed", "-1"], 2, "--seed must lie between 0"),
-        (["--env", "covrage"], 2, "did you mean 'coverage'?"),
-        ([*COVERAGE, "--q", "0"], 2, "q must lie between 2 and 200, not 0"),
         ([*COVERAGE, "--q", "seven"], 2, "not 'seven'"),
         (["--last"], 2, "--last and --checkpoint choose a checkpoint of a run"),
         (["a", "b"], 2, "unexpected word 'b'"),
@@ -286,7 +282,6 @@ def test_a_policy_moves_to_settings_that_fit(run):
             1,
             "cannot write /no/such/folder/x.json",
         ),
-        ([*COVERAGE, "--policy", "random", "--json", "/"], 1, "/ is a directory"),
     ],
 )
 def test_errors_are_one_sentence(argv, code, words, capsys):

@@ -217,7 +217,6 @@ def test_an_opponent_from_outside_must_be_there(two):
     [
         (["--env", "snakes_1v1", "--against", "runs"], 2, "name the run first"),
         (["--env", "snakes_1v1", "--policy", "level5"], 2, "did you mean 'level4'"),
-        (["--against"], 2, "--against needs a value"),
         (["{run}"], 1, "there is no checkpoint in"),
     ],
 )

@@ -47,8 +47,8 @@ def recorded_state(row: int, when: str) -> State:
     return State(bodies, arrays[f"dir_{when}"][row][:n], beans, arrays[f"step_{when}"][row])
 
 
-def recorded_rows() -> range:
-    return range(len(record()["board_h"]))
+def recorded_rows(every: int = 1) -> range:
+    return range(0, len(record()["board_h"]), every)
 
 
 def without_directions_of_the_dead(state: State) -> State:
@@ -78,14 +78,14 @@ def test_every_recorded_transition() -> None:
 @pytest.mark.parametrize(("place", "level"), list(enumerate([1, 2, 3, 4, EVASION])))
 def test_recorded_choices_of_the_scripted_players(place: int, level: int | str) -> None:
     compared = 0
-    for row in recorded_rows():
+    for row in recorded_rows(5):
         expected = [action for action in record()["opp_action"][row][place] if action >= 0]
         settings = recorded_settings(row)
         if expected:
             state = recorded_state(row, "before")
             assert choose(state, settings, settings.team(1), level) == expected, row
             compared += len(expected)
-    assert compared > 10_000
+    assert compared > 2_000
 
 
 @pytest.mark.parametrize("layout", oracle.LAYOUTS)
@@ -103,8 +103,8 @@ def test_recorded_observations(layout: str) -> None:
 
 @pytest.mark.parametrize(("variant", "name"), [("original", "orig"), ("v1.1", "v11"), ("plus", "plus")])
 def test_recorded_shaped_rewards(variant: str, name: str) -> None:
-    valid = [row for row in recorded_rows() if record()["shaped_valid"][row]]
-    assert len(valid) > 3000
+    valid = [row for row in recorded_rows(5) if record()["shaped_valid"][row]]
+    assert len(valid) > 600
     for row in valid:
         actual = oracle.shaped_rewards(
             variant,

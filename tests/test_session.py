@@ -116,17 +116,13 @@ STEP, OPEN, LEARN = Phase("step", 4, 1, iterations=10), Phase("open", 4, 1), Pha
     ("phases", "position", "total_env_steps", "left"),
     [
         ((OPEN,), Position(), 320, [10]),
-        ((OPEN,), Position(), 321, [11]),  # whole iterations
-        ((OPEN,), Position(0, 10, 10, 320), 320, [0]),
         ((OPEN,), Position(0, 10, 10, 320), 640, [10]),  # lengthened
         ((STEP, OPEN), Position(), 640, [10, 10]),
         ((STEP, OPEN), Position(), 320, [10, 0]),
         ((STEP, OPEN), Position(), 96, [3, 0]),  # the total is reached inside the first phase
         ((STEP, OPEN), Position(1, 4, 14, 448), 640, [0, 6]),
         ((OPEN, LEARN), Position(), 64, [2, 7]),  # learning needs no steps
-        ((OPEN, LEARN), Position(1, 3, 5, 64), 64, [0, 4]),
         ((STEP, LEARN, STEP), Position(), 10_000, [10, 7, 10]),  # ends before the total
-        ((STEP, LEARN, STEP), Position(), 480, [10, 7, 5]),
         ((dataclasses.replace(STEP, iterations=0), OPEN), Position(), 64, [0, 2]),
     ],
 )
@@ -140,17 +136,12 @@ def test_remaining_iterations(
     ("phases", "total_env_steps", "cut"),
     [
         ((OPEN,), 320, None),
-        ((OPEN,), 7, None),  # one iteration, as ever
         ((STEP, OPEN), 640, None),
-        ((STEP, OPEN), 321, None),
         ((STEP, OPEN), 320, "open"),
         ((STEP, OPEN), 96, "step"),
         ((STEP, LEARN), 300, None),  # its tenth iteration begins before that
         ((STEP, LEARN), 288, "step"),
-        ((OPEN, LEARN), 64, None),
-        ((STEP, LEARN, STEP), 480, "step"),
         ((STEP, LEARN, STEP), 10_000, None),
-        ((dataclasses.replace(STEP, iterations=0), OPEN), 64, None),
         ((OPEN, STEP), 96, "step"),  # the open one takes all
     ],
 )
@@ -276,33 +267,32 @@ COMA = (
 )
 
 
-@pytest.mark.parametrize("piece", [1, 4])
 def test_a_signal_gives_up_a_long_iteration(
-    piece: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint holds the state before it, and the resumed run ends as an undisturbed one."""
+    """While it rolls out, or learns: the checkpoint holds the state before it, and the resumed run ends alike."""
     monkeypatch.setattr(pieces, "MIN_TRANSITIONS", 1)
     monkeypatch.setattr(pieces, "PIECE_SECONDS", 1e-9)
     monkeypatch.setattr(session, "FINISH_SECONDS", -1.0)  # however soon it would end
-    alone = run(COMA, tmp_path / "alone")
-    calls = []
-    progress = Console.progress
+    whole, progress = outcome(run(COMA, tmp_path / "alone")), Console.progress
+    assert "an iteration takes about" in capsys.readouterr().out
+    for piece in (1, 4):
+        calls = []
 
-    def raise_in_progress(self: Console, activity: str, *more: Any) -> None:
-        progress(self, activity, *more)
-        calls.append(activity)
-        if sum(activity.startswith("iteration 3:") for activity in calls) == piece:
-            signal.raise_signal(signal.SIGTERM)
+        def raise_in_progress(self: Console, activity: str, *more: Any, piece: int = piece, calls: Any = calls) -> None:
+            progress(self, activity, *more)
+            calls.append(activity)
+            if sum(activity.startswith("iteration 3:") for activity in calls) == piece:
+                signal.raise_signal(signal.SIGTERM)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Console, "progress", raise_in_progress)
-        directory = run(COMA, tmp_path)
-    said = capsys.readouterr().out
-    assert "stopped by SIGTERM at iteration 2 " in said
-    assert piece > 1 or "an iteration takes about" in said  # programs are measured once
-    assert "(the next one was given up: " in said and steps(directory)[-1] == 2
-    resume(directory)
-    assert outcome(directory) == outcome(alone)
+        with monkeypatch.context() as patch:
+            patch.setattr(Console, "progress", raise_in_progress)
+            directory = run(COMA, tmp_path)
+        said = capsys.readouterr().out
+        assert "stopped by SIGTERM at iteration 2 " in said
+        assert "(the next one was given up: " in said and steps(directory)[-1] == 2
+        resume(directory)
+        assert outcome(directory) == whole
 
 
 def test_a_signal_while_the_last_evaluation_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +590,7 @@ def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
     assert steps == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows]
 
 
-@pytest.mark.parametrize("total", [0, 1, 500, 7_813, 100_000, 400_000])
+@pytest.mark.parametrize("total", [0, 500, 100_000])
 def test_a_run_has_some_ten_thousand_rows_and_some_hundred_if_it_is_stopped_early(total: int) -> None:
     rows = np.array(
         [iteration for iteration in range(1, total + 1) if iteration % choose_spacing(iteration, total) == 0]
