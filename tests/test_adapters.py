@@ -88,28 +88,6 @@ def test_gymnax_steps_as_gymnax_does(name, action):
     assert ends(rows) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "actions", "shape"),
-    [("Asterix-MinAtar", [2, 0, 1, 2], (10, 10, 4)), ("GaussianBandit-misc", [0, 1, 1], (4,))],
-)
-def test_gymnax_draws_from_the_key_of_the_step(name, actions, shape):
-    """A random environment equals gymnax's `step_env` with the same keys."""
-    gymnax = needs("gymnax")
-    rows = episode(make(f"gymnax:{name}"), actions, seed=3)
-    theirs, params = gymnax.make(name)
-    key_reset, key_of = keys_of(3)
-    reward = 0.0
-    with quiet():
-        observation, state = jax.jit(theirs.reset_env)(key_reset, params)
-        step = jax.jit(theirs.step_env)
-        for t, row in enumerate(rows):
-            np.testing.assert_array_equal(row.observation[0], observation)
-            np.testing.assert_array_equal(row.reward, [reward])
-            if t < len(actions):
-                observation, state, reward, *_ = step(key_of(t), state, jnp.int32(actions[t]), params)
-    assert rows[0].observation.shape == (1, *shape)
-
-
 def test_gymnax_tells_ends_apart():
     """A pole that falls terminates, also in the very step of the limit; one that is up is truncated."""
     needs("gymnax")

@@ -31,7 +31,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, on_mesh
-from jaxrl.rl.replay import CONTINUES, TERMINATED, Replay
+from jaxrl.rl.replay import TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
@@ -152,14 +152,6 @@ def test_a_code_tells_when_something_happened() -> None:
     times = np.random.default_rng(2).normal(size=params["params"]["times"].shape).astype(np.float32)
     params = {"params": params["params"] | {"times": times}}
     assert not np.allclose(code_of(params, one), code_of(params, turned), atol=1e-3)
-
-
-def test_dropout_is_random_in_training_only() -> None:
-    net, one = dataclasses.replace(NET, dropout=0.5), jax.tree.map(lambda x: x[0], windows(1))
-    drawn = jax.jit(lambda params, key: net.apply(params, one, True, rngs={"dropout": key})[0])
-    plain = jax.jit(lambda params: net.apply(params, one)[0])
-    draws = [drawn(begun_net(), jax.random.key(seed)) for seed in (0, 1)]
-    assert not np.allclose(*draws) and np.array_equal(plain(begun_net()), code_of(begun_net(), one))
 
 
 def test_only_masked_tokens_are_to_be_reconstructed() -> None:
@@ -455,39 +447,6 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     np.testing.assert_allclose(learner[0], again, atol=1e-6)  # the learner acts as the policy does
     assert not np.allclose(random[0], learner[0], atol=1e-2) and not np.asarray(worker[2]["code"]).any()
     assert np.abs(np.asarray(random[2]["code"])).max() > 0
-
-
-@pytest.mark.long
-def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str, Any]) -> None:
-    algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
-    shards, rows, envs = state.sharded.end.shape
-    index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = dataset.windows(state.sharded, index, algo.model.states, algo.context_length)
-    window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
-    codes = np.asarray(algo.model.codes(state.replicated.learners["encoder"].params, window)).reshape(
-        shards, rows - 1, envs, -1
-    )
-    np.testing.assert_allclose(state.sharded.action["code"][:, :-1], codes, atol=1e-4)
-    before = studied["states"]["transformer"][0].sharded.action["code"]
-    assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had codes of the untrained transformer
-
-
-@pytest.mark.long
-def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
-    algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    buffer = jax.tree.map(np.asarray, state.sharded)
-    begins = buffer.action["step"][:, :-1] == 0
-    assert begins[:, [0, 9, 18]].all() and begins.sum() == 3 * 4  # an episode of 8 steps has 9 rows
-    assert (buffer.end[:, 8] != CONTINUES).all()
-    for env in range(4):
-        held_out = buffer.action["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
-        expected = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
-        np.testing.assert_array_equal(held_out, expected)
-    rows = read_set(state.sharded, algo.tasks)
-    assert len(rows["step"]) == 4 * 3 * 8
-    position = rows["observation"][:, :2] + 0.5 * np.clip(rows["action"], -1, 1)
-    np.testing.assert_allclose(rows["next_observation"][:, :2], np.clip(position, -1, 1), atol=1e-5)
-    assert rows["value"][4] == buffer.action["value"][0, 4, 0] and rows["reward"][4] == buffer.reward[0, 5, 0, 0]
 
 
 def test_expert_datasets_are_dealt_out_and_found_again() -> None:

@@ -83,19 +83,6 @@ def test_images(shared):
         np.testing.assert_array_equal(actual[agent, ..., channels:], np.broadcast_to(planes[agent], (9, 10, 8)))
 
 
-def test_one_agent_sees_the_state_alone():
-    spec = with_critic_input(EnvSpec("one", 1, Box((2,)), Discrete(5), 9))
-    actual = spec.critic_input(restart(jnp.array([[4.0, 5.0]])), jnp.array([3]))
-    np.testing.assert_array_equal(actual, [[4.0, 5.0]])
-
-
-def test_own_and_continuous_specs_stay():
-    spec = Corridor().spec
-    assert with_critic_input(spec) is spec
-    box = EnvSpec("box", 2, Box((2,)), Box((1,), low=-1.0, high=1.0), 9)
-    assert with_critic_input(box) is box
-
-
 def test_contract():
     """It depends on the others' actions and not on the agent's own, in the stated shape and bounds."""
     check_env(Completed(num_agents=3, length=2, horizon=4), random=False)

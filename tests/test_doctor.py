@@ -14,7 +14,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.runtime import diagnosis
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.diagnosis import Finding, Nvidia
+from jaxrl.runtime.diagnosis import Nvidia
 
 TINY = [
     "--algo",
@@ -185,10 +185,3 @@ def test_bad_input(argv, words, capsys):
     assert doctor.main(argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
-
-
-def test_a_terminal_gets_colours(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    doctor.show(("machine", [Finding("JAX", "off", "bad"), Finding("memory", "on")]))
-    out = capsys.readouterr().out
-    assert "\x1b[" in out and "off" in out

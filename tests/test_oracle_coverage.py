@@ -145,26 +145,6 @@ def test_greedy_baseline_reproduces_gains_and_actions(name: str) -> None:
 # ---------------------------------------------------------------- rules by hand
 
 
-def test_belief_update_adds_log_odds_and_clips_before() -> None:
-    p = np.array([0.5, 0.2, 1.0, 0.0])
-    odds = np.log(np.clip(p, 1e-4, 0.9999) / (1 - np.clip(p, 1e-4, 0.9999)))
-    for altitude, ell in zip(oracle.ALTITUDES, (4.5951199, 1.0201407, 0.5108256), strict=True):
-        for reading, sign in ((True, 1), (False, -1)):
-            expected = 1 / (1 + np.exp(-(odds + sign * ell)))
-            np.testing.assert_allclose(oracle.bayes(p, reading, altitude), expected, rtol=1e-6)
-    assert oracle.bayes(np.array([1.0]), True, 5)[0] > oracle.P_MAX
-
-
-def test_reward_by_hand() -> None:
-    before = np.array([[0.5, 0.5], [0.5, 0.9]])
-    after = np.array([[0.9, 0.1], [0.5, 0.9]])
-    h = oracle.entropy(np.array([0.9]))[0]
-    expected = (1 - h) / (1 + 0.5 + h)  # weights 1, 0, 0.5, 1 of the map after
-    assert oracle.reward(before, after, Settings()) == pytest.approx(22 * expected - 0.5)
-    sure = np.zeros((2, 2))
-    assert oracle.reward(sure, sure, Settings()) == -0.5
-
-
 # ---------------------------------------------------------------- properties
 
 

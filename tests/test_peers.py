@@ -5,16 +5,13 @@ import math
 import sys
 import types
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from helpers.tiny import PointMass
 
 from bench.peers import __main__ as command
-from bench.peers import environments, installs, learners, libraries
+from bench.peers import installs, learners
 from bench.peers.environments import open_environment
 from bench.peers.installs import Peer
-from bench.peers.tasks import PENDULUM, Task, Watch
+from bench.peers.tasks import Task, Watch
 
 pytestmark = pytest.mark.long
 
@@ -101,24 +98,6 @@ def test_a_real_environment(name):
     assert sample["env_steps"] == 3 * game.steps and sample["cpu"] > 0
 
 
-def test_clock_stands_still_while_it_scores(monkeypatch):
-    """The seconds of scoring do not count, and the score decides when to stop."""
-
-    def slow(name, act):
-        end = environments.time.process_time() + 0.2
-        while environments.time.process_time() < end:
-            pass
-        return act
-
-    monkeypatch.setattr(learners, "score_policy", slow)
-    clock = learners.Clock(PENDULUM, -200.0)
-    monkeypatch.setattr(learners, "EVALUATIONS", 3)
-    assert [clock.evaluate(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
-    assert [row["return"] for row in clock.rows] == [-300.0, -200.0, -250.0]
-    assert clock.reached == clock.rows[1]
-    assert clock.rows[2]["cpu"] < 0.1
-
-
 def test_updates_per_second_leave_out_the_start(monkeypatch):
     """Scores after 1, 2, 4 and 8 s: the median of the speeds from the second one on."""
     monkeypatch.setattr(learners, "IMPORTS", {"fake": ()})
@@ -138,12 +117,6 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
     assert result["cpu_to_score"] == 8.0 and math.isclose(result["compile_seconds"], 0.5)
     clock.reached = None
     assert learners.learn("fake", "sac", 1, quick=False)["cpu_to_score"] is None
-
-
-def test_actions_of_peers_span_the_box():
-    """-1, 0 and 1 are the ends and the middle of the environment's own box; what lies outside is clipped."""
-    actions = jnp.array([[-1.0, 0.0], [1.0, 3.0]])
-    np.testing.assert_array_equal(libraries.to_box(PointMass(box=2.0), actions), [[[-2.0, 0.0]], [[2.0, 2.0]]])
 
 
 SHORT = Task("Pendulum-v1", 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)

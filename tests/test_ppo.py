@@ -286,19 +286,6 @@ def test_masked_actions_are_never_sampled(scale: float) -> None:
             np.testing.assert_array_equal(action, open_.argmax(-1))
 
 
-def test_discrete_actions_are_drawn_in_proportion() -> None:
-    policy, timestep, _ = make_acting(1, DISCRETE, 3.0)
-    algo = Ppo(DISCRETE, DataParallel(B), initializer="torch", **SMALL)
-    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (4_000, *x.shape[1:])), timestep)
-    act = jax.jit(lambda keys: algo.act(policy, (), many, keys, start(), "explore"))
-    action, _, extras = act(jax.random.split(jax.random.key(1), 4_000))
-    for agent in range(A):
-        for choice in np.unique(action[:, agent]):
-            share = np.mean(action[:, agent] == choice)
-            prob = np.exp(extras["log_prob"][np.argmax(action[:, agent] == choice), agent])
-            assert abs(share - prob) < 4 * np.sqrt(prob * (1 - prob) / 4_000) + 1e-9
-
-
 def test_actions_of_a_box_are_clipped_and_their_samples_kept() -> None:
     """A deviation of 0.6 of half the box, which is [-2, 4]; means near 0 become 1."""
     _, _, act = make_acting(4_000, BOX, 0.0)

@@ -196,16 +196,3 @@ def test_too_many_rows_are_refused() -> None:
         replays.write(empty(5), *Stream(0, 0.0).steps(5))
     with pytest.raises(ValueError, match="too large"):
         jax.eval_shape(lambda: replays.create(OBSERVATION, ANSWER, 1, 1, 2**20, 2**11))
-
-
-def test_a_resumed_replay_draws_the_same() -> None:
-    """What is not in the pytree cannot matter: the copy that went through the host goes on like the original."""
-    streams = [Stream(5, 0.2), Stream(5, 0.2)]
-    first, second = empty(7), empty(7)
-    for _ in range(3):
-        first, second = (write(r, *s.steps(4)) for r, s in zip((first, second), streams, strict=True))
-    second = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).copy()), second)
-    first, second = (write(r, *s.steps(3)) for r, s in zip((first, second), streams, strict=True))
-    draws = [draw(r, jax.random.key(1), 32, 2) for r in (first, second)]
-    for a, b in zip(jax.tree.leaves((draws[0], first)), jax.tree.leaves((draws[1], second)), strict=True):
-        np.testing.assert_array_equal(a, b)

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.off_policy import make_trainer, run
-from helpers.tiny import Corridor
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec
 from envs_jax.progress import Progress, count, start
@@ -26,16 +24,6 @@ def test_ddpg_explores_by_environment_steps_not_by_steps_of_the_batch() -> None:
         steps = count(176 // num_envs)
         progress = dataclasses.replace(start(), vector_steps=steps, env_steps=count(176), updates=count(5))
         assert float(algo.epsilon(progress)) == pytest.approx(0.99**176, rel=1e-5)
-
-
-def test_metrics_show_what_depends_on_progress_alone() -> None:
-    """The exploration of each call of `learn`, whose updates it does not depend on."""
-    settings = {"hidden_size": 4, "batch_size": 16, "buffer_size": 400, "eps_start": 0.5, "eps_decay": 0.9}
-    trainer = make_trainer(Ddpg, Corridor(num_agents=2), 8, update_interval=4, **settings)
-    _, metrics = run(trainer, 3)
-    filled = sum(phase.iterations for phase in trainer.algo.phases[:-1])
-    expected = [0.5 * 0.9 ** (8 * 4 * (filled + call)) for call in range(3)]
-    np.testing.assert_allclose(np.asarray(metrics.learning["epsilon"])[:3], expected, rtol=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A run that is stopped, killed or damaged and resumed ends in the same bits and metrics as an undisturbed one."""
 
 import dataclasses
-import io
 import os
 import shutil
 import signal
@@ -32,8 +31,8 @@ from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import memory_plan, pieces, session, signals
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run, fixed_settings
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run
+from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import Position
@@ -420,19 +419,6 @@ def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_
     assert {path: path.read_bytes() for path in alone.rglob("*") if path.is_file()} == before
 
 
-def test_only_what_is_left_of_a_run_is_compiled() -> None:
-    run = build_run(parse(STUDY.split()).config)
-    said: list[str] = []
-    done = compile_run(run, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
-    assert done.blocks == [None, None, None] and done.start is None and done.evaluate is None and not said
-    unseen = compile_run(run, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
-    assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
-    left = compile_run(run, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
-    left.compile()
-    assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
-    assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
-
-
 def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
     """On a CPU; the rest when it is called."""
     run, said = build_run(parse(STUDY.split()).config), []
@@ -445,29 +431,6 @@ def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
     assert min(programs.needed) > 0
     programs.compile()
     assert len(said) == len(programs.needed) == len(ready) + 2
-
-
-def test_a_rollout_chunk_follows_the_devices() -> None:
-    config = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
-    assert config.run.rollout_chunk == 12
-    resumed = build_run(config.with_run(devices=8), resuming=True).config
-    assert resumed.run.rollout_chunk == 3
-
-
-def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_path: Path) -> None:
-    """What one device learns from at a time is more than each of four has."""
-    argv = "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 64 --total_episodes 64 --devices 1"
-    config = build_run(parse(argv.split()).config).config
-    resumed = build_run(config.with_run(devices=4), resuming=True)
-    assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    meta = {"devices": 1, "settings": fixed_settings(build_run(config, resuming=True)), "env_steps": 0}
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(1, jnp.zeros(1), meta)
-    quiet = Console(stream=io.StringIO())
-    assert runs._find_resume_point(tmp_path, resumed, config, quiet)[0] == 1
-    edited = build_run(config.with_run(learn_chunk=1), resuming=True)
-    with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
-        runs._find_resume_point(tmp_path, edited, config, quiet)
 
 
 def test_episodes_count_their_resets_as_steps() -> None:

@@ -8,7 +8,6 @@ import functools
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,8 +20,6 @@ from envs_jax.batch import batched
 from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
-from jaxrl.cli.policies import own_task
-from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import collection, simulator
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.rl.data_parallel import DataParallel
@@ -250,12 +247,6 @@ def test_evaluate_refuses(argv: str, expected: str, capsys: Any, monkeypatch: py
     one_sentence(capsys.readouterr().err, expected)
 
 
-def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "Arm", lambda task: Puppet(task, numbers=41))
-    with pytest.raises(UsageError, match="reach-v3 have 41 numbers, the policy's 39: choose another task"):
-        simulator.world_of("metaworld", make_eval_policy(), None, 1)
-
-
 def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     monkeypatch.setattr(adapter, "Arm", Puppet)
     monkeypatch.setattr(adapter, "version", lambda: "0")
@@ -350,23 +341,3 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
         np.testing.assert_allclose(metaworld_record.reward, jax_record.reward, atol=2e-3)
         np.testing.assert_array_equal(metaworld_record.curves["success"], jax_record.curves["success"])
         assert metaworld_record.curves["success"][-1].any() == (name == "scripted")
-
-
-@installed
-def test_another_task_is_solved_by_its_script() -> None:
-    pytest.importorskip("metaworld")
-    one = make_eval_policy(horizon=120)
-    there = simulator.world_of("metaworld", one, "drawer-close-v3", 1)
-    played = simulator.play(one, there, "scripted", [0], 0)
-    assert played.curves["success"][-1, 0] == 1 and played.reward.max() == 10
-
-
-@installed
-def test_an_unknown_task_names_the_closest() -> None:
-    pytest.importorskip("metaworld")
-    with pytest.raises(UsageError, match="no task 'drawer-clse-v3': did you mean 'drawer-close-v3'"):
-        simulator.world_of("metaworld", make_eval_policy(), "drawer-clse-v3", 1)
-    with pytest.raises(UsageError, match="no task 'mirored': did you mean 'mirrored'"):
-        simulator.world_of(
-            "metaworld", make_eval_policy(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1
-        )

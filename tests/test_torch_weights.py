@@ -150,18 +150,6 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_critic_a_new_one_is_drawn(tmp_path: Path) -> None:
-    file = archive(tmp_path / "actor.pth", tensors(26, 4, hidden_size=8))
-    algo = algorithm("--config ddpg_competition --hidden_size 8 --buffer_size 200")
-    drawn = []
-    for seed in (1, 1, 2):
-        weights = torch_weights.load(str(file), algo, jax.random.key(seed))
-        drawn.append(weights["critic"]["params"]["fc1_kernel"])
-        assert drawn[-1].shape == (1, 30, 8)
-        assert 0.9 * 30**-0.5 < np.abs(drawn[-1]).max() <= 30**-0.5  # torch's default
-    assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
-
-
 WRONG = {
     "another observation": ("--config ddpg_ext30", "26 inputs, 2 layers of 256 units, 4 outputs, the actor of this run "
                             "has 30 inputs, 2 layers"),

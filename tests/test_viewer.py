@@ -6,15 +6,10 @@ import itertools
 import json
 import math
 import re
-import types
-from typing import Any
 
-import jax
 import matplotlib.text
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from envs_jax import viewing
 from envs_jax.base import make
@@ -47,33 +42,6 @@ def scene(record) -> viewer.Scene:
     return viewer.scene(record)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 7).flatmap(lambda n: st.lists(st.booleans(), min_size=n * n, max_size=n * n)))
-def test_borders_are_the_edges_of_the_region(cells):
-    side = math.isqrt(len(cells))
-    truth = np.array(cells).reshape(side, side)
-    borders = viewer.borders(truth)
-    unit_edges = set()
-    for (x0, y0), (x1, y1) in borders:
-        assert (x0 == x1) != (y0 == y1)
-        length = int(abs(x1 - x0) + abs(y1 - y0))
-        for i in range(length):
-            low = (min(x0, x1) + (i if y0 == y1 else 0), min(y0, y1) + (i if x0 == x1 else 0))
-            unit_edges.add((*low, "h" if y0 == y1 else "v"))
-    expected = set()
-
-    def inside(x: Any, y: Any) -> Any:
-        return 0 <= x < side and 0 <= y < side and bool(truth[x, y])
-
-    for x in range(side + 1):
-        for y in range(side + 1):
-            if inside(x - 1, y) != inside(x, y):
-                expected.add((x, y, "v"))
-            if inside(x, y - 1) != inside(x, y):
-                expected.add((x, y, "h"))
-    assert unit_edges == expected
-
-
 def test_geometry_in_metres(record, scene):
     cell = 10 * math.tan(math.pi / 6) / Q
     assert scene.side == pytest.approx(math.floor(50 / cell) * cell)
@@ -100,28 +68,6 @@ def test_belief_and_what_was_never_seen(record, scene):
         p = 1 / (1 + np.exp(-stored / 1350.7805))
         drawn = (scene.belief[k].astype(float) - 1) / 254
         np.testing.assert_allclose(drawn[measured], p[measured], atol=0.5 / 254 + 1e-5)
-
-
-def test_lost_messages_are_those_of_the_environment():
-    env = make("coverage", q=2, num_agents=4, communication_range=100.0, failure_rate=0.5)
-    steps = 4
-    states = types.SimpleNamespace(
-        key=jax.random.split(jax.random.key(9), steps),
-        positions=np.ones((steps, 4, 3), np.int32) * np.arange(4, dtype=np.int32)[None, :, None] % 3,
-        reach=np.full(steps, 100.0, np.float32),
-    )
-    lost = 0
-    heard = viewer._heard(env, states.key, states.positions, states.reach)
-
-    @jax.jit
-    def draw(key, t, position):
-        return env._draw(types.SimpleNamespace(key=key, t=t, reach=np.float32(100.0)), position)[0]
-
-    for k in range(steps):
-        expected = draw(states.key[k], np.int32(k - 1), states.positions[k])
-        np.testing.assert_array_equal(heard[k], expected)
-        lost += np.sum(~np.asarray(expected))
-    assert lost > 0
 
 
 # Pages and figures of every environment
