@@ -334,17 +334,16 @@ def main() -> int:
         folder = (arguments.out or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         trials = Trials(flags, folder, random.Random(arguments.seed))
-        parts: dict[str, list[tuple[str, Callable[[], Path | None]]]] = {
-            "kills": [("killed", lambda: trials.kill_often(arguments.kills))],
-            "stops": [("stopped", trials.stop_by_signals)],
-            "devices": [("moved", trials.change_devices)],
-            "damage": [("damaged", trials.damage_checkpoints)],
+        parts: dict[str, tuple[str, Callable[[], Path]]] = {
+            "kills": ("killed", lambda: trials.kill_often(arguments.kills)),
+            "stops": ("stopped", trials.stop_by_signals),
+            "devices": ("moved", trials.change_devices),
+            "damage": ("damaged", trials.damage_checkpoints),
         }
         runs = {"undisturbed": trials.undisturbed}
         for part in parts_to_run:
-            for name, disturb in parts[part]:
-                if (run := disturb()) is not None:
-                    runs[name] = run
+            name, disturb = parts[part]
+            runs[name] = disturb()
         outcomes = {name: outcome(run) for name, run in runs.items()}
     digest, metrics = outcomes["undisturbed"]
     for name, (state_digest, rows) in outcomes.items():

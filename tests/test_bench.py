@@ -19,7 +19,6 @@ from bench.studies import learning
 from envs_jax.base import make
 from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
-from jaxrl.common.errors import UsageError
 from jaxrl.nn import networks
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
@@ -175,38 +174,6 @@ def test_environment_throughput(entry, devices, sizes):
         assert stage["times_baseline"] > 0 and stage["compile_seconds"] > 0
     assert set(result["baseline"]) == {"without metrics", "rules", "observation", "policy", "reset"}
     assert result["baseline"]["rules"]["rate"] <= result["baseline"]["without metrics"]["rate"]
-
-
-def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
-    env = make("coverage", q=2, budget=1, num_agents=1)
-    timers = []
-
-    class Fake(rollout_timing.EnvTimer):
-        def __init__(self, env, num_envs, policy, devices):
-            timers.append((num_envs, devices))
-            self.env, self.num_envs, self.stages, self.steps = env, num_envs, rollout_timing.STAGES, 2
-            self.compile_seconds = dict.fromkeys((*rollout_timing.STAGES, "reset"), 1.0)
-            self.temporary = dict.fromkeys(rollout_timing.STAGES, 0.0)
-
-        def samplers(self, prefix="", min_seconds=0.1):
-            return [lambda: {f"{prefix}{name}": 2.0 for name in (*rollout_timing.STAGES, "reset")}]
-
-    monkeypatch.setattr(rollout_timing, "EnvTimer", Fake)
-    settings = dataclasses.asdict(env)
-    request = env_throughput.Request("coverage", {"": settings}, "random", (1, 64, 1024, 4096), baseline=False)
-    result = env_throughput.run(request, RATES, silent)
-    assert timers == [(1, 1), (64, 1)]
-    assert [row["together"] for row in result["rows"]] == [1, 64, 64, 64]
-    assert [row["stages"]["policy"]["rate"] for row in result["rows"]] == [0.5, 32.0, 32.0, 32.0]
-    assert result["baseline"] is None and result["notes"][0].startswith("1,024 environments: stepped 64 at a time")
-    request = dataclasses.replace(request, at_once=256, num_envs=(1024,))
-    assert env_throughput.run(request, RATES, silent)["rows"][0]["together"] == 256
-    timers.clear()
-    request = dataclasses.replace(request, at_once=0, num_envs=(1, 6, 1024), devices=4)
-    assert [row["devices"] for row in env_throughput.run(request, RATES, silent)["rows"]] == [1, 3, 4]
-    assert timers == [(1, 1), (6, 3), (256, 4)]  # each of the four flies as many as one would
-    with pytest.raises(UsageError, match="this machine has 8"):
-        env_throughput.run(dataclasses.replace(request, devices=9), RATES, silent)
 
 
 def test_the_stages_play_the_same_episodes():

@@ -1,4 +1,4 @@
-"""Measured rates of a machine, and the stopwatch."""
+"""Measured rates of a machine."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""DDPG and BiCNet: parity with a PyTorch reading of the published learner, options, schedules, learning."""
+"""DDPG and BiCNet: sizes, acting, losses by hand, schedules, learning; test_recorded_updates compares with PyTorch."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ def tree_of(params: Any, name: str) -> Any:
     return getattr(params, name) if name.startswith("target_") else getattr(params, name).params
 
 
-# ---------------------------------------------------------------- parity with the published learner
+# ---------------------------------------------------------------- networks
 
 
 def numbers(tag: int, shape: tuple[int, ...], fan_in: int) -> np.ndarray:

@@ -1,15 +1,13 @@
 """Adam's arithmetic, and optimizers of one's own in the place of it."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
-from helpers.off_policy import CASES, at_step
+from helpers.off_policy import CASES
 
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.collective.algorithm import Collective
@@ -40,46 +38,6 @@ def with_sgd(algorithm: type[Algorithm]) -> Any:
             return optax.sgd(1.0)
 
     return WithSgd
-
-
-def tree_norm(a: Any, b: Any) -> float:
-    """Euclidean distance of two trees."""
-    return float(
-        np.sqrt(sum(np.square(np.asarray(x) - y).sum() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)))
-    )
-
-
-@pytest.mark.parametrize("case", ["ddpg expected", "sac"])
-def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
-    """A step of gradient descent is as long as the gradient times the network's own rate; targets follow by tau."""
-    algorithm, env, settings, _ = CASES[case]
-    settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1, "tau": 0.05}
-    algo = with_sgd(algorithm)(env.spec, DataParallel(1), **settings)
-    params = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
-    names = [name for name in ("target_actor", "target_critic") if hasattr(params, name)]
-    targets = {name: jax.tree.map(lambda x: 0.5 * x, getattr(params, name)) for name in names}
-    params = dataclasses.replace(params, **targets)
-    batch: dict[str, Any] = {"weight": np.ones((1, 4), np.float32), "reward": np.ones((1, 4, 1, 2), np.float32)}
-    batch["end"] = np.zeros((1, 4, 1), np.uint8)
-    for name, shape in algo.observation_shapes.items():
-        batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
-    batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
-    batch["action"] = np.zeros((1, 4, *algo.action_shapes.shape), algo.action_shapes.dtype)
-    noise = jax.eval_shape(lambda: algo.noise(jax.random.key(0), 4))
-    if noise is not None:
-        batch["noise"] = jnp.full((1, *noise.shape), 0.3)
-    new, metrics = jax.jit(algo.update)(params, batch, jnp.uint32(0), at_step(0))
-    for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
-        gradient = float(metrics[f"{name}_grad_norm"])
-        assert (
-            tree_norm(getattr(new, name).params, getattr(params, name).params)
-            == pytest.approx(rate * gradient, rel=1e-3)
-            != 0
-        )
-    for name, old in targets.items():
-        online = getattr(new, name.removeprefix("target_")).params
-        blend = jax.tree.map(lambda old, x: 0.95 * old + 0.05 * x, old, online)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), getattr(new, name), blend)
 
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:

@@ -1,4 +1,4 @@
-"""The NumPy oracle of the coverage environment against the recorded missions, and its own properties."""
+"""The NumPy oracle of the coverage environment and its PyTorch learner against the recorded missions."""
 
 import itertools
 from collections.abc import Iterator
@@ -45,9 +45,6 @@ def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
     for actions in record["action"]:
         mission.step(actions)
         yield mission
-
-
-# ---------------------------------------------------------------- recorded tables
 
 
 # ---------------------------------------------------------------- recorded missions
@@ -140,15 +137,6 @@ def test_greedy_baseline_reproduces_gains_and_actions(name: str) -> None:
             utility = baselines.discount(utility, masks, targets)
         np.testing.assert_allclose(utility, record["utility"][t], atol=1e-6, rtol=0)
         np.testing.assert_array_equal(baselines.ig_policy(mission, communication), record["action"][t])
-
-
-# ---------------------------------------------------------------- rules by hand
-
-
-# ---------------------------------------------------------------- properties
-
-
-# ---------------------------------------------------------------- scripted policies
 
 
 # ---------------------------------------------------------------- PyTorch learner

@@ -1,4 +1,4 @@
-"""The oracle of the snakes game against the recorded transitions, and its own properties."""
+"""The oracle of the snakes game against the recorded transitions, and a few of its rules by hand."""
 
 import functools
 from collections import deque
@@ -210,9 +210,6 @@ def search(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] | 
                 return [first, second, third], LEFT if first[1] < second[1] else RIGHT
             return [first, second, third], UP if first[0] < second[0] else DOWN
     return None
-
-
-# ---------------------------------------------------------------- draws
 
 
 # ---------------------------------------------------------------- observations and rewards

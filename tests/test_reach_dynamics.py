@@ -1,4 +1,4 @@
-"""One control period against the oracle, at states all over the place; the oracle against differences of energies."""
+"""One control period against the oracle, at states all over the place."""
 
 import functools
 

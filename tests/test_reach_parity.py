@@ -1,4 +1,4 @@
-"""`bench.parity.metaworld`: its policies, its table, its errors; and a short episode in Meta-World where it is."""
+"""`bench.parity.metaworld`: its table, its errors; and a short episode in Meta-World where it is."""
 
 import dataclasses
 import importlib.util

@@ -1,4 +1,4 @@
-"""The replay against a plain Python list, with ends, wrap-around, n-step windows and resuming."""
+"""The replay against a plain Python list, with ends, wrap-around and n-step windows."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""SAC: density, losses and targets by hand, schedules, temperatures of tasks, phases, bounds of actions, learning."""
+"""SAC: density, temperatures of tasks, phases, bounds of actions, learning; test_recorded_updates compares with PyTorch."""
 
 import dataclasses
 import functools

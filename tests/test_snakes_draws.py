@@ -1,4 +1,4 @@
-"""Snakes: the laws of what is drawn, respawns without the engine's defects, and games from and to lists of cells."""
+"""Snakes: the laws of what is drawn, and respawns without the engine's defects."""
 
 import dataclasses
 import functools
