@@ -1,4 +1,4 @@
-"""The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: see test_recorded_updates)."""
+"""The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: test_recorded_updates)."""
 
 import dataclasses
 

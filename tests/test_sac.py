@@ -1,4 +1,4 @@
-"""SAC: density, temperatures of tasks, phases, bounds of actions, learning; test_recorded_updates compares with PyTorch."""
+"""SAC: density, temperatures of tasks, phases, bounds of actions, learning; updates: test_recorded_updates."""
 
 import dataclasses
 import functools
