@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.golden import formula_tensor
 from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, outputs_of, run
 from helpers.tiny import Corridor, PointMass
-from jax.test_util import check_grads
 
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.batch import batched
 from envs_jax.progress import final_progress, start
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.nn import networks
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
 from jaxrl.runtime.rollouts import Evaluator, learned_policy, scripted_policy
@@ -54,19 +53,10 @@ def tree_of(params: Any, name: str) -> Any:
 # ---------------------------------------------------------------- networks
 
 
-def numbers(tag: int, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
-    """Weights by the formula of golden/README.md."""
-    x = (np.arange(1, np.prod(shape) + 1, dtype=np.uint64) * 0x9E3779B1 + tag * 0x7FEB352D) % 2**32
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor) % 2**32
-    x = x ^ (x >> np.uint64(16))
-    return ((2 * x / 2**32 - 1) / np.sqrt(fan_in)).astype(np.float32).reshape(shape)
-
-
 def formula_weights(tag: int, template: Any) -> Any:
     """`template` with other numbers, leaf after leaf."""
     leaves, structure = jax.tree.flatten(template)
-    return jax.tree.unflatten(structure, [numbers(tag + i, x.shape, 256) for i, x in enumerate(leaves)])
+    return jax.tree.unflatten(structure, [formula_tensor(x.shape, tag + i, 256) for i, x in enumerate(leaves)])
 
 
 @pytest.mark.parametrize(("cls", "actor", "critic"), [(Ddpg, 73_732, 73_985), (Bicnet, 1_191_940, 1_192_193)])
@@ -215,13 +205,6 @@ def test_targets_and_losses_by_hand() -> None:
     by_hand += 1e-3 * (used[..., None] * logits**2).mean()
     loss, _ = jax.jit(algo.actor_loss)(params.actor.params, sample, params.critic.params)
     assert float(loss) == pytest.approx(by_hand, rel=1e-4)
-
-
-def test_the_gradient_of_layer_norm() -> None:
-    """That of `nets` is its own: against differences of values."""
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=shape).astype(np.float32) for shape in [(5, 16), (16,), (16,), (16,)]]
-    check_grads(jax.jit(networks._norm_relu), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
