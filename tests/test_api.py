@@ -82,12 +82,11 @@ def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> Non
     run = jaxrl.make_train(TinyQ, Corridor, **TINY)
     policies, metrics = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.arange(3)))
     assert metrics["train"]["loss"].shape == (3, 18, 4) and metrics["fill"]["episodes"].shape == (3, 2)
-    for seed in (0, 2):
-        alone = jaxrl.train(TinyQ, Corridor, seed=seed, runs=str(tmp_path), **TINY)
-        np.testing.assert_allclose(policies.params[seed], alone.policy.params, rtol=1e-5)
-        rewards = alone.metrics["rollout/return"]
-        ours = np.concatenate([metrics["fill"]["return"][seed], metrics["train"]["return"][seed]])
-        np.testing.assert_allclose(ours[~np.isnan(ours)], rewards[~np.isnan(rewards)], rtol=1e-5)
+    alone = jaxrl.train(TinyQ, Corridor, seed=2, runs=str(tmp_path), **TINY)
+    np.testing.assert_allclose(policies.params[2], alone.policy.params, rtol=1e-5)
+    rewards = alone.metrics["rollout/return"]
+    ours = np.concatenate([metrics["fill"]["return"][2], metrics["train"]["return"][2]])
+    np.testing.assert_allclose(ours[~np.isnan(ours)], rewards[~np.isnan(rewards)], rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

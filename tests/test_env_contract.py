@@ -189,7 +189,7 @@ def test_reset_and_step_need_no_context(name: str) -> None:
 
 
 def test_without_a_context_it_is_the_start_of_training() -> None:
-    env = envs_jax.make("snakes_1v1", opponent="0 2@0.5")
+    env = envs_jax.make("snakes_1v1", opponent="0 2@0.5", observation="obs26", masks=False)
     reset = jax.jit(env.reset, compiler_options=OPTIONS)
     at_start, without = reset(jax.random.key(1), env.context(start())), reset(jax.random.key(1))
     for a, b in zip(jax.tree.leaves(at_start[1]), jax.tree.leaves(without[1]), strict=True):
