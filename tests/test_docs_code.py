@@ -6,11 +6,12 @@ import re
 import runpy
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import shared_programs
 
 import jaxrl
 from envs_jax import base
@@ -52,7 +53,7 @@ OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the READM
 
 # Commands that make the runs of which pages speak, by directory; the first one is number 0001.
 RUNS = {
-    "coma_coverage": ["--algo coma", "--config coma_quick"],
+    "coma_coverage": ["--config coma_quick --seed 3 --budget 8", "--config coma_quick"],
     "ppo_drift_env-DriftEnv": ["--env drift_env:DriftEnv --algo ppo"],
     "ddpg_snakes_3v3": ["--algo ddpg", "--algo ddpg --seed 1"],
     "sac_reach": ["--algo sac", "--algo sac --task above", "--algo sac --task hover"],
@@ -95,6 +96,8 @@ EXCEPT = {
     ("docs/peers.md", "python -m bench.peers"): "network, minutes: tests/test_peers.py",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
     ("README.md", "python -m jaxrl.train --config sac"): "long",
+    ("README.md", "python -m jaxrl.doctor"): "long",
+    ("README.md", "python -m jaxrl.runs"): "long",
     ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "long",
     ("README.md", "python -m jaxrl.evaluate runs/ddpg"): "long",
     ("README.md", "python -m jaxrl.train --config coma_quick --init_from"): "long",
@@ -181,6 +184,13 @@ def test_every_block_has_a_language_and_every_exception_a_command() -> None:
     assert set(PRINTS) <= {block.name for block in BLOCKS}
     for page in BEFORE:
         assert any(block.page == page and block.language == "python" for block in BLOCKS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Runs of one configuration share their programs, also the README's first command and the run that others read."""
+    with shared_programs():
+        yield
 
 
 @pytest.fixture(scope="module")

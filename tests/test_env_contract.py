@@ -24,7 +24,7 @@ from jaxrl.common.errors import UserError
 
 # Settings that are small and quick; the first of each registered environment are played in every run, the others
 # at night, and so are environments of a class that another one here has. One without an entry is checked as it is.
-AT_NIGHT = {"snakes", "snakes_1v1", "snakes_2p", "snakes_5p", "reach"}
+AT_NIGHT = {"snakes", "snakes_1v1", "snakes_3v3", "snakes_5p", "reach"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coverage": [
         {"q": 5, "num_agents": 2, "budget": 4},

@@ -33,7 +33,7 @@ from jaxrl.runtime import run_directory
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
-PLAYED, BARED = 240, 20
+PLAYED, BARED = 480, 20
 MODERN = {
     "first_layer": "relu",
     "layer_norm": True,

@@ -53,7 +53,7 @@ def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
 # ---------------------------------------------------------------- recorded missions
 
 
-@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+@pytest.mark.parametrize("name", MISSIONS)
 def test_replay_reproduces_beliefs(name: str) -> None:
     record = golden.coverage_mission(name)
 
@@ -78,7 +78,7 @@ def test_replay_reproduces_beliefs(name: str) -> None:
         np.testing.assert_allclose(mission.global_belief, record["belief_global_final"], atol=BELIEF, rtol=0)
 
 
-@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+@pytest.mark.parametrize("name", MISSIONS)
 def test_replay_reproduces_observations_masks_rewards_and_metrics(name: str) -> None:
     record = golden.coverage_mission(name)
     mission = make_mission(record)
