@@ -9,7 +9,6 @@ until the run ends, and compares the SHA-256 of the final state and metrics.json
     kills      SIGKILL at random moments (a few of them while the process is still starting), and aimed at what a
                checkpoint does with files: the writing of arrays, of the manifest, and the renaming of folders
     stops      SIGTERM, one SIGINT, and two
-    disk       a disk that is full (where a small one can be mounted), and a limit on the size of files
     devices    1, then 2, then 1 of them
     damage     a flipped byte in the newest checkpoint
 
@@ -20,7 +19,6 @@ anything differs. The moments follow from --seed. `--algo` picks a small run of 
 import argparse
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -48,11 +46,10 @@ SMALL = {  # the environments of the tests, so that a start takes seconds
     "sac": COMMON + "--algo sac --env helpers.tiny:PointMass --batch_size 16 --buffer_size 2000 --random_steps 160 "
     "--env_steps_per_update 8 --hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
 }
-PARTS = ("kills", "stops", "disk", "devices", "damage")
+PARTS = ("kills", "stops", "devices", "damage")
 UNCOMMITTED = ".orbax-checkpoint-tmp"  # end of the name of a folder that orbax has not committed
 AIMS = ("random", "arrays", "manifest", "renaming")
 STARTING = 0.2  # share of the random kills that fall into the time before the first block
-FULL = 2**20  # bytes of the small disk in addition to two checkpoints
 
 
 # The process that is disturbed
@@ -97,12 +94,9 @@ class Train:
         flags: of jaxrl.train.
         log: the file.
         doom: arguments of `train_until_killed`, if it is to kill itself.
-        largest: bytes of the largest file that it may write.
     """
 
-    def __init__(
-        self, flags: list[str], log: Path, doom: tuple[str, int, int] | None = None, largest: int | None = None
-    ) -> None:
+    def __init__(self, flags: list[str], log: Path, doom: tuple[str, int, int] | None = None) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
         self.log = log
         program = ["-m", "jaxrl.train"]
@@ -112,13 +106,7 @@ class Train:
                 f"import sys, scripts.kill_and_resume as k; sys.exit(k.train_until_killed{doom!r})",
             ]
 
-        def limit() -> None:
-            if largest is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-
         with log.open("w") as file:
-            # The log is written by a process of its own, to which the limit does not apply.
-            self._copy = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
             self._process = subprocess.Popen(
                 [sys.executable, *program, *flags],
                 env=os.environ
@@ -128,12 +116,9 @@ class Train:
                     "JAX_NUM_CPU_DEVICES": "2",
                     "PJRT_NPROC": "2",
                 },
-                stdout=self._copy.stdin,
+                stdout=file,
                 stderr=subprocess.STDOUT,
-                preexec_fn=limit,
             )
-        assert self._copy.stdin is not None
-        self._copy.stdin.close()
 
     @property
     def runs(self) -> bool:
@@ -170,9 +155,7 @@ class Train:
 
     def end(self) -> int:
         """Wait for the exit code."""
-        code = self._process.wait()
-        self._copy.wait()
-        return code
+        return self._process.wait()
 
     def finish(self) -> None:
         """Wait for a good end."""
@@ -239,17 +222,17 @@ class Trials:
         assert run is not None
         return run
 
-    def train(self, name: str, *more: str, runs: Path | None = None, **limits: Any) -> Train:
+    def train(self, name: str, *more: str, doom: tuple[str, int, int] | None = None) -> Train:
         """A process of the run of this name, which is begun or resumed."""
-        runs = runs or self.folder / name
+        runs = self.folder / name
         run = only_run(runs)
         command = [*self.flags, "--runs", str(runs)] if run is None else ["--resume", str(run)]
-        return Train([*command, *more], self.folder / f"{name}.log", **limits)
+        return Train([*command, *more], self.folder / f"{name}.log", doom)
 
-    def at(self, name: str, share: float, *more: str, runs: Path | None = None) -> Train:
+    def at(self, name: str, share: float, *more: str) -> Train:
         """The same, once it has come to this share of the iterations."""
-        process = self.train(name, *more, runs=runs)
-        process.wait_for_iteration(runs or self.folder / name, int(share * self.iterations))
+        process = self.train(name, *more)
+        process.wait_for_iteration(self.folder / name, int(share * self.iterations))
         return process
 
     def kill_often(self, kills: int) -> Path:
@@ -303,40 +286,6 @@ class Trials:
         self.train("stopped").finish()
         return self.run("stopped")
 
-    def size(self) -> int:
-        """Bytes of a checkpoint."""
-        newest = self.undisturbed / "checkpoints" / f"{committed_steps(self.undisturbed / 'checkpoints')[-1]:010d}"
-        return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
-
-    def limit_writes(self) -> Path:
-        """Every write beyond a size fails, as it does on a full disk, in the first process."""
-        files = [path for path in self.undisturbed.glob("checkpoints/0*/arrays/**/*") if path.is_file()]
-        arrays = max(path.stat().st_size for path in files)
-        process = self.train("limited", largest=max(arrays // 2, 4096))
-        process.expect(1, "File too large", "continue with --resume", errors=1)
-        print(f"files of at most {arrays // 2:,} bytes: {process.log.read_text().splitlines()[-1]}", flush=True)
-        self.train("limited").finish()
-        return self.run("limited")
-
-    def full(self) -> Path | None:
-        """On a disk that is too small, which is then made larger; None where none can be mounted."""
-        disk = self.folder / "disk"
-        disk.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={2 * self.size() + FULL // 4}", "tmpfs", str(disk)]
-        if subprocess.run(mount, capture_output=True, check=False).returncode:
-            print("no disk of its own can be mounted here: only the limit on files is tried")
-            return None
-        try:
-            process = self.train("full", runs=disk)
-            process.expect(1, "No space left on device", "continue with --resume", errors=1)
-            print(f"full disk: {process.log.read_text().splitlines()[-1]}", flush=True)
-            subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
-            self.train("full", runs=disk).finish()
-            shutil.copytree(disk, self.folder / "full")
-        finally:
-            subprocess.run(["umount", str(disk)], check=False)
-        return self.run("full")
-
     def change_devices(self) -> Path:
         """On one device, then two, then one."""
         for share, devices in ((0.3, 1), (0.6, 2)):
@@ -385,18 +334,16 @@ def main() -> int:
         folder = (arguments.out or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         trials = Trials(flags, folder, random.Random(arguments.seed))
-        parts: dict[str, list[tuple[str, Callable[[], Path | None]]]] = {
-            "kills": [("killed", lambda: trials.kill_often(arguments.kills))],
-            "stops": [("stopped", trials.stop_by_signals)],
-            "disk": [("limited", trials.limit_writes), ("full", trials.full)],
-            "devices": [("moved", trials.change_devices)],
-            "damage": [("damaged", trials.damage_checkpoints)],
+        parts: dict[str, tuple[str, Callable[[], Path]]] = {
+            "kills": ("killed", lambda: trials.kill_often(arguments.kills)),
+            "stops": ("stopped", trials.stop_by_signals),
+            "devices": ("moved", trials.change_devices),
+            "damage": ("damaged", trials.damage_checkpoints),
         }
         runs = {"undisturbed": trials.undisturbed}
         for part in parts_to_run:
-            for name, disturb in parts[part]:
-                if (run := disturb()) is not None:
-                    runs[name] = run
+            name, disturb = parts[part]
+            runs[name] = disturb()
         outcomes = {name: outcome(run) for name, run in runs.items()}
     digest, metrics = outcomes["undisturbed"]
     for name, (state_digest, rows) in outcomes.items():

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from envs_jax import check_env, make
-from envs_jax.adapters.common import Joined, quiet
+from envs_jax.adapters.common import quiet
 from envs_jax.base import find
 from jaxrl.cli import evaluate, train
 from jaxrl.runtime.config import schema_of
@@ -88,28 +88,6 @@ def test_gymnax_steps_as_gymnax_does(name, action):
     assert ends(rows) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "actions", "shape"),
-    [("Asterix-MinAtar", [2, 0, 1, 2], (10, 10, 4)), ("GaussianBandit-misc", [0, 1, 1], (4,))],
-)
-def test_gymnax_draws_from_the_key_of_the_step(name, actions, shape):
-    """A random environment equals gymnax's `step_env` with the same keys."""
-    gymnax = needs("gymnax")
-    rows = episode(make(f"gymnax:{name}"), actions, seed=3)
-    theirs, params = gymnax.make(name)
-    key_reset, key_of = keys_of(3)
-    reward = 0.0
-    with quiet():
-        observation, state = jax.jit(theirs.reset_env)(key_reset, params)
-        step = jax.jit(theirs.step_env)
-        for t, row in enumerate(rows):
-            np.testing.assert_array_equal(row.observation[0], observation)
-            np.testing.assert_array_equal(row.reward, [reward])
-            if t < len(actions):
-                observation, state, reward, *_ = step(key_of(t), state, jnp.int32(actions[t]), params)
-    assert rows[0].observation.shape == (1, *shape)
-
-
 def test_gymnax_tells_ends_apart():
     """A pole that falls terminates, also in the very step of the limit; one that is up is truncated."""
     needs("gymnax")
@@ -119,12 +97,6 @@ def test_gymnax_tells_ends_apart():
     push = [1] * fallen
     assert ends(episode(make("gymnax:CartPole-v1", horizon=fallen), push)) == (True, False)
     assert ends(episode(make("gymnax:CartPole-v1", horizon=fallen - 1), push[1:])) == (False, True)
-
-
-def test_gymnax_numbers_of_states_are_one_hot():
-    needs("gymnax")
-    rows = episode(make("gymnax:FrozenLake-misc"), [2])
-    np.testing.assert_array_equal(rows[0].observation, np.eye(16, dtype=np.float32)[:1])
 
 
 # jumanji
@@ -145,20 +117,6 @@ def test_jumanji_steps_as_jumanji_does():
                 np.testing.assert_array_equal(row.reward, [timestep.reward])
                 assert row.terminated == (timestep.last() and timestep.discount == 0)
             state, timestep = step(state, jnp.int32(action))
-
-
-def test_jumanji_parts_are_planes_of_an_image_or_one_vector():
-    needs("jumanji")
-    row = episode(make("jumanji:Snake-v1"), [1])[-1]
-    assert row.observation.shape == (1, 12, 12, 6)
-    np.testing.assert_array_equal(row.observation[0, :, :, 5], np.ones((12, 12)))  # its count of steps
-    maze = make("jumanji:Maze-v0")
-    assert maze.spec.observation.shape == (2 + 2 + 100 + 1,)
-    walls = make("jumanji:Maze-v0", observe="walls, agent_position")
-    assert walls.spec.observation.shape == (102,)
-    assert (make("jumanji:Maze-v0", observe="walls").spec.observation.high) == 1.0
-    with pytest.raises(ValueError, match=r"'jumanji:Maze-v0' has no part 'wals': did you mean 'walls'\?"):
-        make("jumanji:Maze-v0", observe="wals")
 
 
 def test_jumanji_tells_ends_apart():
@@ -293,32 +251,6 @@ def test_jaxmarl_masks_and_global_state():
         np.testing.assert_array_equal(row.global_state, world)
     assert not expected.all()
     assert make("jaxmarl:HeuristicEnemySMAX").spec.global_state.shape == (120,)
-
-
-@pytest.mark.parametrize(
-    ("name", "chosen", "agents"),
-    [("HeuristicEnemySMAX", "3m", 3), ("overcooked", "coord_ring", 2), ("overcooked_v2", "asymm_advantages", 2)],
-)
-def test_jaxmarl_maps(name, chosen, agents):
-    """A map by name is the package's environment of that scenario or layout."""
-    needs("jaxmarl")
-    import jaxmarl
-    from jaxmarl.environments.overcooked import overcooked_layouts
-    from jaxmarl.environments.smax import map_name_to_scenario
-
-    env = make(f"jaxmarl:{name}", map=chosen)
-    with quiet():
-        if name == "overcooked":
-            package = jaxmarl.make(name, layout=overcooked_layouts[chosen])
-        elif name == "overcooked_v2":
-            package = jaxmarl.make(name, layout=chosen)  # which takes names
-        else:
-            package = jaxmarl.make(name, scenario=map_name_to_scenario(chosen))
-        observations, _ = package.reset(jax.random.key_data(jax.random.split(jax.random.key(0))[0]))
-    _, timestep = env.reset(jax.random.key(0))
-    assert env.spec.num_agents == agents
-    expected = np.stack([np.asarray(observations[agent], np.float32).ravel() for agent in package.agents])
-    np.testing.assert_array_equal(np.asarray(timestep.observation).reshape(agents, -1), expected)
 
 
 def test_jaxmarl_tells_ends_apart():
@@ -558,16 +490,6 @@ def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch,
         sentence = f"'jaxmarl:team_{name}' gives no observation for each agent by name: choose another environment"
         with pytest.raises(ValueError, match=sentence):
             make(f"jaxmarl:team_{name}")
-
-
-def test_joined_images():
-    """One image stays one, with single numbers as planes; two images, or small ones, become a vector."""
-    image, small, scalar = (jnp.zeros(shape, jnp.uint8) for shape in ((9, 9, 2), (8, 9, 2), ()))
-    assert Joined.from_observation("e", image).box.shape == (9, 9, 2)
-    assert Joined.from_observation("e", {"a": image, "b": scalar}).box.shape == (9, 9, 3)
-    assert Joined.from_observation("e", {"a": image, "b": image}).box.shape == (324,)
-    assert Joined.from_observation("e", small).box.shape == (144,)
-    assert Joined.from_observation("e", {"a": image, "b": jnp.zeros(4)}).box.shape == (166,)
 
 
 # Training

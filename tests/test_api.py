@@ -82,12 +82,11 @@ def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> Non
     run = jaxrl.make_train(TinyQ, Corridor, **TINY)
     policies, metrics = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.arange(3)))
     assert metrics["train"]["loss"].shape == (3, 18, 4) and metrics["fill"]["episodes"].shape == (3, 2)
-    for seed in (0, 2):
-        alone = jaxrl.train(TinyQ, Corridor, seed=seed, runs=str(tmp_path), **TINY)
-        np.testing.assert_allclose(policies.params[seed], alone.policy.params, rtol=1e-5)
-        rewards = alone.metrics["rollout/return"]
-        ours = np.concatenate([metrics["fill"]["return"][seed], metrics["train"]["return"][seed]])
-        np.testing.assert_allclose(ours[~np.isnan(ours)], rewards[~np.isnan(rewards)], rtol=1e-5)
+    alone = jaxrl.train(TinyQ, Corridor, seed=2, runs=str(tmp_path), **TINY)
+    np.testing.assert_allclose(policies.params[2], alone.policy.params, rtol=1e-5)
+    rewards = alone.metrics["rollout/return"]
+    ours = np.concatenate([metrics["fill"]["return"][2], metrics["train"]["return"][2]])
+    np.testing.assert_allclose(ours[~np.isnan(ours)], rewards[~np.isnan(rewards)], rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -96,45 +95,6 @@ def point() -> jaxrl.Policy:
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "random_steps": 64}
     run = jaxrl.make_train("sac", PointMass, num_envs=8, total_env_steps=256, **settings)
     return jax.jit(run)(jax.random.key(0))[0]
-
-
-SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "coma": (
-        "coverage",
-        {"q": 2, "num_agents": 2, "budget": 3, "hidden_size": 4, "num_envs": 4, "num_epochs": 1, "total_episodes": 8},
-    ),
-    "ppo": (
-        "reach",
-        {"horizon": 6, "hidden_size": 8, "num_envs": 4, "rollout_steps": 8, "num_minibatches": 2}
-        | {"total_env_steps": 96},
-    ),
-    "ddpg": (
-        "snakes_3v3",
-        {"max_steps": 6, "hidden_size": 8, "num_envs": 4, "batch_size": 8, "buffer_size": 512, "learning_starts": 8}
-        | {"total_env_steps": 96},
-    ),
-    "sac": (
-        "reach",
-        {"horizon": 6, "hidden_size": 8, "num_envs": 4, "batch_size": 8, "buffer_size": 512, "random_steps": 16}
-        | {"total_env_steps": 96},
-    ),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algo", SYSTEMS)
-def test_four_seeds_of_every_system_are_four_runs(algo: str) -> None:
-    """Each learns as in a run of one seed, but for the rounding of other fusions, and no two learn alike."""
-    env, settings = SYSTEMS[algo]
-    run, keys = jaxrl.make_train(algo, env, **settings), jax.random.split(jax.random.key(3), 4)
-    policies, metrics = jax.jit(jax.vmap(run))(keys)
-    alone, _ = jax.jit(run)(keys[2])
-    params = jax.tree.leaves(policies.params)
-    for together, single in zip(params, jax.tree.leaves(alone.params), strict=True):
-        np.testing.assert_allclose(together[2], single, rtol=1e-3, atol=1e-5)
-    assert all(len(np.unique(np.asarray(x).reshape(4, -1).sum(1))) == 4 for x in params if x.size > 4 * 8)
-    losses = [x for name, x in metrics["train"].items() if name.endswith("loss")]
-    assert losses and all(np.isfinite(x[:, -1]).all() for x in losses)
 
 
 def test_a_policy_takes_arrays_with_or_without_a_batch(point: jaxrl.Policy) -> None:
@@ -377,6 +337,7 @@ def test_networks_of_ones_own_are_checked(networks: Any, sentence: str) -> None:
         jaxrl.make_train("sac", PointMass, networks=networks, num_envs=8, total_env_steps=64)
 
 
+@pytest.mark.long
 def test_a_policy_needs_no_optimizer(tmp_path: Path) -> None:
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "num_envs": 8}
     done = jaxrl.train(

@@ -40,31 +40,21 @@ USAGE = {
     "a flag of another algorithm": (f"{TINY} --teacher_weight 3", "'--teacher_weight' is a setting of student, not "
     "of what"),
     "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
-    "unknown preset": ("--config coma_qick", "there is no configuration 'coma_qick': did you mean 'coma_quick'?"),
     "an algorithm without its flag": ("coma", "unexpected word 'coma': did you mean --algo coma?"),
     "capitals": ("--algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),
     "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX takes the accelerator by itself"),
-    "no algorithm": ("--seed 3", "say what to train: --algo NAME or --config FILE"),
-    "no folder for runs": (f"{TINY} --runs=", "--runs is empty: name a folder"),
     "an empty command line": ("", "say what to train"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
     "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
-    "num_envs and rollout_chunk": (f"{COMA} --rollout_chunk 3", "rollout_chunk 3 does not divide 8: use 2"),
     "minibatch and learn_chunk": (f"{COMA} --minibatch_size 64 --learn_chunk 3", "learn_chunk 3 does not divide"),
     "num_envs and devices": (f"{TINY} --num_envs 6 --devices 4", "use --devices 2, or --num_envs 8"),
-    "more devices than there are": (f"{TINY} --devices 99", "--devices 99, but there are only 8"),
     "no total": ("--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor", "say how long to train: --total_env_steps N"),
-    "episodes of unknown length": (
-        "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --total_episodes 9",
-        "differ in length: use --total_env_steps",
-    ),
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
     "two schedules of one bonus": (
         "--algo coma --entropy_anneal 500", "entropy_anneal_fraction 0.75 exclude each other",
     ),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
-    "no such file": ("--config {here}/none.yaml", "there is no file '{here}/none.yaml': name a YAML file"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
     "another algorithm's preset": (
         "--algo helpers.tiny:TinyQ --config coma",
@@ -92,29 +82,20 @@ USAGE = {
         "observation obs_full, action_gradient expected, layer_norm True; here observation obs26, action_gradient soft",
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
-    "too many updates in a row": (
-        f"{DDPG} --env_steps_per_update 1e-5", "make more than 100,000 updates in a row: raise env_steps_per_update"
-    ),
     "a port that is none": (
         f"{TINY} --coordinator localhost:99999 --num_hosts 2 --host_index 0", "must be HOST:PORT of host 0, such as"
     ),
     "a path as algorithm": ("--algo ../../x:Y", "algorithm '../../x:Y' is not a class: write module:Class"),
-    "a class without methods": (
-        "--algo jaxrl.algos.base:Algorithm --env helpers.tiny:Corridor --total_env_steps 8", "an algorithm needs"
-    ),
     "a long flag": (f"{TINY} --{'x' * 5000} 1", "unknown flag '--xxx"),
     "a long file of weights": (f"{TINY} --init_from {'x' * 5000}.pth", "use them with ddpg or bicnet"),
 }  # fmt: skip
 RUN_TIME = {
     "the folder of checkpoints": ("--resume {run}/checkpoints", "no config.yaml); did you mean {run}?"),
     "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
-    "not a run": ("--resume {here}", "{here} is not a run directory (it has no config.yaml)"),
-    "no such run for weights": (f"{TINY} --init_from nowhere", "nowhere does not exist"),
     "too little memory": (f"{TINY} --num_envs 100000 --memory_gb 0.001", "lower --num_envs from 100000 to about "),
     "far too little memory": (f"{TINY} --memory_gb 1e-6", "choose smaller networks, batches or environments"),
     "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "lower --buffer_size from 900000000 to about "),
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
-    "a long run": (f"--resume {'x' * 5000}", "cannot be read (File name too long)"),
     "a folder that takes none": (f"{TINY} --runs /proc/nope", "(no folder can be made in /proc: "),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
@@ -199,7 +180,6 @@ def test_too_many_snakes_to_look_through(
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
         pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", "cpu", marks=pytest.mark.long),
-        ("jaxrl.evaluate", "nowhere", 1, "nowhere does not exist", "cpu"),
         ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
     ],
 )
@@ -271,7 +251,6 @@ def test_all_checkpoints_damaged(run: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ("capacity: 64", "capacity: 32", 1, "capacity was 64 and is 32 in config.yaml"),
         ("gamma: 0.9", "gamma: 0.8", 1, "gamma was 0.9 and is 0.8 in config.yaml"),
-        ("algo: ", "algo: [", 2, "cannot read the configuration"),
     ],
 )
 def test_a_changed_config(

@@ -19,9 +19,7 @@ from bench.studies import learning
 from envs_jax.base import make
 from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
-from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import networks
-from jaxrl.runtime import memory_plan
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -49,21 +47,6 @@ def test_flop_of_the_network_by_hand():
     assert flops.count(gradient, params, images) == 2 * samples * (2 * first + 3 * rest)
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda a, b: a @ b, 2 * 2 * 3 * 5),
-        (lambda a, b: jax.vmap(lambda row: row @ b)(a), 2 * 2 * 3 * 5),
-        (lambda a, b: jax.lax.scan(lambda c, _: (c + (a @ b).sum(), None), 0.0, None, length=7)[0], 7 * 60),
-        (lambda a, b: jax.lax.fori_loop(0, 4, lambda _, c: c + (a @ b).sum(), 0.0), 4 * 60),
-        (lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: (a @ b).sum() + (a @ b).max(), lambda: (a @ b).sum()), 120),
-        (lambda a, b: jax.jit(lambda: a @ b)() + jnp.sin(a).sum(), 60),
-    ],
-)
-def test_flop_of_loops_and_branches(function, expected):
-    assert flops.count(function, jnp.zeros((2, 3)), jnp.zeros((3, 5))) == expected
-
-
 def test_flop_of_learning_and_acting():
     run = train_throughput.build_run(tiny_config())
     batch, features, actions, agents = 32, 5, 2, 1
@@ -76,17 +59,6 @@ def test_flop_of_learning_and_acting():
 
 
 # Arithmetic of results
-
-
-def test_how_many_are_stepped_together():
-    env_bytes = rollout_timing.Bytes(state=900, timestep=100, view=0)
-    each = rollout_timing.COPIES * 1000
-    assert rollout_timing.together(env_bytes, 4096, each * 10**6, cut=True) == memory_plan.CPU_ROLLOUT
-    assert rollout_timing.together(env_bytes, 90, each * 10**6, cut=True) == 45
-    assert rollout_timing.together(env_bytes, 4096, int(each * 10 / memory_plan.SHARE) + each, cut=True) == 8
-    assert rollout_timing.together(env_bytes, 4096, each - 1, cut=True) == 0
-    assert rollout_timing.together(env_bytes, 4096, each * 4096, cut=False) == 4096
-    assert rollout_timing.together(env_bytes, 4096, each * 4095, cut=False) == 0
 
 
 @pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 11.0}, 1), ({1: 3.0, 2: 2.0}, 2)])
@@ -204,38 +176,6 @@ def test_environment_throughput(entry, devices, sizes):
     assert result["baseline"]["rules"]["rate"] <= result["baseline"]["without metrics"]["rate"]
 
 
-def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
-    env = make("coverage", q=2, budget=1, num_agents=1)
-    timers = []
-
-    class Fake(rollout_timing.EnvTimer):
-        def __init__(self, env, num_envs, policy, devices):
-            timers.append((num_envs, devices))
-            self.env, self.num_envs, self.stages, self.steps = env, num_envs, rollout_timing.STAGES, 2
-            self.compile_seconds = dict.fromkeys((*rollout_timing.STAGES, "reset"), 1.0)
-            self.temporary = dict.fromkeys(rollout_timing.STAGES, 0.0)
-
-        def samplers(self, prefix="", min_seconds=0.1):
-            return [lambda: {f"{prefix}{name}": 2.0 for name in (*rollout_timing.STAGES, "reset")}]
-
-    monkeypatch.setattr(rollout_timing, "EnvTimer", Fake)
-    settings = dataclasses.asdict(env)
-    request = env_throughput.Request("coverage", {"": settings}, "random", (1, 64, 1024, 4096), baseline=False)
-    result = env_throughput.run(request, RATES, silent)
-    assert timers == [(1, 1), (64, 1)]
-    assert [row["together"] for row in result["rows"]] == [1, 64, 64, 64]
-    assert [row["stages"]["policy"]["rate"] for row in result["rows"]] == [0.5, 32.0, 32.0, 32.0]
-    assert result["baseline"] is None and result["notes"][0].startswith("1,024 environments: stepped 64 at a time")
-    request = dataclasses.replace(request, at_once=256, num_envs=(1024,))
-    assert env_throughput.run(request, RATES, silent)["rows"][0]["together"] == 256
-    timers.clear()
-    request = dataclasses.replace(request, at_once=0, num_envs=(1, 6, 1024), devices=4)
-    assert [row["devices"] for row in env_throughput.run(request, RATES, silent)["rows"]] == [1, 3, 4]
-    assert timers == [(1, 1), (6, 3), (256, 4)]  # each of the four flies as many as one would
-    with pytest.raises(UsageError, match="this machine has 8"):
-        env_throughput.run(dataclasses.replace(request, devices=9), RATES, silent)
-
-
 def test_the_stages_play_the_same_episodes():
     env = batched(Corridor(num_agents=2, length=3))
     alone = rollout_timing.EnvTimer(env, 6, seed=3, stages=())
@@ -294,19 +234,6 @@ def test_long_iterations_are_projected(entry, sizes):
         assert theirs["env_steps_per_second"] == pytest.approx(env_steps / seconds)
         assert theirs["times"] == pytest.approx(seconds / row["iteration_seconds"])
     assert "projected from parts" in result["notes"][0]
-
-
-def test_sizes_that_do_not_fit_are_skipped():
-    request = train_throughput.Request(tiny_config(memory_gb=1e-6), (8, 16), seconds=1.0, rounds=1)
-    with pytest.raises(UserError, match="may be used"):
-        train_throughput.run(request, RATES, silent)
-
-
-def test_the_stand_in_of_coma():
-    config = command_line.parse(["--config", "coma_published"]).config
-    spec = config.make_env().spec
-    count, changes = coverage.ENTRY.shorten(spec, config.algo_settings, 512)
-    assert count == 512 // (4 * 15) and changes["num_epochs"] == 1 and changes["minibatch_size"] >= 512
 
 
 # Coverage's entry
@@ -383,12 +310,6 @@ def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
     assert "long, helpers.tiny:TinyQ on helpers.tiny:Corridor: training" in capsys.readouterr().out
 
 
-def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results")
-    path = measure.output(None, "compare")
-    assert path.parent == tmp_path / "results" and path.name.startswith("compare_cpu_")
-
-
 @pytest.mark.parametrize(
     ("verb", "argv", "words"),
     [
@@ -414,14 +335,6 @@ def test_bad_input(verb, argv, words, quick_machine, tmp_path, capsys, monkeypat
     last = error.splitlines()[-1]
     assert last.startswith("error: ") and words in last
     assert not list(tmp_path.iterdir())
-
-
-def test_damaged_results(tmp_path):
-    path = tmp_path / "r.json"
-    for text in ("{", "[]", '{"format": 99, "kind": "compare"}'):
-        path.write_text(text)
-        with pytest.raises(UserError, match="a file that"):
-            measure.read(path)
 
 
 def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsys, monkeypatch):

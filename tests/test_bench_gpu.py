@@ -15,12 +15,11 @@ import pytest
 
 from bench.gpu import __main__ as command
 from bench.gpu import correct, results, score
-from bench.gpu.results import PARTS, UNITS, Unit
+from bench.gpu.results import UNITS, Unit
 from bench.parity import coverage as coverage_parity
-from bench.parity import learner, records
+from bench.parity import records
 from bench.parity.comparison import Comparison, Figure
 from jaxrl.cli import train
-from jaxrl.common.errors import UserError
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -57,21 +56,6 @@ def test_a_killed_rehearsal_goes_on_with_what_is_missing(tmp_path: Path) -> None
     files = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()}
     assert {name for name in files if name.count("/") < 2} == {"results.json", "summary.md"}
     assert first_entry["took"] > 0 and isinstance(results.read(elsewhere)[second.name]["seconds"], dict)
-
-
-def test_the_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
-    """With the processes that it has started."""
-    flags = [str(tmp_path), str(time.time() + 60), "--quick", "environments_coverage"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "bench.gpu.worker", *flags],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-    ) as worker:  # fmt: skip
-        assert worker.stdout is not None and worker.stdin is not None
-        assert worker.stdout.readline() == b"begins environments_coverage\n"
-        worker.stdin.close()
-        assert worker.wait(timeout=30) == -signal.SIGKILL
-    assert list(results.read(tmp_path)) == ["environments_coverage"]
-    assert results.waiting(tmp_path, PARTS) == list(UNITS)  # it was cut off, and comes in its turn
 
 
 NAMES = ("hangs", "slow", "breaks", "fails", "correct_graphs", "works")
@@ -130,16 +114,6 @@ def test_units_that_hang_or_end_their_process(
     assert set(results.read(out)) == set(NAMES) - {"works"}
 
 
-def test_graphs_are_not_to_blame_for_what_was_cut_off(tmp_path: Path) -> None:
-    (graphs,) = (unit for unit in UNITS if unit.name == results.GRAPHS)
-    for error, blamed in ((f"{results.CUT} after 2 s", False), ("RuntimeError: no memory", True)):
-        results.begin(tmp_path, graphs, True)
-        assert not results.without_graphs(tmp_path)
-        results.end(tmp_path, graphs, True, error=error)
-        assert results.without_graphs(tmp_path) == blamed
-        assert (graphs in results.waiting(tmp_path, PARTS)) != blamed
-
-
 def test_a_resume_that_learns_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The bits agree, and would whatever the learner did."""
     rows = correct.resume(True, tmp_path)["rows"]
@@ -166,12 +140,6 @@ def test_a_damaged_file_is_a_sentence(text: str, tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == sentence
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "summary.md").mkdir()
-    assert command.main(["--out", str(tmp_path), "--quick"]) == 1
-    assert capsys.readouterr().err.startswith(f"error: cannot write into {tmp_path} (")
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -183,12 +151,6 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, capsys: p
 def test_usage(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--out", str(tmp_path), *flags]) == 2
     assert capsys.readouterr().err == f"error: {sentence}\n"
-
-
-def test_a_rehearsal_and_measurements_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results.end(tmp_path, UNITS[0], True, {"rows": []})
-    assert command.main(["--out", str(tmp_path), "--parts", "device"]) == 1
-    assert "holds a rehearsal (--quick): choose another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["own", "recorded"])
@@ -213,26 +175,6 @@ def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
-@pytest.mark.long
-def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ways to convolve act as two devices; one that rounds as TF32 does not agree."""
-    comparison = learner.compare(4, 2, 2, ["float32"])
-    comparison.check()
-    assert set(comparison.figures) == {"gradient of the critic, float32", "gradient of the actor, float32"}
-    assert all(figure.values > 1000 and figure.deviation > 0 for figure in comparison.figures.values())
-    gradients = learner.gradients
-
-    def round_as_tf32(*arguments: Any) -> Any:
-        values = gradients(*arguments)
-        if arguments[-1] == "conv":  # the processor
-            return values
-        words = {name: x.astype(np.float32).view(np.int32) // 2**13 * 2**13 for name, x in values.items()}
-        return {name: x.view(np.float32).astype(np.float64) for name, x in words.items()}
-
-    monkeypatch.setattr(learner, "gradients", round_as_tf32)
-    assert not learner.compare(4, 2, 2, ["float32"]).agrees
-
-
 def test_comparisons() -> None:
     comparison = Comparison()
     assert not comparison.agrees  # nothing was compared
@@ -250,12 +192,6 @@ def test_comparisons() -> None:
     ].differ == 2
     with pytest.raises(AssertionError, match="words: 5 values, 1 differ; numbers: 5 values, 2 differ"):
         comparison.check()
-
-
-def test_a_run_without_a_line_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(train, "main", lambda argv: 0)
-    with pytest.raises(UserError, match="before its first line of metrics"):
-        score.coma(True, tmp_path)
 
 
 def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

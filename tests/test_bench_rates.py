@@ -1,10 +1,10 @@
-"""Measured rates of a machine, and the stopwatch."""
+"""Measured rates of a machine."""
 
 import jax
 import pytest
 
 from bench.harness import rates
-from bench.harness.timing import Timing, measure_interleaved, seconds_of, stopwatch
+from bench.harness.timing import Timing
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -36,37 +36,3 @@ def test_float32_products_are_not_tf32(monkeypatch):
         "float32": True, "tf32": False, "bfloat16": False
     }  # fmt: skip
     assert "f32" in programs["tf32"] and "bf16" not in programs["tf32"]
-
-
-def test_measured_samplers_run():
-    measured = rates.measure(4, quick=True, rounds=1, min_seconds=1e-6)
-    assert min(measured.copy, measured.fresh, *measured.matmul.values(), *measured.convolution.values()) > 0
-
-
-def test_turns_and_medians():
-    calls = []
-
-    def sampler(name, values):
-        values = iter(values)
-
-        def sample():
-            calls.append(name)
-            return {name: next(values)}
-
-        return sample
-
-    timings = measure_interleaved([sampler("a", [9.0, 1.0, 2.0, 6.0]), sampler("b", [9.0, 4.0, 4.0, 4.0])], rounds=3)
-    assert calls == ["a", "b"] * 4
-    assert timings["a"].seconds == (1.0, 2.0, 6.0) and timings["a"].median == 2.0 and timings["a"].spread == 2.5
-    assert timings["b"].spread == 0.0
-    assert timings["a"].plain() == {"median": 2.0, "spread": 2.5, "samples": [1.0, 2.0, 6.0]}
-
-
-def test_a_sample_is_long_enough(monkeypatch):
-    clock = iter(float(t) for t in range(100))
-    monkeypatch.setattr("bench.harness.timing.time.perf_counter", lambda: next(clock))
-    calls = []
-    watch = stopwatch("a", lambda: calls.append(1), min_seconds=4.0)
-    assert watch() == {"a": 1.0 / 4}  # one second for four calls
-    assert len(calls) == 1 + 4
-    assert seconds_of(lambda: None, calls=2) == 0.5

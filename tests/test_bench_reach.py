@@ -8,12 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from bench import baselines, compare, train_throughput
+from bench import baselines, compare
 from bench.baselines import reach
 from envs_jax.base import make
 from envs_jax.reach import goals
 from jaxrl.cli import flags as command_line
-from jaxrl.common.errors import UsageError
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -74,17 +73,6 @@ def test_both_arms_move_alike():
         np.testing.assert_allclose(arms[0].observe()[:4], arms[1].observe()[:4], atol=1e-6)
 
 
-def test_goals_come_from_where_the_settings_say(without):
-    row = goals.pool(4)
-    episodes = reach.Episodes(settings(goals="pool", pool_seed=4), np.random.default_rng(0))
-    fresh = reach.Episodes(settings(), np.random.default_rng(0))
-    from_pool = [any((case.goal == x).all() for x in row[:, 3:]) for case in (episodes, fresh)]
-    assert from_pool == [True, False] and 0.8 <= fresh.goal[1] <= 0.9
-    before = fresh.goal
-    fresh.reset()
-    assert (fresh.goal != before).all()
-
-
 def test_settings_that_the_baseline_lacks(without):
     for changes, word in (({"task": "mirrored"}, "task reach"), ({"partially_observable": True}, "observable False")):
         with pytest.raises(ValueError, match=word):
@@ -93,16 +81,7 @@ def test_settings_that_the_baseline_lacks(without):
         reach.OneArm(settings(), "randm", 0)
 
 
-@real
-@quiet
-def test_settings_that_meta_world_lacks():
-    with pytest.raises(ValueError, match="weld v3, not v2"):
-        reach.OneArm(settings(weld="v2"), "scripted", 0)
-
-
 # The PyTorch learner
-
-OBS, ACTIONS = 39, 4
 
 
 @pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
@@ -118,13 +97,6 @@ def test_both_presets_have_a_torch_learner(without, preset):
     assert learner._learner.filled == 8 and (learner._learner.replay["reward"][:8] > 0).all()
     learner.learn()
     assert not (learner._learner.critic[1][0].weight == before).all()
-
-
-def test_other_settings_have_no_torch_learner(without):
-    pytest.importorskip("torch")
-    config = command_line.parse(["--config", "sac", "--n_step", "3", "--devices", "1"]).config
-    with pytest.raises(UsageError, match="n_step 1, not 3"):
-        train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.ENTRY, 64)
 
 
 # The command

@@ -1,16 +1,15 @@
-"""The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: see test_ddpg)."""
+"""The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: test_recorded_updates)."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from bench import baselines, train_throughput
+from bench import baselines
 from bench.baselines import snakes
 from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
-from jaxrl.common.errors import UsageError
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -44,17 +43,6 @@ def test_a_scripted_policy_wins_against_random_opponents():
     assert (ends[:, 1] > ends[:, 2]).all()
 
 
-@pytest.mark.parametrize(
-    ("env", "changes", "agents"),
-    [("snakes_3v3", {"opponent": "outside"}, 6), ("snakes_5p", {}, 5), ("snakes_1v1", {"side": "second"}, 1)],
-)
-def test_all_configurations_are_played(env, changes, agents):
-    env = settings(env, max_steps=3, **changes)
-    assert play(env)[0, 0] == 3
-    match = snakes.Match(env, np.random.default_rng(0))
-    assert match.act(0).shape == (agents,) and len(match.observe()) == agents
-
-
 def test_settings_that_the_baseline_lacks():
     for changes, word in (({"observation": "obs_full"}, "obs26"), ({}, "random"), ({"opponent": "linear"}, "mixture")):
         with pytest.raises(ValueError, match=word):
@@ -74,10 +62,3 @@ def test_published_presets_in_torch(preset):
     assert learner.collect(count) == count * 4 and learner.threads > 0
     learner.learn()
     assert not (learner.learner.actor["last"].weight == before).all()
-
-
-def test_the_recommended_preset_has_no_torch_learner():
-    pytest.importorskip("torch")
-    config = command_line.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
-    with pytest.raises(UsageError, match="use --config ddpg_competition"):
-        train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.ENTRY, 64)

@@ -78,12 +78,6 @@ def test_formats():
     assert formats.first_above({"env_steps": [1000, 2000], "mean": [0.1, 0.2]}, 0.3) == "never"
 
 
-def test_wrapped_keeps_code_and_links_whole():
-    """Lines of at most 120 characters: a link that is longer has its own, and code is not broken at its spaces."""
-    lines = formats.wrapped(f"{'word ' * 22}\n  `python -m   module --flag` [a](../b-{'c' * 130}.json)").splitlines()
-    assert lines == [("word " * 22).strip(), "`python -m module --flag`", f"[a](../b-{'c' * 130}.json)"]
-
-
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [

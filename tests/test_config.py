@@ -2,19 +2,16 @@
 
 import dataclasses
 import re
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import yaml
 from helpers.tiny import Corridor, TinyQ
 
 from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
-from envs_jax.base import setting, short_repr
+from envs_jax.base import setting
 from jaxrl.algos import find as find_algo
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
@@ -22,7 +19,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.runtime import build as building
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import presets
-from jaxrl.runtime.config import RunSettings, build, check_value, schema_of
+from jaxrl.runtime.config import RunSettings, build
 
 TINY = ("--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "320", "--num_envs", "8")
 
@@ -75,19 +72,6 @@ def test_every_preset_can_be_read(name: str) -> None:
     ends_by_itself = read.algo == "collective"  # with the last of its phases
     assert read.run.total_episodes > 0 or read.run.total_env_steps > 0 or ends_by_itself
     read.make_env()
-
-
-def test_presets_of_an_installation_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the presets of another package that installs a folder `configs`."""
-    for folder in ("configs", "own"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{folder}.yaml").touch()
-    (tmp_path / "jaxrl" / "runtime").mkdir(parents=True)
-    monkeypatch.setattr(presets, "__file__", str(tmp_path / "jaxrl" / "runtime" / "presets.py"))
-    monkeypatch.setattr(presets.resources, "files", lambda package: tmp_path / "own")
-    assert set(presets.presets()) == {"own"}
-    (tmp_path / "pyproject.toml").touch()
-    assert set(presets.presets()) == {"configs"}
 
 
 def test_one_kind_of_total_replaces_the_other() -> None:
@@ -166,12 +150,9 @@ def test_types_of_yaml() -> None:
     ("flag", "value", "expected"),
     [
         ("num_envs", "many", "--num_envs must be a whole number, not 'many'"),
-        ("lr", "nan", "--lr must be a number, not 'nan'"),
         ("flag", "perhaps", "--flag must be true or false, not 'perhaps'"),
-        ("layers", "1,x", "--layers must be a whole number, not 'x'"),
         ("span", "1,2,3", "--span must be a list of 2 numbers"),
         ("mode", "fsat", "--mode is 'fsat': did you mean 'fast'?"),
-        ("order", "3", "--order is '3': choose from: 1, 2"),
     ],
 )
 def test_wrong_values_of_flags(flag: str, value: str, expected: str) -> None:
@@ -182,11 +163,7 @@ def test_wrong_values_of_flags(flag: str, value: str, expected: str) -> None:
     ("name", "value", "expected"),
     [
         ("num_envs", True, "num_envs must be a whole number, not True"),
-        ("lr", "fast", "lr must be a number, not 'fast'"),
         ("flag", "yes", "flag must be true or false, not 'yes'"),
-        ("label", 5, "label must be a word, not 5"),
-        ("layers", 5, "layers must be a list of numbers, not 5"),
-        ("mode", "quick", "mode is 'quick': choose from: fast, slow"),
     ],
 )
 def test_wrong_values_in_yaml(name: str, value: Any, expected: str) -> None:
@@ -195,27 +172,11 @@ def test_wrong_values_in_yaml(name: str, value: Any, expected: str) -> None:
     assert str(caught.value) == f"my.yaml: {expected}"
 
 
-def test_a_word_without_dashes_and_a_flag_without_value() -> None:
-    assert "unexpected word '7'" in sentence(*TINY, "7")
-    assert "unexpected word ' '" in sentence(*TINY, "\n")
-    assert sentence(*TINY, "--seed") == "--seed needs a value"
-    assert "--algo needs a value" in sentence("--algo")
-
-
 def test_closest_flags() -> None:
     assert "unknown flag '--gama': did you mean '--gamma'?" in sentence(*TINY, "--gama=1")
     assert "unknown flag '--zzzzzz': see --help" in sentence(*TINY, "--zzzzzz", "1")
     assert "unknown flag '--alog': did you mean '--algo'?" in sentence("--alog", "coma")
     assert "unknown flag '--seeds': did you mean --num_seeds?" in sentence(*TINY, "--seeds", "1")
-
-
-def test_an_unknown_key_is_answered_in_some_words(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    for key, hint in (("learning_rate", "did you mean actor_lr or critic_lr"), ("zzzzzz", "see --help for all")):
-        file.write_text(f"algo: ddpg\nenv: snakes_3v3\n{key}: 1\n")
-        message = sentence("--config", str(file))
-        assert hint in message
-        assert len(message) < 250
 
 
 def test_help_names_every_setting_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,14 +224,9 @@ def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixtu
     [
         ("seed: 2024-13-45", "month must be in 1..12"),
         ("seed: !!int foo", "the value in line 3 cannot be read (invalid literal for int() with base 10: 'foo')"),
-        ("layer_norm: !!bool foo", "the value in line 3 cannot be read ('foo')"),
         ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor for the tag"),
-        (f"seed: {'9' * 5000}", "Exceeds the limit"),
         (f"seed: {'[' * 3000}", "it is nested too deeply"),
-        (f"seed: {'x' * 10_000}", "seed must be a whole number, not 'xxx"),
-        (f"{'k' * 900}: 1", "unknown setting 'kkk"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nseed: [*b, *b]", "it holds an alias (*name): write the value itself"),
-        ('seed: "\\0"', r"seed must be a whole number, not '\x00'"),
         ("#" * 2**20, "it is larger than 1,048,576 bytes"),
     ],
 )
@@ -280,13 +236,6 @@ def test_yaml_without_a_value(line: str, expected: str, tmp_path: Path) -> None:
     message = sentence("--config", str(file))
     assert expected in message and str(file) in message
     assert len(message) < 500 and "\n" not in message
-
-
-@pytest.mark.parametrize("value", ["x" * 5000, 10**4000, ["x"] * 5000, {"k": "v" * 5000}, "\n\x1b[2J" * 100])
-def test_values_are_shortened(value: Any) -> None:
-    text = short_repr(value)
-    assert len(text) <= 80 and text.isprintable()
-    assert short_repr(value, 20)[:15] == repr(value)[:15]
 
 
 def test_config_yaml_is_a_way_back(tmp_path: Path) -> None:
@@ -331,17 +280,3 @@ def test_what_may_change_on_resume() -> None:
         configuration.apply_resume_changes(run, {"gamma": 0.5})
     names = [field.name for field in dataclasses.fields(RunSettings)]
     assert set(configuration.FREE_ON_RESUME) < set(names)
-
-
-@pytest.mark.parametrize("value", [np.float32(0.75), np.float64(0.75), jnp.float32(0.75), Decimal("0.75"), "75e-2"])
-def test_numbers_of_other_libraries_are_not_cut(value: object) -> None:
-    field = schema_of("sac", "reach")["gamma"]
-    assert check_value(field, value, "the arguments") == 0.75 and type(check_value(field, value, "")) is float
-
-
-@pytest.mark.parametrize("value", [np.float32(3.5), 3.5, Decimal("3.5"), True, "three", None, np.float32("nan"), [3]])
-def test_what_is_no_whole_number_is_refused(value: object) -> None:
-    field = schema_of("sac", "reach")["n_step"]
-    assert check_value(field, np.int64(3), "") == check_value(field, 3.0, "") == 3
-    with pytest.raises(UsageError, match=r"^here: n_step must be a whole number, not "):
-        check_value(field, value, "here")

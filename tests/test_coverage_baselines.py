@@ -30,7 +30,7 @@ def greedy(env, communication):
     return choose
 
 
-@pytest.mark.parametrize("name", [*golden.COVERAGE_OWN_GREEDY, *golden.COVERAGE_GREEDY])
+@pytest.mark.parametrize("name", [*golden.COVERAGE_OWN_GREEDY, "ig0", pytest.param("ig1", marks=pytest.mark.long)])
 def test_recorded_greedy_missions(name):
     record = golden.coverage_mission(name)
     env = environment(record, belief_dtype="float32", communication_range=float(record.config["range"]))

@@ -101,23 +101,3 @@ def test_the_environment_takes_the_backend():
         assert leaf.shape == (2, *shape.shape) and leaf.dtype == shape.dtype
     assert state.env.maps.beliefs.shape == (2, 3, 48, 64)
     assert np.all(np.asarray(timestep.metrics["coverage"]) > 0)
-
-
-def test_rounds_like_the_other_backends():
-    ties = np.arange(0, 64) / np.float32(2 ** (fixed_point.FRACTION_BITS + 1))
-    values = np.concatenate([ties, np.random.default_rng(0).random(1000), [1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(
-        *jax.jit(lambda x: (pallas._to_fixed_point(x), fixed_point.to_fixed_point(x)))(values)
-    )
-
-
-@pytest.mark.parametrize("q", [2, 7, 12, 57])
-def test_matrices_of_footprints_are_those_of_area_resizing(q):
-    matrices, units, exact = pallas._look_matrices(q)
-    assert exact == (q >= 12)
-    for level, radius in enumerate(world.radii(q)):
-        side = 2 * radius
-        matrix = matrices[level] * np.sqrt(units[level])
-        np.testing.assert_allclose(matrix[: world.LATTICE, :side], world.area_matrix(side), atol=1e-7)
-        assert not matrix[world.LATTICE :].any() and not matrix[:, side:].any()
-        assert not exact or np.all(matrices[level] == np.round(matrices[level]))

@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 
 from bench.studies import small_to_large
-from jaxrl.common.errors import UserError
 
 pytestmark = pytest.mark.long
-
-
-def test_wrong_inputs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = str(tmp_path / "found.json")
-    assert small_to_large.main(["--runs", str(tmp_path), "--out", out]) == 1
-    assert "exists: name a new folder" in capfd.readouterr().err
-    assert not Path(out).exists()
 
 
 def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -60,8 +52,3 @@ def test_picture_of_the_curves(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         assert small_to_large.main(["--draw", str(path)]) == code
     assert (tmp_path / "found.png").stat().st_size > 1000
     assert "is no result of bench.studies.small_to_large" in capfd.readouterr().err
-
-
-def test_failed_training_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="training coma_fats failed: see"):
-        small_to_large.train("coma_fats", tmp_path / "new", {})

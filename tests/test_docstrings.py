@@ -52,31 +52,6 @@ def unknown(source: str) -> list[str]:
     return unknown_names
 
 
-def test_unknown_names_are_found():
-    source = '''
-class Ring:
-    """Rows.
-
-    Attributes:
-        head: the newest
-            row: of all.
-        marks: gone.
-    """
-    head: int
-
-def write(ring, row):
-    """Write.
-
-    Args:
-        ring, rows: both.
-
-    Returns:
-        other: not an argument.
-    """
-'''
-    assert unknown(source) == ["Ring: marks", "write: rows"]
-
-
 def test_docstrings_list_what_exists():
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     wrong = {str(path.relative_to(ROOT)): unknown(path.read_text()) for path in paths}

@@ -1,10 +1,9 @@
 """`envs_jax.make` takes the values of settings exactly, or refuses them with a ValueError in one sentence."""
 
-import dataclasses
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import pytest
 from helpers.tiny import Corridor
 
 import envs_jax
-from envs_jax.settings import exact_settings, exact_value, take_exactly
 
 REFUSED = [
     ("reach", "horizon", "50", "horizon must be a whole number, not '50'"),
@@ -65,56 +63,3 @@ def test_scalars_of_the_right_kind_are_taken_exactly(name: str, setting: str, va
 def test_values_of_a_running_program_are_refused() -> None:
     with pytest.raises(ValueError, match="horizon must be a whole number"):
         jax.jit(lambda x: envs_jax.make("reach", horizon=x).horizon)(5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "expected"),
-    [
-        (int | None, None, None),
-        (int | None, np.int8(3), 3),
-        (float | str, "auto", "auto"),
-        (float | str, 1, 1.0),
-        (tuple[int, ...], [1, np.int64(2)], (1, 2)),
-        (tuple[int, ...], (), ()),
-        (Literal["a", 1], "a", "a"),
-        (Literal["a", 1], np.int32(1), 1),
-        (Any, [1], [1]),
-        (list[int], [1], [1]),
-    ],
-    ids=str,
-)
-def test_kinds(kind: Any, value: Any, expected: Any) -> None:
-    actual = exact_value("x", value, kind)
-    assert actual == expected and type(actual) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "sentence"),
-    [
-        (int | None, "x", "x must be a whole number or None, not 'x'"),
-        (Literal["abc", "def"], "abd", "x is 'abd': did you mean 'abc'?"),
-        (Literal[0, 1], True, "x is True: choose from: 0, 1"),
-        (tuple[int, ...], [1.5], "x must be a whole number, not 1.5"),
-        (tuple[int, ...], "12", "x must be a list of numbers, not '12'"),
-    ],
-    ids=str,
-)
-def test_refusals_of_kinds(kind: Any, value: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
-        exact_value("x", value, kind)
-
-
-def test_kinds_that_only_a_function_knows() -> None:
-    """Annotations as words, one of which cannot be resolved: the plain ones still count."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Odd:
-        size: "int" = 1
-        what: "Unknown" = None  # type: ignore[name-defined]  # noqa: F821
-
-        def __post_init__(self) -> None:
-            take_exactly(self)
-
-    assert exact_settings(Odd, {"size": np.int64(2), "what": "it"}) == {"size": 2, "what": "it"}
-    with pytest.raises(ValueError, match="size must be a whole number"):
-        Odd(size="2")  # type: ignore[arg-type]

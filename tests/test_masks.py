@@ -114,7 +114,9 @@ def check(action: Any, every: bool = True, mask: np.ndarray = MASK) -> None:
     assert not every or np.all(np.bincount(action.ravel()) > 100)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(  # coma_original acts as coma does
+    "name", [pytest.param(name, marks=pytest.mark.long if name == "coma_original" else ()) for name in ALGORITHMS]
+)
 def test_closed_actions_are_never_played(name: str) -> None:
     """While exploring, by the policy, drawn and greedy, and in evaluation; masks of bool and of int8."""
     policy = make_policy(name)

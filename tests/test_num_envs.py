@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-import envs_jax
 from jaxrl import algos
-from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import build, config
 from jaxrl.runtime.presets import presets
-from jaxrl.runtime.self_play import SelfPlay
 
 # preset: environments, steps of each and updates in an iteration, iterations between evaluations, as published
 PUBLISHED = {
@@ -55,32 +52,6 @@ def test_updates_per_environment_step_do_not_depend_on_the_number_of_environment
     assert envs * train.steps / train.updates == pytest.approx(ratio, rel=0.1)
     between = build.iterations_for(settings.run.eval_every, algo) * envs * train.steps
     assert between == pytest.approx(settings.run.eval_every, rel=0.1)
-
-
-def test_thousands_of_environments_make_short_iterations() -> None:
-    for name, updates in (("ddpg", 4096 // 128), ("sac", 4096 // 64)):
-        algo, _ = algo_of("--algo", name, "--num_envs", "4096")
-        assert (algo.phases[-1].steps, algo.phases[-1].updates) == (1, updates)
-        random = {phase.name: phase for phase in algo.phases}.get("random")
-        if random is not None:  # at least 6,400 steps, and n_step rows of every environment
-            assert random.iterations == 5
-
-
-def test_few_environments_make_more_steps_before_an_update() -> None:
-    spec = envs_jax.make("snakes_3v3").spec
-    for envs, steps in ((1, 128), (2, 64), (64, 2)):
-        algo = Ddpg(spec, DataParallel(envs), env_steps_per_update=128.0)
-        assert (algo.phases[-1].steps, algo.phases[-1].updates) == (steps, 1)
-    algo = Ddpg(spec, DataParallel(96), env_steps_per_update=64.0)  # one and a half per step
-    assert (algo.phases[-1].steps, algo.phases[-1].updates) == (2, 3)
-
-
-def test_snapshots_are_as_many_environment_steps_apart() -> None:
-    env = envs_jax.batch.batched(envs_jax.make("snakes_3v3", opponent="self"))
-    for envs, iterations in ((128, 2000), (4096, 62)):
-        algo = Ddpg(env.spec, DataParallel(envs), env_steps_per_update=128.0)
-        pool = build._with_self_play(env, algo, config.RunSettings())
-        assert isinstance(pool, SelfPlay) and pool.every == iterations
 
 
 @pytest.mark.parametrize("preset", presets())

@@ -1,8 +1,7 @@
-"""The oracle of the snakes game against the recorded transitions, and its own properties."""
+"""The oracle of the snakes game against the recorded transitions, and a few of its rules by hand."""
 
 import functools
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import golden
 
-from bench.reference.snakes import opponents, oracle
-from bench.reference.snakes.opponents import EVASION, choose, play, scripted
+from bench.reference.snakes import oracle
+from bench.reference.snakes.opponents import EVASION, choose
 from bench.reference.snakes.oracle import DOWN, LEFT, RIGHT, UP, Cell, Game, Settings, State
 
 BOARD = Settings()
@@ -48,8 +47,8 @@ def recorded_state(row: int, when: str) -> State:
     return State(bodies, arrays[f"dir_{when}"][row][:n], beans, arrays[f"step_{when}"][row])
 
 
-def recorded_rows() -> range:
-    return range(len(record()["board_h"]))
+def recorded_rows(every: int = 1) -> range:
+    return range(0, len(record()["board_h"]), every)
 
 
 def without_directions_of_the_dead(state: State) -> State:
@@ -79,14 +78,14 @@ def test_every_recorded_transition() -> None:
 @pytest.mark.parametrize(("place", "level"), list(enumerate([1, 2, 3, 4, EVASION])))
 def test_recorded_choices_of_the_scripted_players(place: int, level: int | str) -> None:
     compared = 0
-    for row in recorded_rows():
+    for row in recorded_rows(5):
         expected = [action for action in record()["opp_action"][row][place] if action >= 0]
         settings = recorded_settings(row)
         if expected:
             state = recorded_state(row, "before")
             assert choose(state, settings, settings.team(1), level) == expected, row
             compared += len(expected)
-    assert compared > 10_000
+    assert compared > 2_000
 
 
 @pytest.mark.parametrize("layout", oracle.LAYOUTS)
@@ -104,8 +103,8 @@ def test_recorded_observations(layout: str) -> None:
 
 @pytest.mark.parametrize(("variant", "name"), [("original", "orig"), ("v1.1", "v11"), ("plus", "plus")])
 def test_recorded_shaped_rewards(variant: str, name: str) -> None:
-    valid = [row for row in recorded_rows() if record()["shaped_valid"][row]]
-    assert len(valid) > 3000
+    valid = [row for row in recorded_rows(5) if record()["shaped_valid"][row]]
+    assert len(valid) > 600
     for row in valid:
         actual = oracle.shaped_rewards(
             variant,
@@ -149,12 +148,6 @@ def test_a_tail_stays_when_its_snake_eats() -> None:
     assert game.state.beans[:4] == FAR[:4] and len(game.state.beans) == 5
 
 
-def test_a_snake_may_follow_its_own_tail() -> None:
-    game = start_game(line((5, 5), (5, 6), (6, 6), (6, 5), towards=LEFT))
-    game.step([DOWN])
-    assert not game.hit.any() and game.state.bodies[0][0] == (6, 5)
-
-
 def test_a_contested_bean_kills_both_and_is_gone() -> None:
     long = line((5, 5), (5, 4), (5, 3), (5, 2), (5, 1), towards=RIGHT)
     game = start_game(long, line((5, 7), (5, 8), (5, 9), towards=LEFT), beans=[(5, 6), *FAR[:4]])
@@ -168,34 +161,6 @@ def test_snakes_that_swap_heads_both_die() -> None:
     game = start_game(EASTWARDS, line((5, 6), (5, 7), (5, 8), towards=LEFT))
     game.step([RIGHT, LEFT])
     assert game.hit.all() and game.rewards.tolist() == [0, 0]
-
-
-def test_the_snake_that_is_struck_survives() -> None:
-    game = start_game(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP))
-    game.step([RIGHT, UP])
-    assert game.hit.tolist() == [True, False]
-
-
-def test_moves_wrap() -> None:
-    corners = {UP: (9, 0), DOWN: (1, 0), LEFT: (0, 19), RIGHT: (0, 1)}
-    assert {d: BOARD.neighbour((0, 0), d) for d in oracle.DIRECTIONS} == corners
-    assert BOARD.neighbour((9, 19), DOWN) == (0, 19) and BOARD.neighbour((9, 19), RIGHT) == (9, 0)
-
-
-def test_beans_keep_their_order() -> None:
-    beans = [(9, 19), (5, 6), (9, 17)]
-    game = start_game(EASTWARDS, beans=beans)
-    game.step([RIGHT], new_beans=[(8, 8), (7, 7), (8, 9)])
-    assert game.state.beans == [(9, 19), (9, 17), (8, 8), (7, 7), (8, 9)]
-
-
-def test_a_full_board_ends_the_game() -> None:
-    settings = Settings(3, 4, num_snakes=1, num_beans=2, teams=1)
-    snake = [(0, 3), (0, 2), (0, 1), (0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 1), (2, 0)]
-    eaten = oracle.advance(State([snake], [RIGHT], [(1, 3), (2, 3)]), [DOWN], settings)
-    assert eaten.done and eaten.rewards == [1]  # 2 + 11 > 12
-    moved = oracle.advance(State([snake], [RIGHT], [(2, 3)]), [DOWN], settings)
-    assert not moved.done  # 2 + 10 = 12
 
 
 # ---------------------------------------------------------------- respawns
@@ -247,75 +212,7 @@ def search(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] | 
     return None
 
 
-def random_occupations() -> Iterator[tuple[Settings, set[Cell]]]:
-    rng = np.random.default_rng(0)
-    for _ in range(3000):
-        settings = Settings(int(rng.integers(3, 8)), int(rng.integers(3, 9)))
-        share = rng.uniform(0.2, 1.0)
-        yield settings, {cell for cell in settings.cells() if rng.random() < share}
-
-
-def test_the_local_rule_of_respawns_equals_the_search() -> None:
-    results = []
-    for settings, occupied in random_occupations():
-        results.append(oracle.respawn(occupied, settings))
-        assert results[-1] == search(occupied, settings)
-    assert 300 < sum(result is None for result in results) < 2000
-
-
-def test_respawns_see_earlier_ones_and_beans_but_not_the_dead() -> None:
-    dead = line((0, 2), (0, 1), (0, 0), towards=RIGHT), line((0, 3), (0, 4), (0, 5), towards=LEFT)
-    game = start_game(*dead, beans=[(0, 6), (1, 1), (9, 9), (9, 11), (9, 13)])
-    game.step([RIGHT, LEFT])
-    assert game.hit.all()
-    assert game.state.bodies == [[(0, 1), (0, 0), (1, 0)], [(0, 3), (0, 2), (1, 2)]]
-
-
-def test_no_room_for_a_respawn_ends_the_game() -> None:
-    rng = np.random.default_rng(0)
-    settings = Settings(3, 4, num_snakes=3, num_beans=3, teams=1)
-    failures = 0
-    for _ in range(200):
-        game = Game(settings, rng)
-        while not game.done:
-            game.step(rng.integers(4, size=3))
-            gone = [i for i, body in enumerate(game.state.bodies) if not body]
-            if gone:
-                assert game.done and game.hit[gone].all() and (game.scores[gone] == -3).all()
-                failures += 1
-    assert failures > 20
-
-
-def test_a_snake_off_the_board_counts_as_zeros() -> None:
-    game = Game(BOARD, np.random.default_rng(0))
-    game.state.bodies[0] = []
-    assert not any(game.observe(layout)[0].any() for layout in oracle.LAYOUTS)
-    one = {layout: game.observe(layout)[1] for layout in oracle.LAYOUTS}
-    assert not one["26"][16:18].any() and not one["30"][26:28].any() and not one["35"][23:25].any()
-    assert one["30"][12] == 0 < one["30"][13]
-    other = game.observe("35", side=1)[0]
-    assert other[33] == 0 < other[34]
-    for variant in oracle.REWARDS:
-        shaped = oracle.shaped_rewards(variant, game.state, [0] * 6, [True] + [False] * 5, 3, range(3))
-        assert shaped[0] == 0 and (variant == "score" or shaped[1] != 0)
-    assert all(choose(game.state, BOARD, [0], level) == [UP] for level in opponents.LEVELS[1:])
-
-
-# ---------------------------------------------------------------- draws
-
-
 # ---------------------------------------------------------------- observations and rewards
-
-
-def test_differences_wrap_and_keep_both_signs_at_half() -> None:
-    assert [oracle.wrap(x, 10) for x in (-9, -6, -5, 0, 5, 6, 9)] == [1, 4, -5, 0, 5, -4, -1]
-    assert [oracle.wrap(x, 11) for x in (-6, -5, 5, 6)] == [5, -5, 5, -5]
-
-
-def test_lead_codes() -> None:
-    leads = {(done, a, b): oracle.lead_code(done, a, b) for done in (False, True) for a in (1, 2) for b in (1, 2)}
-    assert [leads[True, 2, 1], leads[True, 1, 2], leads[False, 2, 1], leads[False, 1, 2]] == [1, 2, 3, 4]
-    assert {leads[done, a, a] for done in (False, True) for a in (1, 2)} == {0}
 
 
 def test_shaped_rewards_by_hand() -> None:
@@ -339,18 +236,6 @@ def test_shaped_rewards_by_hand() -> None:
 # ---------------------------------------------------------------- scripted players
 
 
-def test_only_the_second_level_leaves_beans_to_each_other() -> None:
-    bodies = [[(0, 10), (0, 9), (0, 8)], [(2, 10), (2, 9), (2, 8)], [(4, 10), (4, 9), (4, 8)]]
-    state = State(bodies, [RIGHT] * 3, [(2, 14), (9, 10), (9, 11)])
-    settings = replace(BOARD, num_snakes=3, teams=1)
-    for level in (1, 3, 4, EVASION):
-        assert choose(state, settings, range(3), level) == [RIGHT, RIGHT, RIGHT]
-    for exclusive, levels in ((False, (2,)), (True, (2, 3, 4, EVASION))):
-        for level in levels:
-            assert choose(state, settings, range(3), level, exclusive_beans=exclusive) == [RIGHT, DOWN, DOWN]
-    assert choose(state, settings, range(3), 1, exclusive_beans=True) == [RIGHT, RIGHT, RIGHT]
-
-
 def test_stale_players_see_snakes_where_they_first_died() -> None:
     wall = line((2, 2), (1, 2), (0, 2), (9, 2), (8, 2), towards=DOWN)
     game = start_game(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP), wall)
@@ -364,30 +249,4 @@ def test_stale_players_see_snakes_where_they_first_died() -> None:
     assert game.hit[0] and game.ghosts == {0: [(5, 6), (5, 5), (5, 4)]}  # of the first death
 
 
-def test_players_without_a_bean() -> None:
-    free = State([[(5, 5), (4, 5), (4, 6)]], [DOWN], [])
-    settings = replace(BOARD, num_snakes=1, teams=1)
-    actual = [choose(free, settings, [0], level)[0] for level in (1, 2, 3, 4, EVASION)]
-    assert actual == [UP, DOWN, DOWN, DOWN, DOWN]  # up is the own neck
-
-
-def test_evasion_claims_the_way_on() -> None:
-    """Left leads on through (4, 4) only, which up has claimed."""
-    walls = [(5, 3), (6, 4), (4, 6), (6, 5), (5, 6)]
-    assert opponents.safe_directions((5, 5), {(5, 5), *walls}, BOARD) == [UP]
-    assert opponents.safe_directions((5, 5), {(5, 5), (4, 5), *walls}, BOARD) == [LEFT]
-
-
 # (level of each team; mean score of each on the original engine and its standard error), section 12 of the rules
-PUBLISHED = [((0, 0), (0.88, 0.04), (0.90, 0.04)), ((0, 2), (0.74, 0.03), (20.34, 0.40))]
-
-
-@pytest.mark.parametrize(("levels", "first", "second"), PUBLISHED)
-def test_mean_scores_are_those_of_the_original_engine(
-    levels: tuple[int, int], first: tuple[float, float], second: tuple[float, float]
-) -> None:
-    policies = [scripted(level) for level in levels]
-    totals = np.array([play(Game(BOARD, np.random.default_rng(seed)), policies) for seed in range(25)])
-    error = totals.std(axis=0, ddof=1) / len(totals) ** 0.5
-    for mean, mean_error, (expected, published) in zip(totals.mean(axis=0), error, (first, second), strict=True):
-        assert abs(mean - expected) < 3 * np.hypot(mean_error, published)

@@ -7,14 +7,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs_gymnasium
 from helpers.tiny import Corridor, PointMass
 
 import envs_jax
-from envs_jax import Box
 from envs_jax.adapters import outward
 from envs_jax.adapters.gymnasium import GymnasiumEnv, GymnasiumVectorEnv
 
@@ -46,22 +44,6 @@ def test_names_of_gymnasium() -> None:
     assert names <= set(gymnasium.registry)
     team = gymnasium.make_vec("jaxrl/snakes_2p-v2", num_envs=4, flatten_agents=True, **SNAKES)
     assert team.num_envs == 4 and team.reset()[0].shape[0] == 4
-
-
-@needs_gymnasium
-def test_spaces() -> None:
-    from gymnasium import spaces
-    from gymnasium.vector import AutoresetMode
-
-    env = GymnasiumVectorEnv(envs_jax.make("snakes_1v1", **SNAKES), 3)
-    assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert env.single_observation_space == spaces.Box(0, 3, env.single_observation_space.shape, np.int8)
-    assert env.observation_space == spaces.Box(0, 3, (3, *env.single_observation_space.shape), np.int8)
-    assert env.single_action_space == spaces.Discrete(4) and env.action_space == spaces.MultiDiscrete([4, 4, 4])
-    env = GymnasiumVectorEnv(envs_jax.make("reach"), 2)
-    assert env.observation_space == spaces.Box(-np.inf, np.inf, (2, 39), np.float32)
-    assert env.action_space == spaces.Box(-1, 1, (2, 4), np.float32)
-    assert outward.gymnasium_space(Box((2,), jnp.bfloat16, 0.0, 1.0)) == spaces.Box(0, 1, (2,), np.float32)
 
 
 @needs_gymnasium

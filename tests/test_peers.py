@@ -2,22 +2,16 @@
 
 import json
 import math
-import subprocess
 import sys
 import types
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from helpers.tiny import PointMass
 
 from bench.peers import __main__ as command
-from bench.peers import environments, installs, learners, libraries
-from bench.peers.environments import Measured, Skipped, open_environment
+from bench.peers import installs, learners
+from bench.peers.environments import open_environment
 from bench.peers.installs import Peer
-from bench.peers.tasks import PENDULUM, Task, Watch
-from jaxrl.common.errors import UserError
+from bench.peers.tasks import Task, Watch
 
 pytestmark = pytest.mark.long
 
@@ -73,12 +67,6 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
     assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
 
 
-def test_nothing_was_measured(fake, capsys):
-    """A call that finds no figure ends with exit code 1 and the first reason."""
-    assert command.main(["environments", "--num_envs", "64", *fake]) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == "error: nothing was measured: one copy at a time"
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -101,22 +89,6 @@ def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
     assert error.startswith("error: ") and sentence in error
 
 
-def test_make_says_what_pip_says(monkeypatch, tmp_path):
-    """Packages come with their versions; a failure is one sentence."""
-    calls = []
-
-    def run(words, **_):
-        calls.append(words)
-        return subprocess.CompletedProcess(words, int("pip" in words), stderr="ERROR: no brax\nmore")
-
-    monkeypatch.setattr(installs, "FOLDER", tmp_path)
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(UserError, match=r"cannot make .*brax \(ERROR: no brax\)"):
-        installs.make("brax")
-    assert [words[2] for words in calls] == ["venv", "pip"]
-    assert "brax==0.14.2" in calls[1]
-
-
 @pytest.mark.parametrize("name", ["tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"])
 def test_a_real_environment(name):
     """The compiled loop makes as many steps as it is asked for, from where it stood."""
@@ -124,91 +96,6 @@ def test_a_real_environment(name):
     assert (game.copies, game.facts["bytes_per_copy"] > 0) == (3, True)
     sample = game.sample(1e-3)
     assert sample["env_steps"] == 3 * game.steps and sample["cpu"] > 0
-
-
-def test_the_loop_steps():
-    """A game that counts its steps and adds up draws: each step has a key of its own."""
-
-    def step(carry, key):
-        return carry[0] + 1, carry[1] + jax.random.uniform(key)
-
-    game = environments.compile_game(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
-    game.advance(5)
-    count, total = game.advance(7)
-    drawn = [
-        jax.random.uniform(jax.random.fold_in(jax.random.PRNGKey(n), i)) for n, k in ((1, 5), (2, 7)) for i in range(k)
-    ]
-    assert int(count) == 12
-    np.testing.assert_allclose(total, sum(drawn), rtol=1e-6)
-
-
-def test_what_is_not_measured():
-    with pytest.raises(Skipped, match="one copy at a time"):
-        open_environment("numpy", "snakes", 2, 2**30)
-    with pytest.raises(Skipped, match="needs about 0 GiB"):
-        open_environment("ours", "tests.helpers.tiny:Corridor", 3, 1)
-
-
-def test_samples_grow_until_they_are_long():
-    """Each step takes 1 ms of a clock: 0.7 of 20 ms need at least 14 of them."""
-    calls = []
-
-    def advance(steps):
-        calls.append(steps)
-        end = environments.time.process_time() + steps * 1e-3
-        while environments.time.process_time() < end:
-            pass
-
-    sample = Measured(advance, copies=4, agents=1).sample(0.02)
-    assert calls[0] == 1 and calls[-1] >= 14
-    assert sample["env_steps"] == 4 * calls[-1]
-
-
-def test_clock_stands_still_while_it_scores(monkeypatch):
-    """The seconds of scoring do not count, and the score decides when to stop."""
-
-    def slow(name, act):
-        end = environments.time.process_time() + 0.2
-        while environments.time.process_time() < end:
-            pass
-        return act
-
-    monkeypatch.setattr(learners, "score_policy", slow)
-    clock = learners.Clock(PENDULUM, -200.0)
-    monkeypatch.setattr(learners, "EVALUATIONS", 3)
-    assert [clock.evaluate(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
-    assert [row["return"] for row in clock.rows] == [-300.0, -200.0, -250.0]
-    assert clock.reached == clock.rows[1]
-    assert clock.rows[2]["cpu"] < 0.1
-
-
-def test_seconds_of_the_compiler(monkeypatch):
-    """Of 5 CPU seconds in 10 s, a compiler that ran for 4 s took 2; then it has all of 3 CPU seconds in 1 s."""
-    times = iter([(0.0, 0.0), (5.0, 10.0), (8.0, 11.0), (9.0, 12.0), (9.5, 13.0)])
-    monkeypatch.setattr(learners, "_now", lambda: np.array(next(times)))
-    monkeypatch.setattr(learners, "score_policy", lambda name, act: 0.0)
-    clock = learners.Clock(PENDULUM, -200.0)
-    for seconds in (4.0, 1.5):
-        clock._listen("/jax/core/compile/backend_compile_duration", seconds)
-    clock.evaluate(1, 1, None)
-    assert (clock.rows[0]["cpu"], clock.rows[0]["compile"]) == (9.0, 5.0)
-
-
-def test_score_of_a_constant_policy():
-    """Pushing a cart one way ends an episode within ten steps of reward 1; left and right balance longer."""
-    pytest.importorskip("gymnasium")
-
-    def always(action):
-        return lambda carry, timestep, key: (np.full((len(timestep.observation), 1), action), carry)
-
-    left, right = (learners.score_policy("CartPole-v1", always(action)) for action in (0, 1))
-    assert 8 <= left <= 11 and 8 <= right <= 11
-
-    def lean(carry, timestep, key):
-        angle = np.asarray(timestep.observation)[:, 0]
-        return (angle[:, 2] + angle[:, 3] > 0).astype(int)[:, None], carry
-
-    assert learners.score_policy("CartPole-v1", lean) > 100
 
 
 def test_updates_per_second_leave_out_the_start(monkeypatch):
@@ -230,12 +117,6 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
     assert result["cpu_to_score"] == 8.0 and math.isclose(result["compile_seconds"], 0.5)
     clock.reached = None
     assert learners.learn("fake", "sac", 1, quick=False)["cpu_to_score"] is None
-
-
-def test_actions_of_peers_span_the_box():
-    """-1, 0 and 1 are the ends and the middle of the environment's own box; what lies outside is clipped."""
-    actions = jnp.array([[-1.0, 0.0], [1.0, 3.0]])
-    np.testing.assert_array_equal(libraries.to_box(PointMass(box=2.0), actions), [[[-2.0, 0.0]], [[2.0, 2.0]]])
 
 
 SHORT = Task("Pendulum-v1", 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)

@@ -1,6 +1,7 @@
 """An iteration in pieces computes what a block of one iteration does, and can be given up."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.off_policy import Compiled
 from helpers.tiny import Corridor
 
 from envs_jax.batch import batched
@@ -32,26 +34,32 @@ CASES: dict[str, tuple[type[Algorithm], dict[str, Any], int]] = {
 }
 
 
+@functools.cache  # tests of a case share its programs
 def make_trainer(case: str) -> Trainer:
     algo, settings, devices = CASES[case]
     env, layout = Corridor(num_agents=AGENTS), DataParallel(ENVS, shards=2, devices=devices)
     algorithm, chunk = algo(env.spec, layout, **settings), 2 if algo is Coma else 0
-    return Trainer(batched(env), algorithm, layout, make_mesh(devices), 4, chunk, jnp.dtype("float16"), 1000)
+    return Compiled(batched(env), algorithm, layout, make_mesh(devices), 4, chunk, jnp.dtype("float16"), 1000)
 
 
-def make_pieces(trainer: Trainer) -> Pieces:
+@functools.cache
+def make_pieces(case: str) -> Pieces:
+    trainer = make_trainer(case)
     (phase,) = trainer.algo.phases
     functions = in_pieces.make_programs(trainer, phase)
     programs = {name: Program(lambda function=functions[name]: function, lambda *_: None) for name in functions}
     return Pieces(programs, trainer.algo, phase, trainer.chunks(), ENVS // trainer.chunks())
 
 
-@pytest.mark.parametrize("case", [pytest.param("coma", marks=pytest.mark.long), "coma on two devices", "ppo"])
+SHARED = "coma on two devices"
+
+
+@pytest.mark.parametrize("case", [pytest.param("coma", marks=pytest.mark.long), SHARED, "ppo"])
 def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
     trainer = make_trainer(case)
     (phase,) = trainer.algo.phases
-    block, pieces = trainer.make_block(phase), make_pieces(trainer)
+    block, pieces = trainer.make_block(phase), make_pieces(case)
     state, other = trainer.init(jax.random.key(3)), trainer.init(jax.random.key(3))
     reports: list[StageProgress] = []
     assert pieces.measure(other) > 0  # leaves no trace
@@ -82,8 +90,8 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_iteration_that_is_given_up_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)
-    trainer = make_trainer("coma")
-    pieces, state = make_pieces(trainer), trainer.init(jax.random.key(0))
+    trainer = make_trainer(SHARED)
+    pieces, state = make_pieces(SHARED), trainer.init(jax.random.key(0))
     total = trainer.chunks() + sum(stage.steps for stage in trainer.algo.learn_stages)
     before = jax.tree.map(np.asarray, jax.device_get(state.algo.replicated))
     for piece in (1, 3, total - 1):
@@ -117,9 +125,9 @@ def test_only_long_iterations_are_run_in_pieces() -> None:
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:
-    trainer = make_trainer("coma")
+    trainer = make_trainer(SHARED)
     (phase,) = trainer.algo.phases
-    pieces, state = make_pieces(trainer), trainer.init(jax.random.key(0))
+    pieces, state = make_pieces(SHARED), trainer.init(jax.random.key(0))
     params = state.algo.replicated
     weights = jax.tree.map_with_path(lambda path, x: x * jnp.nan if "fc1_bias" in str(path) else x, params.actor.params)
     actor = dataclasses.replace(params.actor, params=weights)

@@ -294,14 +294,19 @@ def test_evasion_follows_a_published_schedule() -> None:
 
 # Their saves
 
+SAVES = (
+    "--algo ppo --env helpers.tiny:Corridor --num_envs 8 --rollout_steps 4 --num_minibatches 1 --num_epochs 1 "
+    "--hidden_size 4 --depth 1 --eval_every 0 --devices 1"
+)
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoints 2, 4 and 6."""
     runs = tmp_path_factory.mktemp("saves")
-    words = f"{TINY} --checkpoint_every 2 --keep_checkpoints 9 --actor_lr 0.01 --runs {runs}"
+    words = f"{SAVES} --total_env_steps 192 --checkpoint_every 2 --keep_checkpoints 9 --actor_lr 0.01 --runs {runs}"
     assert train.main(words.split()) == 0
-    directory = runs / "coma_coverage" / "0001"
+    directory = Path((runs / "latest").read_text().strip())
     assert committed_steps(directory / "checkpoints") == [2, 4, 6]
     return directory
 
@@ -325,12 +330,11 @@ def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
 @pytest.mark.long
 def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
     """With a learning rate of almost nothing the new run still has the weights that it began with."""
-    words = TINY.replace("48", "8") + f" --actor_lr 1e-12 --runs {tmp_path} --init_from {run} --checkpoint 2"
+    words = f"{SAVES} --total_env_steps 32 --actor_lr 1e-12 --runs {tmp_path} --init_from {run} --checkpoint 2"
     assert train.main(words.split()) == 0
-    assert digest(jaxrl.load(tmp_path / "latest")) == pytest.approx(digest(jaxrl.load(run, checkpoint=2)), rel=1e-6)
-    assert yaml.safe_load((tmp_path / "coma_coverage/0001/config.yaml").read_text())["init_from"] == str(
-        run / "checkpoints" / f"{2:010d}"
-    )
+    begun = jaxrl.load(tmp_path / "latest")
+    assert digest(begun) == pytest.approx(digest(jaxrl.load(run, checkpoint=2)), rel=1e-6)
+    assert begun.config.run.init_from == str(run / "checkpoints" / f"{2:010d}")
 
 
 @pytest.mark.long
@@ -347,16 +351,12 @@ def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> N
 @pytest.mark.parametrize(
     ("main", "words", "code", "sentence"),
     [
-        (export.main, "{run} --format numpy --out x --checkpoint 5", 1, "there is no checkpoint 5 in"),
         (export.main, "{run} --format numpy --out x --checkpoint 5", 1, "choose from 2, 4, 6"),
-        (export.main, "{run} --format numpy --out x --checkpoint best", 2, "--checkpoint must be a whole number"),
         (evaluate.main, "{run} --last --checkpoint 2", 2, "are two checkpoints: leave one of them out"),
         (evaluate.main, "{run}/checkpoints/0000000002 --checkpoint 4", 2, "is asked for the checkpoints 2 and 4"),
-        (evaluate.main, "--checkpoint 2", 2, "name the run's directory"),
         (train.main, "--resume {run}/checkpoints/0000000002", 2, "--init_from {run} --checkpoint 2"),
         (train.main, "--resume {run} --checkpoint 4", 2, "--init_from {run} --checkpoint 4"),
         (train.main, "--algo coma --checkpoint 2", 2, "name the run with --init_from"),
-        (train.main, "--algo coma --init_from {run} --checkpoint x", 2, "must be the number of a checkpoint"),
     ],
 )
 def test_checkpoints_that_are_refused(

@@ -46,13 +46,6 @@ def test_the_place_is_the_tasks_and_the_goal_is_the_one_shown(record, scene):
     np.testing.assert_array_equal(scene.success[1:], far[1:] <= 0.05)
 
 
-def test_moments_name_the_first_success(scene):
-    words = viewer.step_labels(scene)
-    labelled = [k for k, text in enumerate(words) if text.startswith("first success")]
-    assert labelled == ([int(np.argmax(scene.success))] if scene.success.any() else [])
-    assert words[0] == "gripper 100 % open"
-
-
 def test_the_page_holds_every_time_step(record, scene):
     page = viewer.ReachViewer().html(record)
     assert not re.search(

@@ -179,10 +179,3 @@ def test_errors_are_one_sentence(argv, code, words, capsys, tmp_path: Path):
     out, err = capsys.readouterr()
     assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_named_like_a_picture(capsys, tmp_path: Path):
-    for name in ("there.png", "not_there.png"):
-        assert render.main([*SMALL, "--policy", "random", "--out", f"{tmp_path / name}/"]) == 1
-        assert "is a directory: name a file with --out" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -63,12 +63,6 @@ def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list
     np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))
 
 
-def test_games_that_do_not_divide_are_refused() -> None:
-    env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), 3, snapshots=2, every=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="8 games do not divide into groups of 3 for each of 2 snapshots"):
-        env.step_without_reset(jnp.arange(8), jnp.zeros((8, 1)), ("own", jnp.array([1, 2])))
-
-
 def test_the_oldest_snapshot_is_replaced() -> None:
     env: Any = SelfPlay(None, None, None, 0, snapshots=3, every=2)  # type: ignore[arg-type]
     pool, pools = env.init_pool(jnp.float32(-1)), []

@@ -1,7 +1,6 @@
 """A run that is stopped, killed or damaged and resumed ends in the same bits and metrics as an undisturbed one."""
 
 import dataclasses
-import io
 import os
 import shutil
 import signal
@@ -18,11 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from helpers.off_policy import assert_close
 from helpers.runs import outcome, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
-import jaxrl
 from envs_jax.base import Array, setting
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import AlgoState, Phase, Trajectory
@@ -34,8 +31,8 @@ from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import memory_plan, pieces, session, signals
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run, fixed_settings
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run
+from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import Position
@@ -118,17 +115,13 @@ STEP, OPEN, LEARN = Phase("step", 4, 1, iterations=10), Phase("open", 4, 1), Pha
     ("phases", "position", "total_env_steps", "left"),
     [
         ((OPEN,), Position(), 320, [10]),
-        ((OPEN,), Position(), 321, [11]),  # whole iterations
-        ((OPEN,), Position(0, 10, 10, 320), 320, [0]),
         ((OPEN,), Position(0, 10, 10, 320), 640, [10]),  # lengthened
         ((STEP, OPEN), Position(), 640, [10, 10]),
         ((STEP, OPEN), Position(), 320, [10, 0]),
         ((STEP, OPEN), Position(), 96, [3, 0]),  # the total is reached inside the first phase
         ((STEP, OPEN), Position(1, 4, 14, 448), 640, [0, 6]),
         ((OPEN, LEARN), Position(), 64, [2, 7]),  # learning needs no steps
-        ((OPEN, LEARN), Position(1, 3, 5, 64), 64, [0, 4]),
         ((STEP, LEARN, STEP), Position(), 10_000, [10, 7, 10]),  # ends before the total
-        ((STEP, LEARN, STEP), Position(), 480, [10, 7, 5]),
         ((dataclasses.replace(STEP, iterations=0), OPEN), Position(), 64, [0, 2]),
     ],
 )
@@ -142,17 +135,12 @@ def test_remaining_iterations(
     ("phases", "total_env_steps", "cut"),
     [
         ((OPEN,), 320, None),
-        ((OPEN,), 7, None),  # one iteration, as ever
         ((STEP, OPEN), 640, None),
-        ((STEP, OPEN), 321, None),
         ((STEP, OPEN), 320, "open"),
         ((STEP, OPEN), 96, "step"),
         ((STEP, LEARN), 300, None),  # its tenth iteration begins before that
         ((STEP, LEARN), 288, "step"),
-        ((OPEN, LEARN), 64, None),
-        ((STEP, LEARN, STEP), 480, "step"),
         ((STEP, LEARN, STEP), 10_000, None),
-        ((dataclasses.replace(STEP, iterations=0), OPEN), 64, None),
         ((OPEN, STEP), 96, "step"),  # the open one takes all
     ],
 )
@@ -278,33 +266,32 @@ COMA = (
 )
 
 
-@pytest.mark.parametrize("piece", [1, 4])
 def test_a_signal_gives_up_a_long_iteration(
-    piece: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint holds the state before it, and the resumed run ends as an undisturbed one."""
+    """While it rolls out, or learns: the checkpoint holds the state before it, and the resumed run ends alike."""
     monkeypatch.setattr(pieces, "MIN_TRANSITIONS", 1)
     monkeypatch.setattr(pieces, "PIECE_SECONDS", 1e-9)
     monkeypatch.setattr(session, "FINISH_SECONDS", -1.0)  # however soon it would end
-    alone = run(COMA, tmp_path / "alone")
-    calls = []
-    progress = Console.progress
+    whole, progress = outcome(run(COMA, tmp_path / "alone")), Console.progress
+    assert "an iteration takes about" in capsys.readouterr().out
+    for piece in (1, 4):
+        calls = []
 
-    def raise_in_progress(self: Console, activity: str, *more: Any) -> None:
-        progress(self, activity, *more)
-        calls.append(activity)
-        if sum(activity.startswith("iteration 3:") for activity in calls) == piece:
-            signal.raise_signal(signal.SIGTERM)
+        def raise_in_progress(self: Console, activity: str, *more: Any, piece: int = piece, calls: Any = calls) -> None:
+            progress(self, activity, *more)
+            calls.append(activity)
+            if sum(activity.startswith("iteration 3:") for activity in calls) == piece:
+                signal.raise_signal(signal.SIGTERM)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Console, "progress", raise_in_progress)
-        directory = run(COMA, tmp_path)
-    said = capsys.readouterr().out
-    assert "stopped by SIGTERM at iteration 2 " in said
-    assert piece > 1 or "an iteration takes about" in said  # programs are measured once
-    assert "(the next one was given up: " in said and steps(directory)[-1] == 2
-    resume(directory)
-    assert outcome(directory) == outcome(alone)
+        with monkeypatch.context() as patch:
+            patch.setattr(Console, "progress", raise_in_progress)
+            directory = run(COMA, tmp_path)
+        said = capsys.readouterr().out
+        assert "stopped by SIGTERM at iteration 2 " in said
+        assert "(the next one was given up: " in said and steps(directory)[-1] == 2
+        resume(directory)
+        assert outcome(directory) == whole
 
 
 def test_a_signal_while_the_last_evaluation_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,29 +421,6 @@ def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_
     assert {path: path.read_bytes() for path in alone.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.long
-def test_another_number_of_devices(tmp_path: Path) -> None:
-    """Runs compute the same, up to the order of sums."""
-    base = f"--algo helpers.tiny:TinyQ {TINY}"
-    directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
-    resume(directory, "--devices 1 --max_seconds 0")
-    whole = run(f"{base} --devices 1", tmp_path)
-    assert_close(*(jaxrl.load(str(each)).params for each in (directory, whole)), 1e-3)
-
-
-def test_only_what_is_left_of_a_run_is_compiled() -> None:
-    run = build_run(parse(STUDY.split()).config)
-    said: list[str] = []
-    done = compile_run(run, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
-    assert done.blocks == [None, None, None] and done.start is None and done.evaluate is None and not said
-    unseen = compile_run(run, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
-    assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
-    left = compile_run(run, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
-    left.compile()
-    assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
-    assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
-
-
 def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
     """On a CPU; the rest when it is called."""
     run, said = build_run(parse(STUDY.split()).config), []
@@ -469,29 +433,6 @@ def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
     assert min(programs.needed) > 0
     programs.compile()
     assert len(said) == len(programs.needed) == len(ready) + 2
-
-
-def test_a_rollout_chunk_follows_the_devices() -> None:
-    config = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
-    assert config.run.rollout_chunk == 12
-    resumed = build_run(config.with_run(devices=8), resuming=True).config
-    assert resumed.run.rollout_chunk == 3
-
-
-def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_path: Path) -> None:
-    """What one device learns from at a time is more than each of four has."""
-    argv = "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 64 --total_episodes 64 --devices 1"
-    config = build_run(parse(argv.split()).config).config
-    resumed = build_run(config.with_run(devices=4), resuming=True)
-    assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    meta = {"devices": 1, "settings": fixed_settings(build_run(config, resuming=True)), "env_steps": 0}
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(1, jnp.zeros(1), meta)
-    quiet = Console(stream=io.StringIO())
-    assert runs._find_resume_point(tmp_path, resumed, config, quiet)[0] == 1
-    edited = build_run(config.with_run(learn_chunk=1), resuming=True)
-    with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
-        runs._find_resume_point(tmp_path, edited, config, quiet)
 
 
 def test_episodes_count_their_resets_as_steps() -> None:
@@ -577,21 +518,6 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None
     assert (step, meta["best"]) == (45, scores[first_best])
 
 
-@pytest.mark.long
-def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Path) -> None:
-    # Nobody gets there.
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 320 --eval_episodes 8"
-    directory = run(f"{argv} --max_seconds 0.001", tmp_path)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        best_before = checkpoints.best_step()
-    resume(directory, "--max_seconds 0")
-    scores = {row["iteration"]: row["eval/return"] for row in read_metrics(directory) if "eval/return" in row}
-    assert len(scores) > 2 and len(set(scores.values())) == 1
-    assert best_before in (None, min(scores))
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        assert checkpoints.best_step() == max(scores)
-
-
 # Lines and rates
 
 
@@ -629,7 +555,7 @@ def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
     assert steps == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows]
 
 
-@pytest.mark.parametrize("total", [0, 1, 500, 7_813, 100_000, 400_000])
+@pytest.mark.parametrize("total", [0, 500, 100_000])
 def test_a_run_has_some_ten_thousand_rows_and_some_hundred_if_it_is_stopped_early(total: int) -> None:
     rows = np.array(
         [iteration for iteration in range(1, total + 1) if iteration % choose_spacing(iteration, total) == 0]

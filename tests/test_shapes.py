@@ -97,9 +97,3 @@ def test_an_axis_too_many_does_not_broadcast(function: Callable[..., Any], argum
     for wrong in widen(arguments):
         with jax.numpy_rank_promotion("allow"), pytest.raises(AssertionError):  # JAX's default, unlike in tests
             function(*wrong)
-
-
-@each(ANNOTATED[1:2])
-def test_targets_are_of_one_sequence(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(AssertionError):
-        function(*(x[..., None] if isinstance(x, jax.Array) else x for x in arguments))

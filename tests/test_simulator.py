@@ -8,7 +8,6 @@ import functools
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,8 +20,6 @@ from envs_jax.batch import batched
 from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
-from jaxrl.cli.policies import own_task
-from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import collection, simulator
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.rl.data_parallel import DataParallel
@@ -146,14 +143,6 @@ def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> N
     np.testing.assert_array_equal(played.observation[:, 1:, 18:36], played.observation[:, :-1, :18])
 
 
-def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
-    one = make_eval_policy(horizon=40)
-    here, _ = world(one)
-    played = simulator.play(one, here, "scripted", range(LANES), seed=0)
-    assert played.curves["success"].shape == (41, LANES)
-    assert not played.curves["success"][0].any() and played.curves["success"][-1].all()
-
-
 def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
     one = make_eval_policy(partially_observable=True)
     here, real = world(one, own_vectors=True)
@@ -248,9 +237,7 @@ def one_sentence(text: str, expected: str) -> None:
         (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: jax, metaworld"),
         (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
         (f"{SCRIPTED} metaworld --task drawer-close-v3,reach", "one of its own tasks at a time, not drawer-close-v3,r"),
-        (f"{SCRIPTED} metaworld --task mirored,above", "unknown task 'mirored': did you mean 'mirrored'?"),
         (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
-        (f"{SCRIPTED} metaworld --against nowhere", "leave --simulator out"),
         ("--env snakes_1v1 --policy random --simulator metaworld", "the arm of 'reach', this is 'snakes_1v1'"),
     ],
 )
@@ -258,12 +245,6 @@ def test_evaluate_refuses(argv: str, expected: str, capsys: Any, monkeypatch: py
     monkeypatch.setitem(sys.modules, "metaworld", None)
     assert evaluate.main(argv.split()) == 2
     one_sentence(capsys.readouterr().err, expected)
-
-
-def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "Arm", lambda task: Puppet(task, numbers=41))
-    with pytest.raises(UsageError, match="reach-v3 have 41 numbers, the policy's 39: choose another task"):
-        simulator.world_of("metaworld", make_eval_policy(), None, 1)
 
 
 def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -297,7 +278,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--out OUT", "labels need an expert: name the directory of a run"),
         ("RUN", "say where to write: --out FILE.npz"),
         ("RUN --out set.csv", "--out 'set.csv': an expert dataset is an .npz file: give it that ending"),
-        ("RUN --out OUT --expert script", "unknown expert 'script': did you mean 'scripted'?"),
         ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: use --simulator"),
     ],
 )
@@ -361,23 +341,3 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
         np.testing.assert_allclose(metaworld_record.reward, jax_record.reward, atol=2e-3)
         np.testing.assert_array_equal(metaworld_record.curves["success"], jax_record.curves["success"])
         assert metaworld_record.curves["success"][-1].any() == (name == "scripted")
-
-
-@installed
-def test_another_task_is_solved_by_its_script() -> None:
-    pytest.importorskip("metaworld")
-    one = make_eval_policy(horizon=120)
-    there = simulator.world_of("metaworld", one, "drawer-close-v3", 1)
-    played = simulator.play(one, there, "scripted", [0], 0)
-    assert played.curves["success"][-1, 0] == 1 and played.reward.max() == 10
-
-
-@installed
-def test_an_unknown_task_names_the_closest() -> None:
-    pytest.importorskip("metaworld")
-    with pytest.raises(UsageError, match="no task 'drawer-clse-v3': did you mean 'drawer-close-v3'"):
-        simulator.world_of("metaworld", make_eval_policy(), "drawer-clse-v3", 1)
-    with pytest.raises(UsageError, match="no task 'mirored': did you mean 'mirrored'"):
-        simulator.world_of(
-            "metaworld", make_eval_policy(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1
-        )

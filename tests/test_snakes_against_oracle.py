@@ -251,21 +251,6 @@ def test_every_part_equals_the_oracle(case: tuple[int, ...]) -> None:
     assert not [event for event in required if not met[event]], met
 
 
-def test_level_3_weighs_ties_as_square_roots_do() -> None:
-    """Every head, bean and set of blocked neighbours of a board of odd size, where the sums are equal at times."""
-    height, width = 9, 11
-    cells = np.stack(np.divmod(np.arange(height * width), width), -1)
-    steps = (cells + np.array(oracle.MOVES)[:, None]) % (height, width)  # [direction, head, 2]
-    squares = ((steps[:, :, None] - cells) ** 2).sum(-1).reshape(4, 1, -1)
-    blocked = (np.arange(16) >> np.arange(4)[:, None] & 1).astype(bool)[..., None]
-    squares, blocked = np.broadcast_arrays(squares, blocked)
-    distance = np.sqrt(squares) + 5 * blocked
-    nearest = distance == distance.min(0)
-    assert ((nearest & blocked).any(0) & (nearest & ~blocked).any(0)).sum() > 100
-    chosen = jit(opponents._weigh)(list(jnp.asarray(blocked)), list(jnp.asarray(squares, jnp.int32)))
-    np.testing.assert_array_equal(chosen, distance.argmin(0))
-
-
 # ---------------------------------------------------------------- whole environments
 
 MIXTURE = "1:1,2:1,3:1,4:1,evasion:1"

@@ -17,9 +17,15 @@ from bench.parity.snakes import CONFIGURATIONS, OWN, SIX, read_records
 
 
 def tables(configurations: list[Any]) -> Any:
-    """Marks a test to run on every one of these configurations that our own data or the recorded ones have."""
+    """Marks a test to run on every one of these configurations that our own data or the recorded ones have.
+
+    Each is a program of its own; those that only the recorded ones have are for the night.
+    """
     from_ours = [(configuration, "own") for configuration in configurations if configuration in OWN]
-    all_of_them = from_ours + [(configuration, "recorded") for configuration in configurations]
+    all_of_them = from_ours + [
+        pytest.param(configuration, "recorded", marks=() if configuration in OWN else pytest.mark.long)
+        for configuration in configurations
+    ]
     return pytest.mark.parametrize(("configuration", "source"), all_of_them, ids=lambda x: str(x))
 
 

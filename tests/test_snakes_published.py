@@ -38,12 +38,6 @@ def test_figures_within_three_errors_agree():
     assert differing(win=2 * wins) == {"win"}
 
 
-def test_a_table_says_what_differs():
-    text = published_snakes.table(published_snakes.compare(CASE, games(meals=9.0)))
-    assert [line.split()[-1] for line in text.splitlines()] == ["agrees", "agrees", "agrees", "DIFFERS"]
-    assert text.startswith("random against level 2")
-
-
 def test_the_verdict(monkeypatch, tmp_path, capsys):
     """It goes to the exit code and the file."""
     monkeypatch.setattr(published_snakes, "CASES", (CASE,))

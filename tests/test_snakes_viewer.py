@@ -3,10 +3,8 @@
 import dataclasses
 import itertools
 import json
-import operator
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -84,14 +82,6 @@ def test_deaths_and_meals_are_possible_in_the_oracle_and_counted_by_the_environm
         np.testing.assert_array_equal(eaten[missed == 0], metrics[metric][missed == 0])
 
 
-def test_scores_of_the_sides_are_those_that_are_reported(record, scene):
-    for side, name in zip(scene.sides, ("score", "opponent_score"), strict=False):
-        np.testing.assert_array_equal(side.score, record.curves[name])
-    if record.env.teams == 1:
-        assert [line.label for line in scene.lines] == ["snake 1", "snake 2", "snake 3"]
-        np.testing.assert_array_equal(sum(line.values for line in scene.lines), record.curves["score"])
-
-
 def test_page_holds_every_body(record, scene):
     page = viewer.SnakesViewer().html(record)
     assert len(page) < 2**18
@@ -114,28 +104,6 @@ def test_page_holds_every_body(record, scene):
         assert choices == sum(bool(body) and c >= 0 for body, c in zip(scene.bodies[k], scene.chosen[k], strict=True))
     words = [shape[3] for shape in data["charts"]["score"] if shape[0] == "text"]
     assert {line.label for line in scene.lines} <= set(words)
-
-
-def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
-    """The game cut off behind three steps, the cells of the first snake taken away: every format shows it."""
-    cut = operator.itemgetter(slice(4))
-    states = jax.tree.map(cut, record.states)
-    body, length = states.game.body.copy(), states.game.length.copy()
-    body[3, :, 0], length[3, 0] = 0, 0
-    states = dataclasses.replace(states, game=dataclasses.replace(states.game, body=body, length=length))
-    short = dataclasses.replace(
-        record,
-        states=states,
-        timesteps=jax.tree.map(cut, record.timesteps),
-        actions=record.actions[:3],
-        curves={name: cut(curve) for name, curve in record.curves.items()},
-    )
-    scene, snakes_viewer = viewer.scene(short), viewer.SnakesViewer()
-    assert scene.bodies[3][0] == [] and all(scene.bodies[3][1:])
-    frames = snakes_viewer.frames(short)
-    assert len(frames) == 4 and len({frame.size for frame in frames}) == 1
-    assert snakes_viewer.picture(short).width > 1500
-    assert '"steps":3' in snakes_viewer.html(short)
 
 
 def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():

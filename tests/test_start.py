@@ -130,7 +130,7 @@ def test_errors_of_the_check_and_of_the_trace_reach_the_caller() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "variable", "expected"),
-    [(1, None, 1), (4, None, 4), (0, None, 2 ** int(math.log2(min(len(os.sched_getaffinity(0)), 8)))), (4, "2", 2)],
+    [(0, None, 2 ** int(math.log2(min(len(os.sched_getaffinity(0)), 8)))), (4, "2", 2)],
 )
 def test_cores_of_a_cpu_are_divided_into_devices(devices: int, variable: str | None, expected: int) -> None:
     """The last case: what the user set for JAX itself counts more."""
@@ -141,16 +141,19 @@ def test_cores_of_a_cpu_are_divided_into_devices(devices: int, variable: str | N
     assert int(done.stdout) == expected
 
 
-@pytest.mark.parametrize("command", ["jaxrl", "jaxrl.train"])
-def test_a_variable_that_jax_cannot_read_is_one_sentence(command: str) -> None:
+def test_a_variable_that_jax_cannot_read_is_one_sentence() -> None:
     variables = {**os.environ, "JAX_NUM_CPU_DEVICES": "abc"}
-    done = subprocess.run([sys.executable, "-m", command], cwd=ROOT, env=variables, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl.train"], cwd=ROOT, env=variables, capture_output=True, text=True
+    )
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith('error: Invalid value "abc" for JAX flag jax_num_cpu_devices: correct the variable')
 
 
-@pytest.mark.parametrize(("error", "code"), [("ValueError('of the user')", 1), ("SystemExit(3)", 3)])
+@pytest.mark.parametrize(
+    ("error", "code"), [("ValueError('of the user')", 1), pytest.param("SystemExit(3)", 3, marks=pytest.mark.long)]
+)
 def test_an_error_while_a_program_compiles_ends_the_process_in_order(error: str, code: int) -> None:
     script = f"""
 import jax, jax.numpy as jnp

@@ -27,14 +27,6 @@ ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
 TAUGHT = {"resolved_inputs": json.dumps(TEACHER), "env_steps_per_update": 2}
 
 
-def test_agreement_is_one_at_the_teachers_action() -> None:
-    mean, deviation = np.array([0.1, -0.4], np.float32), np.array([0.2, 0.5], np.float32)
-    agreement = jax.jit(student.agreement)
-    assert float(agreement(mean, mean, deviation)) == 1.0
-    away = agreement(mean + np.array([0.2, -1.0], np.float32), mean, deviation)
-    assert float(away) == pytest.approx(math.exp(-0.5 * (1 + 4)))
-
-
 def test_the_help_fades() -> None:
     """Constant for init + const steps, half at half the way, nothing from the end on."""
     share = jax.jit(lambda step: student.teacher_weight_schedule(step, 8_000, 100_000))
@@ -64,19 +56,6 @@ def test_rewards_hold_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
         prepared = prepare(batch, at_step(step))
         np.testing.assert_allclose(np.ravel(prepared["reward"]), [1 + weight * 0.25, 2 + weight])
         assert prepared["action"].shape == (1, 2, 1, 3)
-
-
-def test_every_reward_of_a_window_holds_its_own_help() -> None:
-    """Agreements 0.1, 0.2, ... of two environments, windows of three steps, one of which goes round the ring."""
-    algo = Student(ARM, DataParallel(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
-    buffer = jax.jit(algo.init_replay)()
-    rows = np.arange(buffer.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
-    buffer = dataclasses.replace(buffer, action=buffer.action | {"rho": rows})
-    index = np.array([[1, buffer.end.shape[1] * 2 - 2]], np.int32)
-    last = float(rows[0, -1, 0, 0])
-    expected = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
-    actual = np.asarray(jax.jit(algo.gather)(buffer, index)["rho"])
-    np.testing.assert_allclose(actual[0, :, :, 0], expected, rtol=1e-6)
 
 
 def make_teacher(algo: Student) -> dict:
