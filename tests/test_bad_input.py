@@ -275,7 +275,7 @@ def test_a_run_in_use(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_resume_with_too_little_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resume_fails(run, "resume it where more is free", capsys, 1, "--memory_gb", "1e-6")
+    resume_fails(run, "resume it where more is free", capsys, 1, "--memory_gb", "1e-6", "--total_env_steps", "9999")
 
 
 def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A run that is stopped, killed or damaged and resumed ends in the same bits and metrics as an undisturbed one."""
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -532,15 +533,18 @@ def test_rows_that_were_lost_are_told_in_one_line(
     alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(alone, tmp_path / "run")
-    content = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    rows = content.splitlines(keepends=True)
-    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"".join(rows[:8]) + rows[8][:9])
-    left, whole = (f"{sum(map(len, lines)):,}" for lines in (rows[:8], rows))
-    for _ in range(2):  # nothing was saved in between, so the warning comes again
-        resume(tmp_path / "run")
-        out = " ".join(capsys.readouterr().out.split())
-        assert f"metrics.jsonl holds {left} of the {whole} bytes that were written up to iteration 45: the other" in out
-    resume(alone)
+    *_, previous, newest = steps(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newest:010d}")
+    content = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    rows = [line for line in content if json.loads(line)["iteration"] <= previous]
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"".join(rows[:5]) + rows[5][:9])
+    left, whole = (f"{sum(map(len, lines)):,}" for lines in (rows[:5], rows))
+    resume(tmp_path / "run")
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"metrics.jsonl holds {left} of the {whole} bytes that were written up to iteration {previous}: the" in out
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newest:010d}")
+    shutil.copy(alone / "metrics.jsonl", tmp_path / "run")
+    resume(tmp_path / "run")
     assert "metrics.jsonl" not in capsys.readouterr().out
 
 

@@ -25,7 +25,7 @@ def make_network(
 ) -> Any:  # fmt: skip
     """Return a network for vectors or images; `convolution` "auto" selects by backend and hidden_size."""
     if len(shape) not in (1, 3):
-        raise ValueError(f"coma needs vectors or images (H, W, C) as observations, not arrays of shape {shape}")
+        raise ValueError(f"networks need vectors or images (H, W, C) as observations, not arrays of shape {shape}")
     if len(shape) == 1:
         return networks.MLP(outputs, hidden_size, depth, initializer, dtype)
     smallest = 5 + (4 - 1) * stride  # leaves a pixel for the last convolution
