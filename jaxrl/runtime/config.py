@@ -391,11 +391,12 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
 def apply_changes(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
     """Apply the user's changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
-    if any(changes.get(name) for name in TOTALS):
+    has_total = any(changes.get(name) for name in TOTALS)
+    if has_total:
         values |= dict.fromkeys(TOTALS, 0)
     result = build({**values, **changes}, where)
     for name in TOTALS:
-        if name in changes and not getattr(result.run, name):
+        if name in changes and not has_total:
             raise UsageError(f"{where}: {name} must be at least 1, not 0: leave it out to keep what was set before")
     return result
 
