@@ -227,9 +227,9 @@ def evaluate(
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
-    evaluated_policy = policies.EvalPolicy(batched(policy.env), policy.config.env, _settings(policy.env))
-    evaluated_policy = dataclasses.replace(
-        evaluated_policy, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
+    policy_set = policies.PolicySet(batched(policy.env), policy.config.env, _settings(policy.env))
+    policy_set = dataclasses.replace(
+        policy_set, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
     )
     if env is not None:
         if type(env) is not type(policy.env):
@@ -237,12 +237,12 @@ def evaluate(
                 f"the policy was trained in {type(policy.env).__name__}, and env is of the type {type(env).__name__}: "
                 "make that environment with settings that the networks match"
             )
-        evaluated_policy = evaluated_policy.with_env_settings(_settings(env))
+        policy_set = policy_set.with_env_settings(_settings(env))
     policy_name = "learned" if greedy else "sampled"
-    scripted = policies.scripted_names(evaluated_policy.env) if baselines is None else baselines
+    scripted = policies.scripted_names(policy_set.env) if baselines is None else baselines
     metrics_by_policy = {
         name: {metric: curve[-1] for metric, curve in curves.items()}
-        for name, curves in reports.rollout(evaluated_policy, [policy_name, *scripted], episodes, seed)
+        for name, curves in reports.rollout(policy_set, [policy_name, *scripted], episodes, seed)
     }
     return Evaluation(metrics_by_policy.pop(policy_name), metrics_by_policy)
 

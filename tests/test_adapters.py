@@ -20,7 +20,7 @@ from envs_jax import check_env, make
 from envs_jax.adapters.common import quiet
 from envs_jax.base import find
 from jaxrl.cli import evaluate, train
-from jaxrl.runtime.config import schema_of
+from jaxrl.runtime.config import make_schema
 
 MODULES = {
     "gymnax": "gymnax",
@@ -307,7 +307,7 @@ def test_names_make_one_class():
     env = pendulum(horizon=9)
     assert env.spec.name == f"{pendulum.__module__}:{pendulum.__qualname__}" == "gymnax:Pendulum-v1"
     assert [field.name for field in dataclasses.fields(env)] == ["horizon", "observe"]
-    assert schema_of("sac", "gymnax:Pendulum-v1")["horizon"].default == 200
+    assert make_schema("sac", "gymnax:Pendulum-v1")["horizon"].default == 200
     for again in (pickle.loads(pickle.dumps(env)), copy.deepcopy(env), make("gymnax:Pendulum-v1", horizon=9)):
         assert again == env and type(again) is pendulum and hash(again) == hash(env)
     assert env != pendulum() and dataclasses.replace(env, horizon=200) == pendulum()

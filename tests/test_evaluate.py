@@ -15,16 +15,16 @@ from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, policies, records, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
-from jaxrl.evaluation.policies import EvalPolicy, load
+from jaxrl.evaluation.policies import PolicySet, load
 from jaxrl.runtime import rollouts
 from jaxrl.runtime.rollouts import held_out_key, uniform
-from jaxrl.runtime.trainer import key_of_env
+from jaxrl.runtime.trainer import make_env_key
 
 COVERAGE = ("--env", "coverage")
 SMALL = {"q": 2, "budget": 2, "num_agents": 2}
 
 
-def corridor(**settings) -> EvalPolicy:
+def corridor(**settings) -> PolicySet:
     return load(None, "helpers.tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 6, **settings})
 
 
@@ -43,7 +43,7 @@ def test_numbers_equal_a_walk_by_hand():
     evaluated, episodes, seed = corridor(), 12, 5
     ((_, curves),) = reports.rollout(evaluated, ["right"], episodes, seed)
     env, key = evaluated.env.env, held_out_key(seed, "evaluation")
-    start = jax.jit(lambda i: env.reset(jax.random.fold_in(key_of_env(key, i), np.uint32(0)), ())[0].position[0])
+    start = jax.jit(lambda i: env.reset(jax.random.fold_in(make_env_key(key, i), np.uint32(0)), ())[0].position[0])
     starts = [int(start(np.int32(i))) for i in range(episodes)]
     need = 4 - np.array(starts)  # steps to the end
     assert len(set(need)) > 1

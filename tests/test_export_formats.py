@@ -254,7 +254,7 @@ def test_numpy(name: str, tmp_path: Path) -> None:
     assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
     module = load_agent(tmp_path)
     arrays = exported_case.arrays(0)
-    heeded = ("action_mask", "mask_state") if exported_case.policy.algo.heeds_masks else ()
+    heeded = ("action_mask", "mask_state") if exported_case.policy.algo.respects_masks else ()
     more = {key: arrays[key] for key in heeded if key in arrays}
     check(exported_case, 0, module.act(arrays["observation"], **more))
     single = module.act(arrays["observation"][3], **{key: x[3] for key, x in more.items()})

@@ -15,12 +15,12 @@ from envs_jax.batch import batched
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports, tables
-from jaxrl.evaluation.policies import EvalPolicy, load
+from jaxrl.evaluation.policies import PolicySet, load
 from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.rollouts import announce, held_out_key
-from jaxrl.runtime.trainer import key_of_env
+from jaxrl.runtime.trainer import make_env_key
 
 STEPS = 8
 STUDENT_OF_3 = 3.1824463  # quantile of three degrees of freedom, 97.5 %
@@ -28,18 +28,18 @@ TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "hidden_size": 
         "batch_size": 8, "buffer_size": 256, "learning_starts": 8, "total_env_steps": 128}  # fmt: skip
 
 
-def make_eval_policy(seed: int, **settings) -> EvalPolicy:
+def make_eval_policy(seed: int, **settings) -> PolicySet:
     """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
     config = configuration.build({**TINY, **settings}, "the test")
     env = batched(config.make_env())
     algo = Ddpg(env.spec, DataParallel(8), **config.algo_settings)
     params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(seed))
     params = jax.tree.map(lambda x: 30.0 * x, params)
-    return EvalPolicy(env, config.env, config.env_settings, Path(f"runs/ddpg/{seed}"), config, algo, params, step=seed)
+    return PolicySet(env, config.env, config.env_settings, Path(f"runs/ddpg/{seed}"), config, algo, params, step=seed)
 
 
 @pytest.fixture(scope="module")
-def two() -> list[EvalPolicy]:
+def two() -> list[PolicySet]:
     """Two runs with other observations, rewards and opponents."""
     return [make_eval_policy(1), make_eval_policy(2, observation="obs_full", reward="score", opponent="0:1,2:3")]
 
@@ -94,13 +94,13 @@ def test_who_wins_everything_has_a_finite_rating():
 # Games
 
 
-def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dict[str, np.ndarray]:
+def by_hand(first: PolicySet, second: PolicySet, games: int, seed: int) -> dict[str, np.ndarray]:
     """Both teams' best actions, each from its own observation, in an environment that takes the actions of both."""
     common = {"max_steps": STEPS, "opponent": "outside", "side": "both"}
     envs = [make("snakes_1v1", **common, observation=s.settings["observation"]) for s in (first, second)]
     batches = [batched(env) for env in envs]
     context = envs[0].context(type("Progress", (), {"fraction": jnp.float32(1)}))
-    keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
+    keys = jax.vmap(make_env_key, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
     states, steps = zip(*(jax.jit(batch.reset)(keys, context) for batch in batches), strict=True)
     plays = [jax.jit(batch.step_without_reset) for batch in batches]
     for _ in range(STEPS):

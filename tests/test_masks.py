@@ -227,7 +227,7 @@ def test_masking_false_plays_closed_actions_and_says_so() -> None:
 
 def test_an_algorithm_that_ignores_masks_is_found_out() -> None:
     class Careless(TinyQ):
-        heeds_masks = True
+        respects_masks = True
 
     env = Closing()
     policy = Policy(env, Careless(env.spec, DataParallel(1)), jnp.eye(ACTIONS))

@@ -84,8 +84,8 @@ def test_older_runs_are_read_without_what_is_gone(tmp_path: Path) -> None:
 def test_a_run_that_sees_only_the_beginning_of_episodes_says_so() -> None:
     """The 400,000 steps of sac are 97 of each of 4,096 arms, whose episodes have 400."""
     algo, settings = algo_of("--algo", "sac", "--num_envs", "4096")
-    warning = build.part_of_an_episode(algo, settings.run.total_env_steps)
+    warning = build.warn_of_short_episodes(algo, settings.run.total_env_steps)
     assert warning is not None and "97 of each of 4,096 environments, less than an episode of 400" in warning
-    assert build.part_of_an_episode(algo, 400 * 4096) is None
+    assert build.warn_of_short_episodes(algo, 400 * 4096) is None
     usual, _ = algo_of("--algo", "sac")
-    assert build.part_of_an_episode(usual, settings.run.total_env_steps) is None
+    assert build.warn_of_short_episodes(usual, settings.run.total_env_steps) is None

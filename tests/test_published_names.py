@@ -206,7 +206,7 @@ def test_settings_of_the_table_exist() -> None:
     for system in published.SYSTEMS:
         for algo, preset in system.presets.items():
             assert preset in presets()
-            schema = flags.schema_of(algo, yaml.safe_load(presets()[preset].read_text())["env"])
+            schema = flags.make_schema(algo, yaml.safe_load(presets()[preset].read_text())["env"])
             for name in system.names:
                 if name.ours not in ("", "env", "algo") and algo in (name.algos or system.presets):
                     elsewhere = algo == "collective" and name.ours not in schema  # only its workers have it

@@ -268,7 +268,7 @@ def test_the_first_observation_shows_the_puck_as_that_weld_leaves_it(weld: str, 
 def test_rewards_by_hand():
     point = np.float32([0.3, 1.0, 0.2])  # 0.5 m from the nominal hand
     start = dataclasses.replace(constants.reset(), tool_before=np.array([0.3, 1.0, 0.6]))
-    pay = jax.jit(lambda kind, far: reward.reward_of(kind, far, point, start), static_argnums=0)
+    pay = jax.jit(lambda kind, far: reward.compute_reward(kind, far, point, start), static_argnums=0)
     for far, paid in ((0.0, 10.0), (0.05, 10.0), (0.55, 1.0), (0.3, 10 / 3.25)):
         assert float(pay("v2", np.float32(far))) == pytest.approx(paid, rel=1e-5)
     e = np.exp(-1.0)

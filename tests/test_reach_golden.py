@@ -26,7 +26,7 @@ begin = jax.jit(make("reach").begin)
 def judge(tool, goal):
     """Distances of tool centres from goals, and what is paid for them."""
     far = reward.distance(tool, goal)
-    return far, reward.reward_of("v2", far, goal, constants.reset())
+    return far, reward.compute_reward("v2", far, goal, constants.reset())
 
 
 EPISODES = 40  # in either source: what is compiled is the same

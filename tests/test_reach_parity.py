@@ -58,7 +58,7 @@ def test_the_bound_of_the_reward_follows_from_that_of_the_hand():
     slope = [np.abs(np.diff(values) / np.diff(far)).max() for values in paid]
     np.testing.assert_allclose(slope, reach_parity.steepest(goal), rtol=2e-3)
     assert np.all(slope <= reach_parity.steepest(goal))
-    moved = np.asarray(reward.reward_of("v2", jnp.float32(0.3), jnp.asarray(goal.T, jnp.float32), None))
+    moved = np.asarray(reward.compute_reward("v2", jnp.float32(0.3), jnp.asarray(goal.T, jnp.float32), None))
     np.testing.assert_allclose(moved, [np.interp(0.3, far, values) for values in paid], rtol=1e-5)  # the same formula
 
 

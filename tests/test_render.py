@@ -17,13 +17,13 @@ from envs_jax.base import make
 from jaxrl.cli import evaluate, render
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import records, reports
-from jaxrl.evaluation.policies import EvalPolicy, load
+from jaxrl.evaluation.policies import PolicySet, load
 
 SMALL = ["--q", "2", "--budget", "2", "--num_agents", "2"]
 
 
 @pytest.fixture(scope="module")
-def coverage() -> EvalPolicy:
+def coverage() -> PolicySet:
     return load(None, "coverage", dict(make("coverage", q=2, budget=2, num_agents=2).__dict__))
 
 

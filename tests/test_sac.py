@@ -392,7 +392,7 @@ def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any]
 def test_fewer_updates_than_steps() -> None:
     algo = Sac(ARM, DataParallel(8), **SETTINGS | {"batch_size": 8}, update_interval=8, env_steps_per_update=32.0)
     assert algo.phases[-1] == Phase("train", 8, 2)
-    assert "every 8 steps of 8 environments bring 2 updates of 8 stored steps" in algo.summary()[0]
+    assert "every 64 environment steps bring updates from 2 x 8 stored steps" in algo.summary()[0]
 
 
 def test_returns_longer_than_an_episode_are_told() -> None:

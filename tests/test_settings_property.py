@@ -23,7 +23,7 @@ from jaxrl.cli.flags import _parse
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime.config import Field, RunSettings, build, check_value, fields_of
+from jaxrl.runtime.config import Field, RunSettings, build, check_value, declared_fields
 from jaxrl.runtime.presets import base
 from jaxrl.runtime.trials import combinations
 
@@ -57,7 +57,9 @@ def all_fields() -> Iterator[Field]:
     """One field of each kind and bounds: nothing else decides about a value."""
     classes = [(envs_jax.base.find(name), "environment") for name in envs_jax.registered()]
     classes += [(algos.find(name), "algorithm") for name in algos.ALGORITHMS]
-    fields = [field for cls, section in (*classes, (RunSettings, "run")) for field in fields_of(cls, section).values()]
+    fields = [
+        field for cls, section in (*classes, (RunSettings, "run")) for field in declared_fields(cls, section).values()
+    ]
     yield from {(str(field.kind), field.between): field for field in fields}.values()
 
 
@@ -117,7 +119,7 @@ def test_words_are_the_same_everywhere(field: Field, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", envs_jax.registered())
 def test_environments_made_directly(name: str) -> None:
-    for field in fields_of(envs_jax.base.find(name), "environment").values():
+    for field in declared_fields(envs_jax.base.find(name), "environment").values():
         for value in DIRECT:
             try:
                 env: Any = envs_jax.make(name, **{field.name: value})
@@ -129,7 +131,7 @@ def test_environments_made_directly(name: str) -> None:
 @pytest.mark.parametrize("name", list(algos.ALGORITHMS))
 def test_algorithms_made_directly(name: str) -> None:
     cls, settings = algos.find(name), base(name, None, DEFAULT_ENV.get(name, "reach")).algo_settings
-    for field in fields_of(cls, "algorithm").values():
+    for field in declared_fields(cls, "algorithm").values():
         for value in DIRECT:
             try:
                 algo = cls(spec_of(name), DataParallel(8), **{**settings, field.name: value})

@@ -21,7 +21,7 @@ from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
 from jaxrl.evaluation import collection, simulator
-from jaxrl.evaluation.policies import EvalPolicy
+from jaxrl.evaluation.policies import PolicySet
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import expert_dataset
 
@@ -70,15 +70,15 @@ def weights() -> Any:
     return jax.jit(lambda key: algo.weights(algo.init(key, None)))(jax.random.key(0))
 
 
-def make_eval_policy(params: Any = None, **settings: Any) -> EvalPolicy:
+def make_eval_policy(params: Any = None, **settings: Any) -> PolicySet:
     """A fresh worker of reach."""
     env = make("reach", **{"horizon": HORIZON, **settings})
     algo = Sac(env.spec, DataParallel(8), hidden_size=8, depth=1, batch_size=8, buffer_size=800)
     params = weights()["actor"] if params is None else params
-    return EvalPolicy(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
+    return PolicySet(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
 
 
-def world(one: EvalPolicy, own_vectors: bool = False, lanes: int = LANES) -> tuple[simulator.Simulator, Any]:
+def world(one: PolicySet, own_vectors: bool = False, lanes: int = LANES) -> tuple[simulator.Simulator, Any]:
     """Puppets in the place of Meta-World's arms, and these."""
     vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own_vectors else None
     real = adapter.RealReach(one.env.env, [Puppet() for _ in range(lanes)], vectors)
@@ -87,7 +87,7 @@ def world(one: EvalPolicy, own_vectors: bool = False, lanes: int = LANES) -> tup
     return wrapped, real
 
 
-def goals_in_order(one: EvalPolicy, numbers: list[int]) -> np.ndarray:
+def goals_in_order(one: PolicySet, numbers: list[int]) -> np.ndarray:
     """Those of episodes of the list here, not in the other simulator."""
     begin = jax.jit(lambda key, numbers: one.env.in_order(jax.random.split(key, len(numbers)), numbers)[0].env.goal)
     return np.asarray(begin(jax.random.key(0), np.int32(numbers)))
@@ -320,7 +320,10 @@ installed = pytest.mark.filterwarnings("ignore")  # of the packages
 def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
     pytest.importorskip("metaworld")
     one = make_eval_policy(horizon=90)
-    ours, theirs = simulator.world_of("metaworld", one, None, 2), simulator.world_of("metaworld", one, "reach-v3", 2)
+    ours, theirs = (
+        simulator.make_simulator("metaworld", one, None, 2),
+        simulator.make_simulator("metaworld", one, "reach-v3", 2),
+    )
     by_rule, by_simulator = (simulator.play(one, where, "scripted", range(2), 0) for where in (ours, theirs))
     np.testing.assert_allclose(by_rule.action, by_simulator.action, atol=1e-5)
     np.testing.assert_allclose(by_rule.reward, by_simulator.reward, rtol=1e-4)
@@ -334,7 +337,7 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
     pytest.importorskip("metaworld")
     one = make_eval_policy(horizon=90)
     for name in ("scripted", "random"):  # without contacts
-        worlds = (simulator.world_of(name, one, None, 3) for name in ("metaworld", "jax"))
+        worlds = (simulator.make_simulator(name, one, None, 3) for name in ("metaworld", "jax"))
         metaworld_record, jax_record = (simulator.play(one, where, name, range(3), 0) for where in worlds)
         arm = [*range(4), *range(18, 22), *range(36, 39)]  # the puck jitters
         np.testing.assert_allclose(metaworld_record.observation[..., arm], jax_record.observation[..., arm], atol=2e-4)

@@ -8,9 +8,9 @@ from jaxrl.evaluation import reports
 from jaxrl.evaluation.statistics import (
     estimate_difference,
     estimate_mean,
+    find_sign,
     interval,
     is_share,
-    sign_of,
     summarise,
 )
 
@@ -96,8 +96,8 @@ def test_differences_are_paired():
     first, second = start + 0.15 + random.normal(0, 0.1, 200), start + random.normal(0, 0.1, 200)
     expected = stats.ttest_rel(first, second).confidence_interval(0.95)
     difference = estimate_difference(first, second)
-    assert ends(difference) == pytest.approx((expected.low, expected.high)) and sign_of(difference) == 1
-    assert sign_of(estimate_difference(second, first)) == -1
+    assert ends(difference) == pytest.approx((expected.low, expected.high)) and find_sign(difference) == 1
+    assert find_sign(estimate_difference(second, first)) == -1
     assert stats.ttest_ind(first, second).pvalue > 0.05  # what the starts hide
 
 
@@ -112,7 +112,7 @@ def test_differences_of_shares():
     assert difference["mean"] == pytest.approx(-6 / 21) and ends(difference) == pytest.approx((-0.508, 0.0), abs=6e-4)
     difference = estimate_difference(np.tile(first, 2), np.tile(second, 2))  # (2 + 1) / 44 - (14 + 1) / 44
     half = 1.959964 * np.sqrt((18 / 44 - (12 / 44) ** 2) / 44)
-    assert ends(difference) == pytest.approx((-12 / 44 - half, -12 / 44 + half)) and sign_of(difference) == -1
+    assert ends(difference) == pytest.approx((-12 / 44 - half, -12 / 44 + half)) and find_sign(difference) == -1
 
 
 @pytest.mark.parametrize("number", [6, 20, 200])
@@ -122,7 +122,7 @@ def test_as_many_wins_count_as_in_the_exact_test(number):
         for wins in range(min(number - losses, 15) + 1):
             differences = np.r_[np.ones(wins), -np.ones(losses), np.zeros(number - wins - losses)]
             exact = wins + losses > 0 and stats.binomtest(wins, wins + losses).pvalue < 0.05
-            sign = sign_of(estimate_difference(differences))
+            sign = find_sign(estimate_difference(differences))
             assert abs(sign) <= exact and (sign == exact or losses > 0), (wins, losses)
 
 
@@ -130,8 +130,8 @@ def test_as_many_wins_count_as_in_the_exact_test(number):
 def test_few_episodes_show_nothing(number):
     for first in (np.ones(number), np.full(number, 1.2), np.arange(number) + 7.0):
         difference = estimate_difference(first, np.zeros(number))
-        assert sign_of(difference) == 0 and ends(difference) == (None, None)
-    assert sign_of(estimate_difference(np.ones(6), np.zeros(6))) == 1
+        assert find_sign(difference) == 0 and ends(difference) == (None, None)
+    assert find_sign(estimate_difference(np.ones(6), np.zeros(6))) == 1
 
 
 def test_differences_of_seeds():

@@ -25,7 +25,7 @@ from jaxrl.algos.coma import Coma
 from jaxrl.rl.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.not_finite import count_faults
 from jaxrl.runtime.self_play import SelfPlay
-from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
+from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, make_env_key
 
 
 def make_trainer(
@@ -396,7 +396,7 @@ def test_restarting_iterations_begin_with_fresh_episodes() -> None:
     # iteration k of copy i starts from fold_in(its root, k), as any environment with that key does
     env, run_key = Corridor(num_agents=2, length=3, horizon=6), state.key
     for iteration, copy in ((0, 0), (1, 7), (2, 11)):
-        key = jax.random.fold_in(key_of_env(run_key, jnp.int32(copy)), iteration)
+        key = jax.random.fold_in(make_env_key(run_key, jnp.int32(copy)), iteration)
         np.testing.assert_array_equal(env.reset(key, ())[1].observation, starts[iteration, copy])
     ended = trajectory["done"].sum((1, 2)) - trajectory["done"][:, 0].sum(1)
     assert (np.asarray(episodes["episodes"]) >= ended).all() and episodes["episodes"].sum() > 30

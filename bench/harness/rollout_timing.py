@@ -25,8 +25,8 @@ from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
 from jaxrl.rl.data_parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.runtime import memory_plan
-from jaxrl.runtime.rollouts import keys_of_step, scripted_policy
-from jaxrl.runtime.trainer import key_of_env
+from jaxrl.runtime.rollouts import make_step_keys, scripted_policy
+from jaxrl.runtime.trainer import make_env_key
 
 STAGES = ("rules", "observation", "policy")
 COPIES = 3  # of the state: before, after, and the compiler's temporaries
@@ -114,7 +114,7 @@ class EnvTimer:
         self._act = scripted_policy(env, policy)
         mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)
         indices = jnp.arange(num_envs, dtype=jnp.int32)
-        keys = jax.vmap(key_of_env, in_axes=(None, 0))(jax.random.key(seed), indices)
+        keys = jax.vmap(make_env_key, in_axes=(None, 0))(jax.random.key(seed), indices)
         self._keys = jax.device_put(keys, shardings(mesh, SPLIT))
         reset = jax.jit(on_mesh(lambda keys: env.reset(keys, self._context), mesh, (SPLIT,), SPLIT))
         self._reset = self._compile("reset", reset, self._keys)
@@ -161,7 +161,7 @@ class EnvTimer:
         return self.env.step(state, timestep, action, self._context)
 
     def _choose(self, state: Any, timestep: TimeStep, keys: Array, t: Array) -> Array:
-        return self._act((), (), state, timestep, keys_of_step(keys, t))[0].astype(self.env.spec.action.dtype)
+        return self._act((), (), state, timestep, make_step_keys(keys, t))[0].astype(self.env.spec.action.dtype)
 
     def _record(self, state: Any, timestep: TimeStep, keys: Array) -> Array:
         """Return the policy's actions [T, B, A, ...]."""

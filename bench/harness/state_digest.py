@@ -10,12 +10,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl.runtime.checkpoint import committed_steps
-from jaxrl.runtime.manifest import Leaf, is_stored, leaves_of, plain_array, read_manifest
+from jaxrl.runtime.manifest import Leaf, is_stored, list_leaves, plain_array, read_manifest
 
 
 def digest(state: Any) -> str:
     """Return the digest of names, types, shapes and bits of all leaves of a state."""
-    return _digest(leaves_of(state), [plain_array(value) for value in jax.tree.leaves(state)])
+    return _digest(list_leaves(state), [plain_array(value) for value in jax.tree.leaves(state)])
 
 
 def checkpoint_digest(directory: Path, step: int | None = None) -> str:

@@ -33,18 +33,18 @@ from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
-from jaxrl.evaluation.league import rules_of
-from jaxrl.evaluation.policies import EvalPolicy
+from jaxrl.evaluation.league import get_match_rules
+from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.statistics import interval
 from jaxrl.evaluation.tables import format_estimate
-from jaxrl.runtime.rollouts import held_out_key, keys_of_step, learned_policy, scripted_policy
-from jaxrl.runtime.trainer import key_of_env
+from jaxrl.runtime.rollouts import held_out_key, learned_policy, make_step_keys, scripted_policy
+from jaxrl.runtime.trainer import make_env_key
 
 METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")
 
 
 def play(
-    evaluated: EvalPolicy, name: str, controller: Controller, games: int, seed: int, say: Callable[[str], None] = print
+    evaluated: PolicySet, name: str, controller: Controller, games: int, seed: int, say: Callable[[str], None] = print
 ) -> tuple[dict[str, np.ndarray], int]:
     """Play held-out games of the first team's policy against a controller, all at once.
 
@@ -61,18 +61,18 @@ def play(
         number of calls of the controller that raised an error.
     """
     evaluated = evaluated.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
-    env, half, context = evaluated.env, evaluated.settings["snakes"] // 2, rules_of(evaluated).outside
+    env, half, context = evaluated.env, evaluated.settings["snakes"] // 2, get_match_rules(evaluated).outside
     board = Board(evaluated.settings["height"], evaluated.settings["width"])
     policy = (
         learned_policy(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted_policy(env, name)
     )
     rule = oracle.Settings(*(evaluated.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
-    keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
+    keys = jax.vmap(make_env_key, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
     state, timestep = jax.jit(env.reset)(keys, context)
 
     @jax.jit
     def step(params: Any, state: Any, timestep: Any, statistics: Any, theirs: Any, t: Any) -> Any:
-        action, _ = policy(params, (), state, timestep, keys_of_step(keys, t))
+        action, _ = policy(params, (), state, timestep, make_step_keys(keys, t))
         state, new = env.step_without_reset(state, jnp.concatenate([action, theirs], 1), context)
         ended = where(timestep.done, (timestep, statistics), (new, update_statistics(env.spec, statistics, new)))
         return state, *ended
@@ -103,7 +103,7 @@ def play(
     return ended | {"points": ended["win"] + ended["draw"] / 2}, errors
 
 
-def player(name: str) -> tuple[EvalPolicy, str]:
+def player(name: str) -> tuple[PolicySet, str]:
     """Return a run's directory or a scripted player as (its environment and policies, its policy's name).
 
     Raises UserError.

@@ -144,7 +144,7 @@ class Reach(ReachConfig):
             paid = success
         else:
             start_state = constants.reset(self.weld)
-            paid = reward.reward_of(self.reward, distance, state.tool_goal, start_state, self.success_radius)
+            paid = reward.compute_reward(self.reward, distance, state.tool_goal, start_state, self.success_radius)
             paid = paid * reward.tail(grip_error / reward.MARGIN)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(

@@ -26,7 +26,7 @@ def tail(excess: Array) -> Array:
     return 1.0 / (1.0 + 9.0 * positive * positive)
 
 
-def reward_of(name: str, tool_distance: Array, tool_goal: Array, reset: Reset, radius: float = RADIUS) -> Array:
+def compute_reward(name: str, tool_distance: Array, tool_goal: Array, reset: Reset, radius: float = RADIUS) -> Array:
     """Reward of a distance, formula "v2" (0 to 10) or "v1" (thousands), as in Meta-World's versions of the task.
 
     Args:

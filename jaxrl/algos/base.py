@@ -214,7 +214,7 @@ class Algorithm:
         return network
 
     @property
-    def heeds_masks(self) -> bool:
+    def respects_masks(self) -> bool:
         """Return whether `act` takes only actions that `TimeStep.action_mask` allows; override it if not."""
         return isinstance(self.spec.action, Discrete)
 

@@ -2,15 +2,17 @@
 
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
 Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping. `coma_original` computes what their repository
-does. A training step rolls out a whole episode in every environment and then learns in this order:
+does. A training step rolls out `horizon` steps in every environment, one episode where all have that length, and then
+learns in this order:
 
 1. The target critic Q' gives the targets of all transitions, y_t = r_t + d_t ((1 - l) Q'(s', a') + l y_{t+1}), where
    d_t = gamma (1 - terminated) and l = lambda (1 - done): `compute_targets`.
-2. Every `target_update_period` training steps Q' becomes a copy of Q: `begin_learning`.
+2. Every `target_update_period` training steps Q' becomes a copy of Q: `begin_learning`. With `tau` it moves towards Q
+   by this share instead, before the first minibatch of each epoch: `learn_step`.
 3. Each epoch first takes a step of the critic on every minibatch, with the loss mean w (Q(s, a) - y)^2:
    `update_critic`. After its step the critic's values Q(s, .) of the minibatch are stored.
 4. Each of the last `actor_epochs` epochs then takes a step of the actor on every minibatch, with these values: the
-   advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss - mean w A log pi(a): `update_actor`. The recommended
+   advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `update_actor`. The recommended
    settings take y in place of Q(s, a) in A (`advantage: return`), clip ratios and add an entropy bonus.
 
 The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
@@ -19,10 +21,10 @@ Minibatches are in `on_policy`.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
 episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
-is set); Adam; networks without memory; means, not sums, over agents and steps. New here: exploration is mixed over all
-actions and then masked, and this policy is the one that is trained; all episodes of a training step act with the same
-epsilon; transitions are shuffled within each logical shard; `clip_ratio` holds in every epoch; truncated episodes
-bootstrap.
+is set); Adam; networks without memory; means, not sums, over agents and steps. New here: the policy that is trained is
+the one that acts, after exploration and mask (theirs is before the mask); all episodes of a training step act with the
+same epsilon, also the action after the last step in the targets; transitions are shuffled within each logical shard;
+`clip_ratio` holds in every epoch; truncated episodes bootstrap.
 """
 
 import dataclasses

@@ -139,7 +139,7 @@ class Ddpg(OffPolicy):
         for field in dataclasses.fields(self):
             if field.name in ignored and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} needs {needed} actions, '{self.spec.name}' has {kind} ones: remove it")
-        if self.heeds_masks and self.spec.next_mask is not independent_mask:
+        if self.respects_masks and self.spec.next_mask is not independent_mask:
             raise ValueError(
                 f"ddpg needs masks that do not depend on other agents' actions, unlike '{self.spec.name}'s: use coma "
                 "or ppo, or give --masking false, which plays closed actions, too"
@@ -262,7 +262,7 @@ class Ddpg(OffPolicy):
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
-        mask = timestep.action_mask if self.heeds_masks else None
+        mask = timestep.action_mask if self.respects_masks else None
         vector = self.actor_vector(self.outputs("actor", policy_params, timestep.observation), mask)
         if mode == "greedy":
             action = jnp.argmax(vector, -1).astype(jnp.int32) if self._discrete else self.actions.denormalize(vector)
@@ -319,7 +319,7 @@ class Ddpg(OffPolicy):
         return action, action.astype(self.action_shapes.dtype)
 
     @property
-    def heeds_masks(self) -> bool:
+    def respects_masks(self) -> bool:
         return self._discrete and self.masking
 
     # State, networks, and what is stored
@@ -357,11 +357,11 @@ class Ddpg(OffPolicy):
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of observations, and of masks where they are in use."""
         mask = jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_)
-        return super().observation_shapes | ({"mask": mask} if self.heeds_masks else {})
+        return super().observation_shapes | ({"mask": mask} if self.respects_masks else {})
 
     def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
         rows, mask = super().stored_observation(timestep), timestep.action_mask
-        if not self.heeds_masks:
+        if not self.respects_masks:
             return rows
         return rows | {"mask": jnp.ones((*timestep.reward.shape, self.action_size), bool) if mask is None else mask}
 

@@ -376,7 +376,7 @@ class OffPolicy(Algorithm):
         ratio = self.updates * self.batch_size / (self.steps_per_call * envs)
         return [
             f"The replay holds {(rows - self.n_step) * envs:,} environment steps in {megabytes:,.3g} MB; every "
-            f"{self.steps_per_call} steps of {envs} environments bring {self.updates} updates of {self.batch_size} "
+            f"{self.steps_per_call * envs:,} environment steps bring updates from {self.updates} x {self.batch_size:,} "
             f"stored steps: each step is replayed {ratio:.3g} times.",
         ]
 

@@ -9,8 +9,8 @@ environment and then learns in this order:
    d and lambda l, and the targets y = A + V(s): `compute_transitions`. With `normalize_value` the critic learns y less
    its running mean, over its running deviation, both including this rollout. With `normalize_advantage` A gets mean 0
    and deviation 1.
-2. Each epoch takes, on every minibatch, one step of the actor and of the critic at once: `update`. Their losses are
-   - mean w (min(r A, clip(r, 1 - c, 1 + c) A) + b H) and mean w (V(s) - y)^2 / 2, with the ratio r of the
+2. Each epoch takes, on every minibatch, one step of the actor and of the critic at once: `update`. The actor's loss is
+   -mean w (min(r A, clip(r, 1 - c, 1 + c) A) + b H), the critic's mean w (V(s) - y)^2 / 2, with the ratio r of the
    probabilities of the action now and when it was taken, the entropy H, its weight b and the clip range c.
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `end_learning`.
 

@@ -8,13 +8,14 @@ with states s and actions a, in this order:
    pi(a' | s')), with the target critics Q' and a' sampled from the policy pi now. R sums the discounted rewards of
    k = `n_step` steps, fewer at an episode's end. An episode that terminated has no second term.
 2. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
-3. At every `actor_update_period`th update the actor takes a step on mean (alpha log pi(a | s) - min_c Q_c(s, a)), with
-   a sampled from pi and the new critics, and log alpha a step on mean alpha (- log pi(a | s) - H), where H is the
+3. At every `actor_update_period`th update the actor takes a step on mean w (alpha log pi(a | s) - min_c Q_c(s, a)),
+   with a sampled from pi and the new critics, and log alpha a step on mean w alpha (-log pi(a | s) - H), where H is the
    entropy to which the policy is steered; both losses use alpha from before the step.
 
-The weight w is 1, and 0 for rows that hold only the end of an episode. `off_policy` says when updates are made; a run
-may begin with random steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own
-observation and action.
+The weight w is 1, and 0 for the rare sample whose draws all hit the end of an episode; means still divide by the whole
+batch. Batches are drawn within each logical shard. `off_policy` says when updates are made; a run may begin with
+random steps and a burst of updates, in which the actor and the targets move at each. Agents share all parameters; a
+critic sees only an agent's own observation and action.
 
 Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log
 standard deviation, where the paper's code clips (argator18's collective-learning pipeline, see `collective`, does the
@@ -276,5 +277,5 @@ class Sac(OffPolicy):
         return self.actions.normalize(trajectory.action)
 
     def noise(self, key: Key, count: int) -> Array | None:
-        """Return noise [number, 2, A, n], for targets and for the actor."""
+        """Return noise float32[count, 2, A, n], for targets and for the actor."""
         return jax.random.normal(key, (count, 2, self.spec.num_agents, self.action_size), jnp.float32)

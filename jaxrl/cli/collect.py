@@ -62,18 +62,18 @@ def main(argv: Sequence[str]) -> int:
     names = parse_policies(flags.policy)
     episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MAX_EPISODES)
     task = own_task(flags)
-    evaluated_policy = read() if task is None else read("task")
-    simulator.reach_of(evaluated_policy)
-    if not isinstance(evaluated_policy.algo, Sac):
-        algo_name = type(evaluated_policy.algo).__name__.lower()
+    policy_set = read() if task is None else read("task")
+    simulator.require_reach(policy_set)
+    if not isinstance(policy_set.algo, Sac):
+        algo_name = type(policy_set.algo).__name__.lower()
         raise UsageError(
             f"labels come from a worker, a run of sac, but {flags.run} is a run of {algo_name}: name another run"
         )
-    evaluated_policy.check_policies(names)
+    policy_set.check_policies(names)
     path = output(flags.out, "--out")
     weights = load_all_weights(flags.run, not flags.last, flags.checkpoint)
-    world = simulator.world_of(flags.simulator, evaluated_policy, task, min(flags.chunk, -(-episodes // len(names))))
-    dataset = collect(evaluated_policy, weights, world, names, episodes, flags.seed, flags.expert)
+    world = simulator.make_simulator(flags.simulator, policy_set, task, min(flags.chunk, -(-episodes // len(names))))
+    dataset = collect(policy_set, weights, world, names, episodes, flags.seed, flags.expert)
     expert_dataset.write(path, dataset)
     print(
         f"wrote {flags.out}: {len(dataset):,} steps, {episodes:,} episodes of {', '.join(dataset.task_names)} in "

@@ -25,7 +25,7 @@ from jaxrl.cli.values import add_int, add_seed, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output, write_output
 from jaxrl.evaluation import league, policies, reports, simulator, tables
-from jaxrl.evaluation.policies import EvalPolicy
+from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
 
 _MAX_EPISODES = 1_000_000
@@ -56,45 +56,45 @@ def main(argv: Sequence[str]) -> int:
     speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags, source_required=True)
     task = own_task(flags)
-    evaluated_policy = read() if task is None else read("task")
+    policy_set = read() if task is None else read("task")
     options = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
     if flags.against:
-        players = _league(flags, evaluated_policy)
+        players = _league(flags, policy_set)
         path = output(flags.json, "--json") if flags.json else None
         report = reports.play_league(players, flags.episodes, *options)
     else:
         if flags.greedy:
             raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
-            simulator.reach_of(evaluated_policy)
-        evaluated_policy = league.apply_match_settings(evaluated_policy)
-        names = league.default_policies(evaluated_policy) if flags.policy is None else parse_policies(flags.policy)
-        evaluated_policy.check_policies(names)
+            simulator.require_reach(policy_set)
+        policy_set = league.apply_match_settings(policy_set)
+        names = league.default_policies(policy_set) if flags.policy is None else parse_policies(flags.policy)
+        policy_set.check_policies(names)
         default_path = None
         if not task and flags.checkpoint is None:
-            default_path = reports.evaluation_file(evaluated_policy, names, flags.simulator)
+            default_path = reports.evaluation_file(policy_set, names, flags.simulator)
         path = output(flags.json or str(default_path), "--json") if flags.json or default_path else None
-        if evaluated_policy.env.env.match_rules:
-            report = reports.play_matches(evaluated_policy, names, flags.episodes, *options)
+        if policy_set.env.env.match_rules:
+            report = reports.play_matches(policy_set, names, flags.episodes, *options)
         elif flags.simulator:
             episodes = flags.episodes or simulator.EPISODES
             arms = flags.chunk or (simulator.ARMS if flags.simulator == "metaworld" else episodes)
-            world = simulator.world_of(flags.simulator, evaluated_policy, task, min(arms, episodes))
-            report = reports.evaluate(evaluated_policy, names, episodes, *options, world)
+            world = simulator.make_simulator(flags.simulator, policy_set, task, min(arms, episodes))
+            report = reports.evaluate(policy_set, names, episodes, *options, world)
         else:
-            report = reports.evaluate(evaluated_policy, names, flags.episodes or EPISODES, *options)
-    tables.show(report, evaluated_policy.description)
+            report = reports.evaluate(policy_set, names, flags.episodes or EPISODES, *options)
+    tables.show(report, policy_set.description)
     if path is not None:
         write_output(path, json.dumps(report, indent=1, allow_nan=False) + "\n", "--json")
         print(f"wrote {path}")
     return 0
 
 
-def _league(flags: argparse.Namespace, evaluated_policy: EvalPolicy) -> league.League:
+def _league(flags: argparse.Namespace, policy_set: PolicySet) -> league.League:
     """Return the league of --against. Raises UserError."""
     if flags.simulator:
         raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
-    if evaluated_policy.run is None:
+    if policy_set.run is None:
         raise UsageError("--against plays a run against others: name the run first")
-    players = [evaluated_policy, *(policies.load_run(run, not flags.last) for run in flags.against)]
+    players = [policy_set, *(policies.load_run(run, not flags.last) for run in flags.against)]
     return league.league(players, None if flags.policy is None else parse_list(flags.policy), flags.greedy)

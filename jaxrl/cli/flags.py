@@ -20,8 +20,8 @@ from jaxrl.runtime.config import (
     apply_changes,
     check_value,
     find_fields,
+    make_schema,
     read_training_run,
-    schema_of,
     suggestion,
 )
 from jaxrl.runtime.presets import base, presets
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
             published_name = hint(word, self.algo) if self.algo else None
             if not word.startswith("-"):
-                advice = published_name or _flag_of(word) or "flags begin with --"
+                advice = published_name or _find_flag(word) or "flags begin with --"
                 raise UsageError(f"unexpected word {short_repr(word)}: {advice}")
             if self.algo and word in _DEVICE_FLAGS:
                 raise UsageError(
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{missing[1]} needs a value" if missing else message)
 
 
-def _flag_of(word: str) -> str | None:
+def _find_flag(word: str) -> str | None:
     """Return the advice for a name that needs its flag before it, None for any other word."""
     for flag, names in (("--algo", algos.ALGORITHMS), ("--config", presets()), ("--env", registered())):
         if word in names:
@@ -154,7 +154,7 @@ def parse(
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
     parser = Parser(config.algo, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema = schema_of(config.algo, config.env)
+    schema = make_schema(config.algo, config.env)
     groups: dict[str, Any] = {"first": parser}
     titles = {
         "algorithm": f"algorithm {config.algo} (of another: --algo NAME --help)",
@@ -177,7 +177,7 @@ def parse(
     if flags.checkpoint is not None:
         if resume is not None:
             raise _resumes_newest(resume, flags.checkpoint)
-        changes["init_from"] = _checkpoint_of(changes.get("init_from", ""), flags.checkpoint)
+        changes["init_from"] = _resolve_checkpoint(changes.get("init_from", ""), flags.checkpoint)
     return Request(apply_changes(config, changes) if resume is None else config, resume, changes, flags)
 
 
@@ -200,7 +200,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
     if known.algo is None and known.config is None:
         if not helping:
             for word in others:
-                if _flag_of(word) or word in _DEVICE_FLAGS:
+                if _find_flag(word) or word in _DEVICE_FLAGS:
                     Parser("coma", prog=prog).error(f"unrecognized arguments: {word}")
                 if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
                     parser.error(f"unrecognized arguments: {word}")
@@ -216,7 +216,7 @@ def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:
     )
 
 
-def _checkpoint_of(run: str, number: str) -> str:
+def _resolve_checkpoint(run: str, number: str) -> str:
     """Return the folder of a checkpoint of the run that `--init_from` names. Raises UsageError."""
     if not number.isdecimal():
         raise UsageError(f"--checkpoint must be the number of a checkpoint, not {short_repr(number)}")

@@ -11,7 +11,7 @@ from envs_jax.reach import tasks
 from jaxrl.cli.flags import Parser, add_environment
 from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint, parse_list
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policies import EvalPolicy, load, policy_key
+from jaxrl.evaluation.policies import PolicySet, load, policy_key
 from jaxrl.evaluation.simulator import SIMULATORS
 from jaxrl.runtime import config as configuration
 
@@ -24,7 +24,7 @@ def parse(
     description: str | None,
     add_flags: Callable[[argparse.ArgumentParser], None],
     source_required: bool = False,
-) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
+) -> tuple[argparse.Namespace, Callable[..., PolicySet]]:
     """Return the command's own flags, and a function that loads the policies that the command line asks for.
 
     Flags are `[RUN] [--last | --checkpoint N] [--env NAME]`, the flags of `add_flags`, and every setting of the
@@ -50,7 +50,7 @@ def parse(
     if source_required and run is None and parsed.env is None:
         raise UsageError(f"name a run, {prog} RUN, or an environment for its scripted policies, --env {DEFAULT_ENV}")
 
-    def read(*without: str) -> EvalPolicy:
+    def read(*without: str) -> PolicySet:
         parsed_values = {name: value for name, value in vars(parsed).items() if name not in without}
         settings = settings_of(parsed_values)
         policy = load(run, env, settings, not parsed.last, parsed.checkpoint)

@@ -49,23 +49,23 @@ def main(argv: Sequence[str]) -> int:
     speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
     path = _out(flags.out)
-    evaluated_policy = records.with_opponents(read())
-    name = policy_key(flags.policy or "greedy") if flags.policy or evaluated_policy.run else None
+    policy_set = records.with_opponents(read())
+    name = policy_key(flags.policy or "greedy") if flags.policy or policy_set.run else None
     if name is None:
-        raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(evaluated_policy.policies)}")
-    evaluated_policy.check_policies([name])
-    viewer = records.viewer_of(evaluated_policy)
+        raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(policy_set.policies)}")
+    policy_set.check_policies([name])
+    viewer = records.require_viewer(policy_set)
     references: tuple[records.References, records.FinalMeans] = ({}, {})
-    if evaluated_policy.run and is_file(evaluated_policy.run / FILE):
+    if policy_set.run and is_file(policy_set.run / FILE):
         try:
-            references = records.read_evaluation(evaluated_policy.run / FILE, evaluated_policy, name)
+            references = records.read_evaluation(policy_set.run / FILE, policy_set, name)
         except UserError as error:
             print(f"note: drawn without the curves of other policies, {error}", file=sys.stderr)
-    record = records.record(evaluated_policy, name, flags.episode, flags.seed, *references)
+    record = records.record(policy_set, name, flags.episode, flags.seed, *references)
     content = records.draw(viewer, record, path.suffix.lower())
     write_output(path, content, "--out")
-    score = evaluated_policy.env.spec.score
-    words, _, unit = evaluated_policy.env.spec.label(score).partition(", ")
+    score = policy_set.env.spec.score
+    words, _, unit = policy_set.env.spec.label(score).partition(", ")
     score_text = f"{words} {float(record.curves[score][-1]):.3f} {unit}".rstrip()
     print(f"{display_name(name)}, episode {flags.episode}: {record.steps} steps, {score_text} at the end")
     print(f"wrote {path} ({len(content) / 2**20:.2f} MiB) in {time.monotonic() - began:.0f} s")

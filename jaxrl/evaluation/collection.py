@@ -11,7 +11,7 @@ from envs_jax import base as environments
 from envs_jax.base import Array
 from jaxrl.algos.sac import Sac, soft_value
 from jaxrl.evaluation import simulator
-from jaxrl.evaluation.policies import EvalPolicy
+from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.simulator import Simulator
 from jaxrl.nn import distributions
 from jaxrl.runtime.expert_dataset import ExpertDataset
@@ -38,7 +38,7 @@ def worker_labels(algo: Sac, params: Any, step: dict[str, Array], key: Array) ->
 
 
 def collect(
-    evaluated_policy: EvalPolicy,
+    policy_set: PolicySet,
     params: Any,
     world: Simulator,
     names: Sequence[str],
@@ -51,18 +51,18 @@ def collect(
     The policy is of a run of SAC, with the parameters `params` (see `Sac.weights`). There is at least one episode for
     each policy. The seed is for the random numbers of policies and labels; `expert`, one of EXPERTS, gives mu.
     """
-    algo, scripted_expert = evaluated_policy.algo, expert == "scripted"
+    algo, scripted_expert = policy_set.algo, expert == "scripted"
     assert isinstance(algo, Sac)
-    tasks = simulator.reach_of(evaluated_policy).env.tasks
-    settings = evaluated_policy.config.env_settings if evaluated_policy.config else evaluated_policy.settings
-    trained_tasks = environments.make(evaluated_policy.name, **settings).spec.task_names
+    tasks = simulator.require_reach(policy_set).env.tasks
+    settings = policy_set.config.env_settings if policy_set.config else policy_set.settings
+    trained_tasks = environments.make(policy_set.name, **settings).spec.task_names
     indices = [trained_tasks.index(one.name) if one.name in trained_tasks else 0 for one in tasks]
     trained_index = np.array(indices, np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
     all_played = []
     for first, name in enumerate(names):
         numbers = range(len(range(first, episodes, len(names))))
-        all_played.append(simulator.play(evaluated_policy, world, name, numbers, seed, scripted_expert))
+        all_played.append(simulator.play(policy_set, world, name, numbers, seed, scripted_expert))
     parts = []
     for index in range(episodes):
         played, row = all_played[index % len(names)], index // len(names)

@@ -16,7 +16,7 @@ import numpy as np
 from envs_jax.base import closest, short_repr
 from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy, no_player
+from jaxrl.evaluation.policies import LEARNED, PolicySet, no_player
 from jaxrl.evaluation.statistics import interval, is_share
 from jaxrl.runtime.rollouts import Opponent, held_out_key, learned_policy
 
@@ -69,9 +69,9 @@ def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple
 
 
 def play(
-    evaluated_policy: EvalPolicy,
+    policy_set: PolicySet,
     matches: Sequence[tuple[str, str]],
-    opponents: Mapping[str, EvalPolicy],
+    opponents: Mapping[str, PolicySet],
     games: int,
     seed: int,
     chunk: int = 0,
@@ -81,20 +81,20 @@ def play(
     For the learned policies of several seeds yield float32[seeds, games]; against `opponents` the first seed plays.
 
     Args:
-        evaluated_policy: the environment and the first policies.
+        policy_set: the environment and the first policies.
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
         opponents: runs that play the other team.
         games, seed: of each match, held out; game i begins in the same state in all of them.
-        chunk: see `EvalPolicy.evaluator`.
+        chunk: see `PolicySet.evaluator`.
     """
-    rules, others = rules_of(evaluated_policy), list(opponents)
+    rules, others = get_match_rules(policy_set), list(opponents)
     names = list(dict.fromkeys(first for first, _ in matches))
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
-    program = evaluated_policy.evaluator(names, games, chunk, sides).jit_final_values()
+    program = policy_set.evaluator(names, games, chunk, sides).jit_final_values()
     opponent_params = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
         context, per_seed = rules.outside if second in opponents else rules.opponents[second], []
-        for seed_policy in evaluated_policy.by_seed() if first in LEARNED and sides is None else [evaluated_policy]:
+        for seed_policy in policy_set.by_seed() if first in LEARNED and sides is None else [policy_set]:
             params: Any = seed_policy.parameters(names.index(first))
             if sides is not None:
                 index = others.index(second) if second in opponents else len(others)
@@ -104,47 +104,47 @@ def play(
         yield first, second, per_seed[0] if len(per_seed) == 1 else jax.tree.map(lambda *x: np.stack(x), *per_seed)
 
 
-def _opponent(evaluated_policy: EvalPolicy) -> Opponent:
+def _opponent(policy_set: PolicySet) -> Opponent:
     """Return a run's policy as an opponent for the other team."""
-    assert evaluated_policy.algo is not None
-    env: Any = evaluated_policy.env
-    mode = LEARNED[rank_policies(evaluated_policy)[0]]
-    return Opponent(env.opponent_view, learned_policy(evaluated_policy.algo, mode))
+    assert policy_set.algo is not None
+    env: Any = policy_set.env
+    mode = LEARNED[rank_policies(policy_set)[0]]
+    return Opponent(env.opponent_view, learned_policy(policy_set.algo, mode))
 
 
-def rules_of(evaluated_policy: EvalPolicy) -> MatchRules:
+def get_match_rules(policy_set: PolicySet) -> MatchRules:
     """Return the match rules of an environment that has two teams."""
-    rules = evaluated_policy.env.env.match_rules
+    rules = policy_set.env.env.match_rules
     assert rules is not None
     return rules
 
 
-def rank_policies(evaluated_policy: EvalPolicy) -> list[str]:
+def rank_policies(policy_set: PolicySet) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
-    samples = rules_of(evaluated_policy).sampled and not evaluated_policy.greedy
+    samples = get_match_rules(policy_set).sampled and not policy_set.greedy
     return ["sampled", "learned"] if samples else ["learned", "sampled"]
 
 
-def default_policies(evaluated_policy: EvalPolicy) -> list[str]:
+def default_policies(policy_set: PolicySet) -> list[str]:
     """Return the names of the policies that are evaluated by default: all, or some baselines where teams compete."""
-    rules = evaluated_policy.env.env.match_rules
-    if rules and evaluated_policy.run:
-        return [*rank_policies(evaluated_policy), *rules.baselines]
-    return list(evaluated_policy.policies)
+    rules = policy_set.env.env.match_rules
+    if rules and policy_set.run:
+        return [*rank_policies(policy_set), *rules.baselines]
+    return list(policy_set.policies)
 
 
-def apply_match_settings(evaluated_policy: EvalPolicy) -> EvalPolicy:
+def apply_match_settings(policy_set: PolicySet) -> PolicySet:
     """Apply the environment's settings for matches, if it has any, except those that the user gave.
 
     Raises UsageError: nobody plays the other team.
     """
-    rules, named = evaluated_policy.env.env.match_rules, evaluated_policy.named_settings
+    rules, named = policy_set.env.env.match_rules, policy_set.named_settings
     settings = {name: value for name, value in rules.settings.items() if name not in named} if rules else {}
-    evaluated_policy = evaluated_policy.with_env_settings(settings)
-    rules = evaluated_policy.env.env.match_rules
+    policy_set = policy_set.with_env_settings(settings)
+    rules = policy_set.env.env.match_rules
     if rules and not rules.opponents:
         raise no_player(rules)
-    return evaluated_policy
+    return policy_set
 
 
 def summarise_matches(
@@ -178,7 +178,7 @@ class League:
         scripted: names of scripted players.
     """
 
-    runs: dict[str, EvalPolicy]
+    runs: dict[str, PolicySet]
     scripted: tuple[str, ...]
 
     @property
@@ -187,7 +187,7 @@ class League:
 
     @property
     def rules(self) -> MatchRules:
-        return rules_of(next(iter(self.runs.values())))
+        return get_match_rules(next(iter(self.runs.values())))
 
     @property
     def anchor(self) -> str:
@@ -220,7 +220,7 @@ class League:
         return {name: dict(zip(("elo", "low", "high", "points"), row, strict=True)) for name, *row in ordered}
 
 
-def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, greedy: bool = False) -> League:
+def league(runs: Sequence[PolicySet], scripted: Sequence[str] | None = None, greedy: bool = False) -> League:
     """Build a league of runs, in games with the first run's settings, each with its own observations.
 
     With `greedy` all runs take their best actions. `scripted` are the other players, by default all of the other team.
@@ -230,11 +230,11 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, gr
     first = runs[0]
     for k, run in enumerate(runs):
         _check_meets(run, runs[:k])
-    rules = rules_of(first)
+    rules = get_match_rules(first)
     overrides = {name: first.settings[name] for name in first.named_settings if name in rules.league}
     settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **overrides}
     policies = [dataclasses.replace(run.with_env_settings(settings), greedy=greedy) for run in runs]
-    rules = rules_of(policies[0])
+    rules = get_match_rules(policies[0])
     if rules.outside is None:
         flags = ", ".join(f"--{name} {value}" for name, value in overrides.items())
         raise UsageError(f"runs cannot play each other with {flags}: remove it")
@@ -249,7 +249,7 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, gr
     return League(dict(zip(names, policies, strict=True)), tuple(rules.opponents if scripted is None else scripted))
 
 
-def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
+def _check_meets(run: PolicySet, others: Sequence[PolicySet]) -> None:
     """Raise UsageError unless a run can play the others."""
     assert run.run and run.config and run.algo
     if run.env.env.match_rules is None:
@@ -260,7 +260,9 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
         assert other.run and other.config
         if (run.run.resolve(), run.step) == (other.run.resolve(), other.step):
             raise UsageError(f"{run.run} is named twice: name each run once")
-        games = [rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
+        games = [
+            get_match_rules(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config
+        ]
         different = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
         if different:
             descriptions = [", ".join(f"{name} {game.get(name)}" for name in different) for game in games]

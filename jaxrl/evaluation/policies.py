@@ -39,7 +39,7 @@ _GREEDY, _GREEDY_KEY = "greedy", "learned"  # a policy's name for users, and in 
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalPolicy:
+class PolicySet:
     """An environment and the policies that can act in it; `name` and `settings` make the environment.
 
     Attributes:
@@ -91,7 +91,7 @@ class EvalPolicy:
             if name not in self.policies:
                 raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, known)}")
 
-    def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
+    def with_env_settings(self, settings: Mapping[str, Any]) -> "PolicySet":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
         settings = {**self.settings, **settings}
         env, algo = _make_batched_env(self.name, settings), self.algo
@@ -146,7 +146,7 @@ class EvalPolicy:
     def seeds(self) -> int:
         return max(len(self.seed_params), 1)
 
-    def by_seed(self) -> list["EvalPolicy"]:
+    def by_seed(self) -> list["PolicySet"]:
         return [dataclasses.replace(self, params=params, seed_params=()) for params in self.seed_params] or [self]
 
     @property
@@ -167,7 +167,7 @@ def policy_key(name: str) -> str:
 
 def load(
     run: Path | None, env: str, settings: dict[str, Any], best: bool = True, checkpoint: int | None = None
-) -> EvalPolicy:
+) -> PolicySet:
     """Load the policy of a run in an environment; without a run, the environment's scripted policies.
 
     Settings of the environment may differ from the run's as far as its policy fits. The checkpoint is the one of this
@@ -177,14 +177,14 @@ def load(
     """
     batch = _make_batched_env(env, settings)
     if run is None:
-        return EvalPolicy(batch, env, settings)
+        return PolicySet(batch, env, settings)
     first, *others = loaded = load_policies(run, best, checkpoint=checkpoint)
     seeds = tuple(policy.params for policy in loaded) if others else ()
-    policy = EvalPolicy(batch, env, settings, run, first.config, first.algo, first.params, seeds, first.step)
+    policy = PolicySet(batch, env, settings, run, first.config, first.algo, first.params, seeds, first.step)
     return policy.with_env_settings({})
 
 
-def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
+def load_run(run: str | Path, best: bool = True) -> PolicySet:
     """Load the policy of a run, or of the folder of a checkpoint, in its own environment; see `load`."""
     run, checkpoint = choose_checkpoint(run)
     directory, config = configuration.read_run(run)

@@ -13,10 +13,10 @@ from envs_jax.base import short_repr
 from envs_jax.viewing import Record, Viewer
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import read_bounded
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
+from jaxrl.evaluation.policies import LEARNED, PolicySet, display_name
 from jaxrl.runtime.rollouts import extend, held_out_key
 
-_MOST_REPORT = 2**28  # bytes of an evaluation file
+_MAX_REPORT_BYTES = 2**28  # bytes of an evaluation file
 SUFFIXES = (".html", ".gif", ".png")
 _REFERENCES = 3  # scripted policies, besides "random", whose mean curves are shown
 _REST = 2.0  # seconds of the last frame of an animation
@@ -26,7 +26,7 @@ FinalMeans = dict[str, dict[str, dict[str, float]]]
 
 
 def record(
-    evaluated_policy: EvalPolicy,
+    policy_set: PolicySet,
     name: str,
     episode: int,
     seed: int,
@@ -35,17 +35,17 @@ def record(
 ) -> Record:
     """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate` with this seed.
 
-    `name` is one of `evaluated_policy.policies`; for references and final_means see `Record`.
+    `name` is one of `policy_set.policies`; for references and final_means see `Record`.
     """
-    rollout = evaluated_policy.evaluator([name], 1).record()
-    params, key = evaluated_policy.parameters(0), held_out_key(seed, "evaluation")
-    states, timesteps, curves, actions = rollout(params, key, evaluated_policy.context, jnp.int32(episode))
+    rollout = policy_set.evaluator([name], 1).record()
+    params, key = policy_set.parameters(0), held_out_key(seed, "evaluation")
+    states, timesteps, curves, actions = rollout(params, key, policy_set.context, jnp.int32(episode))
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
     return Record(
-        env=evaluated_policy.env.env,
-        title=evaluated_policy.description,
+        env=policy_set.env.env,
+        title=policy_set.description,
         subtitle=f"policy {display_name(name)} · held-out episode {episode}, seed {seed}",
         policy=name,
         states=states,
@@ -60,7 +60,7 @@ def record(
     )
 
 
-def read_evaluation(path: Path, evaluated_policy: EvalPolicy, name: str) -> tuple[References, FinalMeans]:
+def read_evaluation(path: Path, policy_set: PolicySet, name: str) -> tuple[References, FinalMeans]:
     """Read from an evaluation file what a picture of the policy `name` shows of other policies.
 
     It shows the mean curves of random, of the rendered policy and of the best scripted ones, and the means at the end
@@ -69,25 +69,25 @@ def read_evaluation(path: Path, evaluated_policy: EvalPolicy, name: str) -> tupl
     Raises UserError: not an evaluation, or one with other settings of the environment.
     """
     try:
-        report = json.loads(read_bounded(path, _MOST_REPORT))
+        report = json.loads(read_bounded(path, _MAX_REPORT_BYTES))
         # every opponent has matches of its own
         free_settings = {*report["set"], "opponent"} if "matches" in report else set()
-        evaluated_settings, settings = report["env_settings"], json.loads(json.dumps(evaluated_policy.settings))
+        evaluated_settings, settings = report["env_settings"], json.loads(json.dumps(policy_set.settings))
         names = {*evaluated_settings, *settings}
         different = {name for name in names if evaluated_settings.get(name) != settings.get(name)}
-        if report["env"] != evaluated_policy.name or not different <= free_settings:
+        if report["env"] != policy_set.name or not different <= free_settings:
             raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
-        return _references(report, evaluated_policy, name), _final_means(report)
+        return _references(report, policy_set, name), _final_means(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {short_repr(str(error))}"
         raise UserError(f"{path} is not an evaluation that jaxrl.evaluate wrote ({reason})") from None
 
 
-def _references(report: Any, evaluated_policy: EvalPolicy, name: str) -> References:
+def _references(report: Any, policy_set: PolicySet, name: str) -> References:
     """Return float64[T + 1, 2] per policy and metric, of the policies that are worth a curve."""
     curves: References = {}
     policies = dict(report["policies"].items())
-    for policy in (policy for policy in evaluated_policy.policies if policy in policies):
+    for policy in (policy for policy in policy_set.policies if policy in policies):
         metrics = policies[policy].items()
         curves[policy] = {key: np.array([values["mean"], values["ci95"]], np.float64).T for key, values in metrics}
         if any(curve.shape != (report["steps"] + 1, 2) for curve in curves[policy].values()):
@@ -96,7 +96,7 @@ def _references(report: Any, evaluated_policy: EvalPolicy, name: str) -> Referen
     finals = {policy: sign * values[report["score"]][-1, 0] for policy, values in curves.items()}
     scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and np.isfinite(finals[policy])]
     best = sorted(scripted, key=lambda policy: finals[policy])[:_REFERENCES]
-    chosen = dict.fromkeys(["random", *(["learned"] if evaluated_policy.run else []), *best, name])
+    chosen = dict.fromkeys(["random", *(["learned"] if policy_set.run else []), *best, name])
     return {policy: curves[policy] for policy in chosen if policy in curves}
 
 
@@ -110,25 +110,25 @@ def _final_means(report: Any) -> FinalMeans:
     return final_means
 
 
-def with_opponents(evaluated_policy: EvalPolicy) -> EvalPolicy:
+def with_opponents(policy_set: PolicySet) -> PolicySet:
     """Add the opponents of the evaluations that chose the run's best checkpoint, unless the user names some.
 
     Their strength is constant and they observe the full game; snapshots of the learner are not available.
     """
-    rules = evaluated_policy.env.env.match_rules
-    plays_opponents = evaluated_policy.run is not None or (rules is not None and rules.outside is not None)
-    if rules is None or not plays_opponents or evaluated_policy.named_settings & frozenset(rules.settings):
-        return evaluated_policy
-    eval_env = evaluated_policy.env.env.for_evaluation()
-    return evaluated_policy.with_env_settings({name: getattr(eval_env, name) for name in evaluated_policy.settings})
+    rules = policy_set.env.env.match_rules
+    plays_opponents = policy_set.run is not None or (rules is not None and rules.outside is not None)
+    if rules is None or not plays_opponents or policy_set.named_settings & frozenset(rules.settings):
+        return policy_set
+    eval_env = policy_set.env.env.for_evaluation()
+    return policy_set.with_env_settings({name: getattr(eval_env, name) for name in policy_set.settings})
 
 
-def viewer_of(evaluated_policy: EvalPolicy) -> Viewer:
+def require_viewer(policy_set: PolicySet) -> Viewer:
     """Return what draws the environment. Raises UserError if it has nothing."""
-    viewer = evaluated_policy.env.env.viewer()
+    viewer = policy_set.env.env.viewer()
     if viewer is None:
         raise UserError(
-            f"environment '{evaluated_policy.name}' has no viewer: give its class a method viewer() that returns an "
+            f"environment '{policy_set.name}' has no viewer: give its class a method viewer() that returns an "
             "envs_jax.viewing.Viewer"
         )
     return viewer

@@ -9,10 +9,10 @@ import numpy as np
 
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league, simulator
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy, display_name
+from jaxrl.evaluation.policies import LEARNED, PolicySet, display_name
 from jaxrl.evaluation.statistics import estimate_difference, is_share, marks, summarise
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.rollouts import announce, by_task, extend, held_out_key
+from jaxrl.runtime.rollouts import announce, extend, held_out_key, split_by_task
 from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1
@@ -24,33 +24,32 @@ Say = Callable[[str], None]  # receives one sentence per policy or match
 
 
 def rollout(
-    evaluated_policy: EvalPolicy, names: Sequence[str], episodes: int, seed: int, chunk: int = 0
+    policy_set: PolicySet, names: Sequence[str], episodes: int, seed: int, chunk: int = 0
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    T is as in `Evaluator.curves`; `names` are some of `evaluated_policy.policies`, `chunk` is as in
-    `EvalPolicy.evaluator`. With several tasks there is also the score for each task, see `rollouts.by_task`. Where a
-    run has several seeds, the curves of its policies have the seed as their second axis: float32[T + 1, seeds,
-    episodes].
+    T is as in `Evaluator.curves`; `names` are some of `policy_set.policies`, `chunk` is as in `PolicySet.evaluator`.
+    With several tasks there is also the score for each task, see `rollouts.split_by_task`. Where a run has several
+    seeds, the curves of its policies have the seed as their second axis: float32[T + 1, seeds, episodes].
     """
-    play = evaluated_policy.evaluator(names, episodes, chunk).curves()
+    play = policy_set.evaluator(names, episodes, chunk).curves()
 
-    def play_curves(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
-        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), evaluated_policy.context)
+    def play_curves(policy: PolicySet, index: int) -> dict[str, np.ndarray]:
+        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), policy_set.context)
         curves = {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()}
-        return by_task(evaluated_policy.env.spec, curves)
+        return split_by_task(policy_set.env.spec, curves)
 
     for index, name in enumerate(names):
-        if name in LEARNED and evaluated_policy.seeds > 1:
-            per_seed = [play_curves(policy, index) for policy in evaluated_policy.by_seed()]
+        if name in LEARNED and policy_set.seeds > 1:
+            per_seed = [play_curves(policy, index) for policy in policy_set.by_seed()]
             longest = max(len(curves["length"]) for curves in per_seed)
             yield name, {m: np.stack([extend(curves[m], longest) for curves in per_seed], axis=1) for m in per_seed[0]}
         else:
-            yield name, play_curves(evaluated_policy, index)
+            yield name, play_curves(policy_set, index)
 
 
 def evaluate(
-    evaluated_policy: EvalPolicy,
+    policy_set: PolicySet,
     names: Sequence[str],
     episodes: int = EPISODES,
     seed: int = 0,
@@ -62,12 +61,12 @@ def evaluate(
 
     `say` receives one sentence per policy. In a simulator `world` the first episodes of its list are played.
     """
-    spec = evaluated_policy.env.spec
+    spec = policy_set.env.spec
     if world is None:
-        rollouts = rollout(evaluated_policy, names, episodes, seed, chunk)
+        rollouts = rollout(policy_set, names, episodes, seed, chunk)
     else:
-        evaluated_policy = dataclasses.replace(evaluated_policy, seed_params=())  # a simulator plays the first seed
-        rollouts = simulator.rollout(evaluated_policy, world, names, episodes, seed)
+        policy_set = dataclasses.replace(policy_set, seed_params=())  # a simulator plays the first seed
+        rollouts = simulator.rollout(policy_set, world, names, episodes, seed)
     all_curves: dict[str, dict[str, np.ndarray]] = dict(announce(rollouts, f"{episodes:,} episodes", say))
     longest = max(len(curves[spec.score]) for curves in all_curves.values())  # after its end an episode does not change
     policies: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -78,11 +77,11 @@ def evaluate(
             policies[name][metric] = summarise(extend(curves[metric], longest), share)
     at = marks(longest - 1)
     return {
-        **_head(evaluated_policy, episodes, seed),
+        **_head(policy_set, episodes, seed),
         "steps": longest - 1,
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
-        "moments": [evaluated_policy.env.env.step_label(step) for step in at],
+        "moments": [policy_set.env.env.step_label(step) for step in at],
         "policies": policies,
         "differences": list(compare({name: curves[spec.score][-1] for name, curves in all_curves.items()})),
     }
@@ -102,7 +101,7 @@ def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
 
 
 def play_matches(
-    evaluated_policy: EvalPolicy,
+    policy_set: PolicySet,
     names: Sequence[str],
     games: int,
     seed: int = 0,
@@ -113,18 +112,18 @@ def play_matches(
 
     `games` is their number in each match, 0 for as many as the environment asks for.
     """
-    rules, spec = league.rules_of(evaluated_policy), evaluated_policy.env.spec
+    rules, spec = league.get_match_rules(policy_set), policy_set.env.spec
     games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
-    played = list(announce(league.play(evaluated_policy, matches, {}, games, seed, chunk), f"{games:,} games", say))
+    played = list(announce(league.play(policy_set, matches, {}, games, seed, chunk), f"{games:,} games", say))
     # Game i begins in the same state in all matches: the run's policies are compared by their means over the opponents.
     score_of = {(first, second): ended[spec.score] for first, second, ended in played}
     learned = [name for name in names if name in LEARNED]
     means = {name: np.mean([score_of[name, opponent] for opponent in rules.opponents], axis=0) for name in learned}
     margins = [{"first": a, "second": b, **estimate_difference(score)} for (a, b), score in score_of.items()]
     return {
-        **_head(evaluated_policy, games, seed),
-        "set": {name: evaluated_policy.settings[name] for name in rules.settings},
+        **_head(policy_set, games, seed),
+        "set": {name: policy_set.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
         "matches": league.summarise_matches(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
@@ -157,26 +156,26 @@ def play_league(
     }
 
 
-def _head(evaluated_policy: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
+def _head(policy_set: PolicySet, episodes: int, seed: int) -> dict[str, Any]:
     """Return the entries that say where the numbers come from, common to all reports."""
     return {
         "format": FORMAT,
-        "run": evaluated_policy.run_name,
-        "algo": evaluated_policy.config.algo if evaluated_policy.config else None,
-        "checkpoint": evaluated_policy.step,
-        "env": evaluated_policy.name,
-        "env_version": evaluated_policy.env.env.version,
-        "env_settings": evaluated_policy.settings,
-        "settings": evaluated_policy.config.flat() if evaluated_policy.config else None,
+        "run": policy_set.run_name,
+        "algo": policy_set.config.algo if policy_set.config else None,
+        "checkpoint": policy_set.step,
+        "env": policy_set.name,
+        "env_version": policy_set.env.env.version,
+        "env_settings": policy_set.settings,
+        "settings": policy_set.config.flat() if policy_set.config else None,
         "versions": run_directory.versions(),
         "seed": seed,
         "stream": "evaluation",
         "episodes": episodes,
-        **({"seeds": evaluated_policy.seeds} if evaluated_policy.seeds > 1 else {}),
-        "score": evaluated_policy.env.spec.score,
-        "score_mode": evaluated_policy.env.spec.score_mode,
-        "labels": Scoring.from_spec(evaluated_policy.env.spec).labels,
-        "steps": evaluated_policy.env.spec.horizon,
+        **({"seeds": policy_set.seeds} if policy_set.seeds > 1 else {}),
+        "score": policy_set.env.spec.score,
+        "score_mode": policy_set.env.spec.score_mode,
+        "labels": Scoring.from_spec(policy_set.env.spec).labels,
+        "steps": policy_set.env.spec.horizon,
     }
 
 
@@ -187,16 +186,16 @@ def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
 
 
-def evaluation_file(evaluated_policy: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
+def evaluation_file(policy_set: PolicySet, names: Sequence[str], simulator: str | None = None) -> Path | None:
     """Return the evaluation file of a run, for the usual policies in its own environment; None for anything else.
 
     `simulator` is where the environment's tasks are played, None for the environment itself.
     """
-    if evaluated_policy.run is None or evaluated_policy.config is None:
+    if policy_set.run is None or policy_set.config is None:
         return None
-    rules = evaluated_policy.env.env.match_rules
-    default_settings = {**evaluated_policy.config.env_settings, **(rules.settings if rules else {})}
-    default_names = set(league.default_policies(evaluated_policy))
-    if evaluated_policy.settings != default_settings or set(names) != default_names:
+    rules = policy_set.env.env.match_rules
+    default_settings = {**policy_set.config.env_settings, **(rules.settings if rules else {})}
+    default_names = set(league.default_policies(policy_set))
+    if policy_set.settings != default_settings or set(names) != default_names:
         return None
-    return evaluated_policy.run / (REAL_FILE.format(simulator) if simulator else FILE)
+    return policy_set.run / (REAL_FILE.format(simulator) if simulator else FILE)

@@ -17,7 +17,7 @@ from jaxrl.report.tables import Row
 from jaxrl.runtime.config import FREE_ON_RESUME
 
 # Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
-_ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
+_IGNORED_SETTINGS = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
 }  # fmt: skip
 _GROUPS = {"eval": "selection episodes", "rollout": "training episodes", "train": "learning", "time": "speed"}
@@ -60,7 +60,7 @@ def group_series(runs: Sequence[RunSummary]) -> list[Series]:
     by_settings: dict[tuple[str, int], Series] = {}
     for run in runs:
         for trial in (trial for trial in run.trials if run.rows[trial.folder]):
-            settings = {name: value for name, value in trial.config.plain().items() if name not in _ASIDE}
+            settings = {name: value for name, value in trial.config.plain().items() if name not in _IGNORED_SETTINGS}
             text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
             repeated = 0
             while (text, repeated) in by_settings and seed in by_settings[text, repeated].seeds:

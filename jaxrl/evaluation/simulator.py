@@ -17,9 +17,9 @@ from envs_jax.base import Array, EnvSpec, TimeStep
 from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.runtime.rollouts import by_task, held_out_key, keys_of_step, learned_policy, scripted_policy, values
-from jaxrl.runtime.trainer import key_of_env
+from jaxrl.evaluation.policies import LEARNED, PolicySet
+from jaxrl.runtime.rollouts import held_out_key, learned_policy, make_step_keys, scripted_policy, split_by_task, values
+from jaxrl.runtime.trainer import make_env_key
 
 SIMULATORS = ("metaworld", "jax")
 EPISODES = 100
@@ -74,28 +74,26 @@ class Episodes:
 # Simulators
 
 
-def reach_of(evaluated_policy: EvalPolicy) -> ReachBatch:
+def require_reach(policy_set: PolicySet) -> ReachBatch:
     """Return the reach environment of a policy. Raises UsageError for any other."""
-    if not isinstance(evaluated_policy.env, ReachBatch):
-        origin = f"{evaluated_policy.run} was trained on" if evaluated_policy.run else "this is"
-        raise UsageError(
-            f"the simulator has the arm of 'reach', {origin} '{evaluated_policy.name}': choose a run of reach"
-        )
-    return evaluated_policy.env
+    if not isinstance(policy_set.env, ReachBatch):
+        origin = f"{policy_set.run} was trained on" if policy_set.run else "this is"
+        raise UsageError(f"the simulator has the arm of 'reach', {origin} '{policy_set.name}': choose a run of reach")
+    return policy_set.env
 
 
-def world_of(name: str | None, evaluated_policy: EvalPolicy, task: str | None, lanes: int) -> Simulator:
+def make_simulator(name: str | None, policy_set: PolicySet, task: str | None, lanes: int) -> Simulator:
     """Return a simulator of `lanes` arms: "metaworld", or the policy's own environment ("jax" or None).
 
     `task` is one of the simulator's own, None for the environment's tasks.
 
     Raises UsageError: not reach, Meta-World is not installed, or it has no such task.
     """
-    env = reach_of(evaluated_policy)
+    env = require_reach(policy_set)
     stream = "fresh pairs in order" if env.env.goals == "uniform" and task is None else "pool in order"
     if name != "metaworld":
         in_order, step = jax.jit(env.in_order), jax.jit(env.step_without_reset)
-        return Simulator(evaluated_policy.name, None, env.spec, lanes, in_order, step, None, stream)
+        return Simulator(policy_set.name, None, env.spec, lanes, in_order, step, None, stream)
     with usage_errors():
         real = adapter.RealReach.make(env.env, task, lanes)
     description = f"Meta-World {adapter.version()}, {task or f'{adapter.REACH}, task {env.env.task}'}"
@@ -106,38 +104,38 @@ def world_of(name: str | None, evaluated_policy: EvalPolicy, task: str | None, l
 # Playing
 
 
-def _make_act(evaluated_policy: EvalPolicy, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
-    """Return one of `evaluated_policy.policies` in a simulator: a `Policy` that takes the step's number, too."""
+def _make_act(policy_set: PolicySet, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
+    """Return one of `policy_set.policies` in a simulator: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
         return lambda params, carry, state, timestep, keys, t: (jnp.asarray(script()), carry)
-    algo, learned = evaluated_policy.algo, name in LEARNED
-    policy = learned_policy(algo, LEARNED[name]) if algo and learned else scripted_policy(evaluated_policy.env, name)
+    algo, learned = policy_set.algo, name in LEARNED
+    policy = learned_policy(algo, LEARNED[name]) if algo and learned else scripted_policy(policy_set.env, name)
 
     def act(params: Any, carry: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
-        return policy(params, carry, state, timestep, keys_of_step(keys, t))
+        return policy(params, carry, state, timestep, make_step_keys(keys, t))
 
     return jax.jit(act)
 
 
 def play(
-    evaluated_policy: EvalPolicy, world: Simulator, name: str, indices: Sequence[int], seed: int, advised: bool = False
+    policy_set: PolicySet, world: Simulator, name: str, indices: Sequence[int], seed: int, advised: bool = False
 ) -> Episodes:
-    """Roll out episodes `indices` (at least one) of the simulator's list with one of `evaluated_policy.policies`.
+    """Roll out episodes `indices` (at least one) of the simulator's list with one of `policy_set.policies`.
 
     An episode does not depend on which others are played; `seed` is for the random numbers of the policy. If `advised`,
     the scripted policy's action is recorded at every step.
     """
-    algo, params = evaluated_policy.algo, evaluated_policy.params
-    act = _make_act(evaluated_policy, world, name)
-    script = _make_act(evaluated_policy, world, "scripted") if advised else None
+    algo, params = policy_set.algo, policy_set.params
+    act = _make_act(policy_set, world, name)
+    script = _make_act(policy_set, world, "scripted") if advised else None
     begin, measure = jax.jit(start_statistics), jax.jit(values)
     update = jax.jit(functools.partial(update_statistics, world.spec))
 
     def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
         """Return the fields of `Episodes` for a batch of episodes, curves [B, T + 1]."""
         indices = jnp.asarray(numbers)
-        keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
+        keys = jax.vmap(make_env_key, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
         statistics = begin(timestep)
         carry = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()
@@ -168,10 +166,10 @@ def play(
 
 
 def rollout(
-    evaluated_policy: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
+    policy_set: PolicySet, world: Simulator, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out as `jaxrl.evaluation.reports.rollout`, on the first `episodes` of the simulator's list."""
     for name in names:
-        played = play(evaluated_policy, world, name, range(episodes), seed)
+        played = play(policy_set, world, name, range(episodes), seed)
         task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}
-        yield name, by_task(world.spec, played.curves | task)
+        yield name, split_by_task(world.spec, played.curves | task)

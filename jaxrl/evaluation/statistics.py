@@ -119,7 +119,7 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     return {"mean": mean, "low": max(mean - half, -bound), "high": min(mean + half, bound)}
 
 
-def sign_of(difference: Estimate) -> int:
+def find_sign(difference: Estimate) -> int:
     """Return 1 or -1 if the interval of a difference is above or below 0, and 0 if it does not show which."""
     low, high = difference["low"], difference["high"]
     if low is None or high is None:

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl.evaluation.policies import LEARNED, display_name
-from jaxrl.evaluation.statistics import MIN_EPISODES, sign_of
+from jaxrl.evaluation.statistics import MIN_EPISODES, find_sign
 from jaxrl.report import tables
-from jaxrl.runtime.scoring import label_of
+from jaxrl.runtime.scoring import find_label
 
 OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half
@@ -47,7 +47,7 @@ def _seeds_text(report: dict[str, Any]) -> str:
 
 def get_label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
     """Return a report's display name of a metric, with or without its unit."""
-    return label_of(metric, report.get("labels", {}), unit)
+    return find_label(metric, report.get("labels", {}), unit)
 
 
 # Curves over the episode
@@ -114,7 +114,7 @@ def describe_differences(report: dict[str, Any]) -> list[str]:
 
 def _better(difference: dict[str, Any], report: dict[str, Any]) -> int:
     """Return 1 if the first policy is better, -1 if the second is, 0 if the interval does not show which."""
-    return sign_of(difference) * (-1 if report["score_mode"] == "min" else 1)
+    return find_sign(difference) * (-1 if report["score_mode"] == "min" else 1)
 
 
 def _ends(estimate: dict[str, Any], absolute: bool = False) -> str:

@@ -77,7 +77,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "action_dtype": jnp.dtype(box.dtype).name,
         }
     rule = "each" if spec.next_mask is independent_mask else "sequential"
-    masking = rule if algo.heeds_masks and policy._blank.action_mask is not None else "none"
+    masking = rule if algo.respects_masks and policy._blank.action_mask is not None else "none"
     settings |= {"actions": "discrete", "masking": masking}
     if masking == "sequential" and isinstance(policy.env, Coverage):
         settings["moves"] = MOVES[spec.action.n].tolist()
@@ -119,7 +119,7 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
     if env.outside:
         raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
                          "against an opponent")  # fmt: skip
-    masking = algo.heeds_masks and env.masks
+    masking = algo.respects_masks and env.masks
     if env.careful_masks and masking:
         raise UsageError("the agent of the jidi format has no careful masks: train with careful_masks 0")
     return network_settings(algo, "jidi") | {

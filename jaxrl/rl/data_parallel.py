@@ -160,7 +160,7 @@ class DataParallel:
         return self._indices(self.local_envs)
 
     def _indices(self, count: int) -> Array:
-        """Return the indices on this device, int32[number], of what every device has as many of."""
+        """Return the global indices of this device's `count` rows, int32[count]."""
         first = jax.lax.axis_index(AXIS) * count if self.devices > 1 else 0
         return first + jnp.arange(count, dtype=jnp.int32)
 

@@ -103,7 +103,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
             _make_algorithm(config, env.spec, layout, custom, values)
         trials = settings.num_seeds * len(combined)
         if trials > 1:
-            devices = _devices_of_trials(settings, trials)
+            devices = _choose_trial_devices(settings, trials)
         else:
             devices, warning = choose_devices(settings.devices, layout.num_envs, layout.shards)
             layout = dataclasses.replace(layout, devices=devices)
@@ -143,7 +143,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
     incomplete = _warn_of_incomplete_phases(algo.phases, layout.num_envs, total)
-    warnings = (warning, part_of_an_episode(algo, total), incomplete, *algo.warnings(total))
+    warnings = (warning, warn_of_short_episodes(algo, total), incomplete, *algo.warnings(total))
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings if line)]
     return Run(resolved, env, algo, trainer, mesh, limit, notes, resuming)
 
@@ -171,7 +171,7 @@ def _check_environment(env: Environment) -> None:
         raise UsageError(str(error)) from None
 
 
-def _devices_of_trials(settings: RunSettings, trials: int) -> int:
+def _choose_trial_devices(settings: RunSettings, trials: int) -> int:
     if hosts.count_hosts() > 1:
         raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
     return largest_divisor(trials, _count_local_devices(settings.devices))
@@ -292,7 +292,7 @@ def _total_env_steps(settings: RunSettings, algo: Algorithm) -> int:
     return settings.total_env_steps
 
 
-def part_of_an_episode(algo: Algorithm, total: int) -> str | None:
+def warn_of_short_episodes(algo: Algorithm, total: int) -> str | None:
     """Return a warning if no environment can finish an episode, so that the end of episodes is never trained on."""
     each, horizon = total // algo.layout.num_envs, algo.spec.horizon
     if each >= horizon or any(phase.restart for phase in algo.phases):

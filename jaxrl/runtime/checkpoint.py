@@ -83,7 +83,7 @@ class Checkpoints:
         Raises CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
-        leaves = manifest.leaves_of(state)
+        leaves = manifest.list_leaves(state)
         values = zip(leaves, jax.tree.leaves(state), strict=True)
         arrays = {leaf.name: manifest.plain_array(value) for leaf, value in values if is_stored(leaf)}
         self._last_save = step, json.dumps(meta, indent=1), leaves, best
@@ -267,7 +267,7 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
         leaves = manifest.read_manifest(folder).leaves
         by_name = {leaf.name: leaf for leaf in leaves}
         stored = _with_vectors(like, by_name, prefix)
-        expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.leaves_of(stored, prefix)]
+        expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.list_leaves(stored, prefix)]
         difference = manifest.find_difference(expected, leaves, whole=prefix is None)
         if difference is None:
             return _without_vectors(_read_arrays(folder, stored, expected), like), meta

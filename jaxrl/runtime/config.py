@@ -186,7 +186,7 @@ class Field:
     between: Bounds | None
 
 
-def fields_of(cls: type, section: str) -> dict[str, Field]:
+def declared_fields(cls: type, section: str) -> dict[str, Field]:
     """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
     arguments = ("spec", "layout", "custom") if section == "algorithm" else ()
@@ -214,16 +214,16 @@ def find_fields(name: str, section: str) -> dict[str, Field]:
     """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
     with usage_errors():
         cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)
-    return fields_of(cls, section)
+    return declared_fields(cls, section)
 
 
-def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
+def make_schema(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
     """Return all settings by name; `with_env` includes the environment's, whose package must then be installed.
 
     Raises UsageError for unknown names and for duplicates.
     """
     algo_fields = find_fields(algo, "algorithm")
-    schema = fields_of(RunSettings, "run")
+    schema = declared_fields(RunSettings, "run")
     for section, fields in (
         ("environment", find_fields(env, "environment") if with_env else {}),
         ("algorithm", algo_fields),
@@ -361,10 +361,10 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
     algo = values.get("algo")
     if algo is None:
         raise UsageError(f"{where} names no algorithm: add 'algo: NAME', one of {', '.join(algos.ALGORITHMS)}")
-    env = env_of(values)
+    env = find_env_name(values)
     if env is None:
         raise UsageError(f"{where} names no environment for the algorithm '{algo}': add --env")
-    schema = schema_of(algo, env, with_env)
+    schema = make_schema(algo, env, with_env)
     settings = {name: field.default for name, field in schema.items()}
     sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
     for name, value in values.items():
@@ -430,6 +430,6 @@ def suggestion(word: str, known: dict[str, str]) -> str:
     return f"did you mean '{bare[matches[0]]}'?" if matches else "see --help for all of them"
 
 
-def env_of(values: dict[str, Any]) -> str | None:
+def find_env_name(values: dict[str, Any]) -> str | None:
     """Return the environment of a flat mapping, or the default one of its algorithm."""
     return values.get("env", DEFAULT_ENV.get(values.get("algo", "")))

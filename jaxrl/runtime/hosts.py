@@ -82,7 +82,9 @@ def find(coordinator: str | None, count: int | None, index: int | None) -> Proce
                 )
         if tasks == 1:
             return None
-    if (count is not None and count < 1) or (index is not None and not 0 <= index < (count or index + 1)):
+    if count is not None and count < 1:
+        raise UsageError(f"--num_hosts must be at least 1, not {count}")
+    if index is not None and not 0 <= index < (count or index + 1):
         raise UsageError(f"host {index} of {count} hosts: give hosts the numbers 0 to N - 1 with --host_index")
     port_match = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
     if coordinator is not None and not (port_match and 0 < int(port_match[1]) < 2**16):

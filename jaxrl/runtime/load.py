@@ -143,7 +143,7 @@ def resolve_config(config: Config) -> Config:
         return UpstreamRun(run, other.algo, other.config.algo_settings)
 
     upstream_runs = {name: tuple(map(describe_run, named_runs(config, name))) for name in cls.sources}
-    recordings = recordings_of(cls, config)
+    recordings = load_recordings(cls, config)
     with usage_errors():
         settings = cls.resolve_inputs(config.make_env().spec, config.algo_settings, upstream_runs, recordings)
     return dataclasses.replace(config, algo_settings=settings)
@@ -170,7 +170,7 @@ def named_runs(config: Config, setting: str) -> list[str]:
     return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
 
 
-def recordings_of(cls: type[MultiStage], config: Config) -> dict[str, dict[str, Any]]:
+def load_recordings(cls: type[MultiStage], config: Config) -> dict[str, dict[str, Any]]:
     """Return the expert datasets that settings name, concatenated per setting. Raises ExpertDatasetError."""
     paths_by_setting = {setting: named_runs(config, setting) for setting in cls.recordings}
     return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in paths_by_setting.items() if paths}
@@ -184,7 +184,7 @@ def load_inputs(run: Run) -> Any:
     config = run.config
     if isinstance(run.algo, MultiStage):
         weights = {name: tuple(map(_read_final_weights, named_runs(config, name))) for name in run.algo.sources}
-        recordings = recordings_of(type(run.algo), config)
+        recordings = load_recordings(type(run.algo), config)
         return weights | {name: run.algo.to_dataset(recording) for name, recording in recordings.items()}
     return load_weights(config.run.init_from, run) if config.run.init_from else None
 

@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
         return f"{self.kind}[{', '.join(map(str, self.shape))}]"
 
 
-def leaves_of(tree: Any, prefix: str | None = None) -> list[Leaf]:
+def list_leaves(tree: Any, prefix: str | None = None) -> list[Leaf]:
     """Return all leaves of a pytree in order. Raises TypeError: a leaf is not an array, or two leaves have one name."""
     leaves = []
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -23,7 +23,7 @@ from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, pre
 from jaxrl.runtime.not_finite import split_faults
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
-from jaxrl.runtime.trainer import Trainer, key_of_iteration
+from jaxrl.runtime.trainer import Trainer, make_iteration_key
 
 # Iterations of at least so many agent transitions are run in pieces.
 MIN_TRANSITIONS = 2**14
@@ -66,7 +66,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
     learning: Any = Learning(SPLIT, SPLIT, REPLICATED)
 
     def keys(state: TrainState) -> Array:
-        return jax.random.split(key_of_iteration(state.key, state.iterations))
+        return jax.random.split(make_iteration_key(state.key, state.iterations))
 
     def buffers(state: TrainState) -> Any:
         return prepare_chunks(*trainer.rollout_arguments(state, phase, keys(state)[0]))[0]()

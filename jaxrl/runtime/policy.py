@@ -63,7 +63,7 @@ class Policy:
             observation: [A, ...] or [B, A, ...] as `env.spec.observation` says; or a whole TimeStep, batched or not,
                 which holds masks and everything else.
             action_mask: [A, n] or [B, A, n] of bool or of integers 0 and 1, the allowed actions; needed where the
-                environment has masks, unless the policy ignores them (`Algorithm.heeds_masks`).
+                environment has masks, unless the policy ignores them (`Algorithm.respects_masks`).
             carry: what the last call returned; None at the first step.
             key: with a key (or keys key[B]) actions are sampled; without one the policy is greedy.
             first: bool[] or bool[B], episodes that begin with this step: a recurrent policy resets its carry.
@@ -142,17 +142,17 @@ class Policy:
         if timestep is not None:
             if mask is not None or first is not False:
                 raise ValueError("a time step has its own masks and `first`: leave action_mask and first out")
-            if self.algo.heeds_masks:
+            if self.algo.respects_masks:
                 timestep = dataclasses.replace(timestep, action_mask=self._mask(timestep.action_mask, batch))
             return (jax.tree.map(lambda x: x[None], timestep) if single else timestep), single
-        if self.algo.heeds_masks and self.env.spec.next_mask is not independent_mask:
+        if self.algo.respects_masks and self.env.spec.next_mask is not independent_mask:
             raise ValueError(
                 f"the action masks of '{self.env.spec.name}' depend on other agents' actions: pass the whole "
                 "time step instead of the observation"
             )
         if mask is not None and self._blank.action_mask is None:
             raise ValueError(f"'{self.env.spec.name}' with these settings has no action masks: leave action_mask out")
-        if mask is not None and not self.algo.heeds_masks:
+        if mask is not None and not self.algo.respects_masks:
             raise ValueError(
                 f"this policy of {type(self.algo).__name__.lower()} ignores action masks, as in its training (masking "
                 "false): leave action_mask out, or train one with masking true"
@@ -175,7 +175,7 @@ class Policy:
             return None
         shape = (*batch, spec.num_agents, spec.action.n)
         if values is None:
-            if self._blank.action_mask is None or not self.algo.heeds_masks:
+            if self._blank.action_mask is None or not self.algo.respects_masks:
                 return None
             raise ValueError(
                 f"'{spec.name}' closes actions, the policy needs to know which: give action_mask, bool{list(shape)}, "
@@ -201,7 +201,7 @@ class Policy:
         if not np.take_along_axis(np.asarray(mask), np.asarray(action)[..., None], -1).all():
             raise ValueError(
                 f"{type(self.algo).__name__} chose an action that action_mask closes: its `act` must choose among the "
-                "actions that are open, or its `heeds_masks` be False"
+                "actions that are open, or its `respects_masks` be False"
             )
 
 

@@ -16,7 +16,7 @@ from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
-from jaxrl.runtime.trainer import key_of_env
+from jaxrl.runtime.trainer import make_env_key
 
 STEPS = 1000  # of curves, that a device holds at a time
 _STEPS_PER_CHECK = 50  # after so many steps, check whether all episodes have ended
@@ -150,8 +150,8 @@ class Evaluator:
     def jit_final_values(self) -> Callable[..., dict[str, Array]]:
         """Jit (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
 
-        With several tasks, the entry "task" holds the task of each episode, see `by_task`. With several seeds the first
-        axis of parameters, key and values is the seed. A chunk ends when all its episodes have ended.
+        With several tasks, the entry "task" holds the task of each episode, see `split_by_task`. With several seeds the
+        first axis of parameters, key and values is the seed. A chunk ends when all its episodes have ended.
         """
         local = self.episodes if self.seeds > 1 else self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
@@ -171,7 +171,7 @@ class Evaluator:
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
         """Return the carry at the end of all these episodes."""
-        horizon, keys = self.env.spec.horizon, keys_of_episodes(seed_key, indices)
+        horizon, keys = self.env.spec.horizon, make_episode_keys(seed_key, indices)
 
         def play_steps(count: int, first: Array, carry: Any) -> Any:
             def take_step(k: Array, carry: Any) -> Any:
@@ -223,10 +223,10 @@ class Evaluator:
             of `_make_trace`; rows after an early end are undefined.
         """
 
-        def see_all(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
+        def observe_all(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        trace = self._make_trace(see_all, 1, with_actions=True)
+        trace = self._make_trace(observe_all, 1, with_actions=True)
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             rows, actions = trace(params, key, context, index)
@@ -253,7 +253,7 @@ class Evaluator:
             return carry, jax.tree.map(lambda x: x[None], see(*carry[1:]))
 
         def play_piece(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
-            keys = keys_of_episodes(key, find_indices(first))
+            keys = make_episode_keys(key, find_indices(first))
 
             def take_step(carry: Any, t: Array) -> tuple[Any, Any]:
                 carry, action = self._step(params, keys, context, carry, t)
@@ -285,13 +285,13 @@ class Evaluator:
 
     def _reset(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
         """Return the initial carry of these episodes: the policy's carry, states, time steps and statistics."""
-        state, timestep = self.env.reset(keys_of_episodes(seed_key, indices), context)
+        state, timestep = self.env.reset(make_episode_keys(seed_key, indices), context)
         return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
 
     def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
         """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
         policy_carry, state, timestep, statistics = carry
-        action, policy_carry = self.policy(params, policy_carry, state, timestep, keys_of_step(keys, t))
+        action, policy_carry = self.policy(params, policy_carry, state, timestep, make_step_keys(keys, t))
         new_state, new_timestep = self.env.step_without_reset(state, action, context)
         new_statistics = update_statistics(self.env.spec, statistics, new_timestep)
         if not self.env.spec.fixed_horizon:
@@ -327,10 +327,10 @@ def values(statistics: EpisodeStatistics) -> dict[str, Array]:
 def final_means(spec: EnvSpec, final_values: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the means over episodes of all metrics at their end [episodes], also by task."""
     curves = {name: np.asarray(value)[None] for name, value in final_values.items()}
-    return {name: float(np.mean(curve)) for name, curve in by_task(spec, curves).items()}
+    return {name: float(np.mean(curve)) for name, curve in split_by_task(spec, curves).items()}
 
 
-def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def split_by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Replace the curve "task" of curves [T + 1, N] by the score of each task, "score/name" [T + 1, its episodes]."""
     names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
     result = {name: curve for name, curve in curves.items() if name != "task"}
@@ -351,12 +351,12 @@ def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str]
         began, note = time.monotonic(), ""
 
 
-def keys_of_episodes(seed_key: Key, indices: Array) -> Key:
+def make_episode_keys(seed_key: Key, indices: Array) -> Key:
     """Return the root keys key[B] of the held-out episodes `indices` [B]."""
-    return jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
+    return jax.vmap(make_env_key, in_axes=(None, 0))(seed_key, indices)
 
 
-def keys_of_step(keys: Key, t: Array) -> Key:
+def make_step_keys(keys: Key, t: Array) -> Key:
     """Return the keys key[B] of the policy in step t of episodes with these keys."""
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
 

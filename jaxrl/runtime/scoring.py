@@ -48,10 +48,10 @@ class Scoring:
         return {ENTRY: dataclasses.asdict(self)}
 
     def label(self, metric: str) -> str:
-        return label_of(metric, self.labels)
+        return find_label(metric, self.labels)
 
 
-def label_of(metric: str, labels: Mapping[str, str], unit: bool = True) -> str:
+def find_label(metric: str, labels: Mapping[str, str], unit: bool = True) -> str:
     """Return the label of a metric, with or without its unit; "metric/task" is the metric in episodes of one task."""
     name, _, task = metric.partition("/")
     words, comma, its_unit = labels.get(name, name.replace("_", " ")).partition(", ")

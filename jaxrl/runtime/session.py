@@ -77,7 +77,7 @@ class Session:
         self._first_iteration = 0  # of this process
         self._signals = StopSignals()
         self._has_announced_stop = False  # after a signal
-        self._given_up = ""  # what a signal ended early
+        self._abandoned_text = ""  # what a signal ended early
         self._running: tuple[BlockMetrics, Position, int] | None = None  # the block: metrics, start, iterations
         self._block_length = 0  # of the last block of this phase
         self._iteration_seconds: dict[int, float] = {}  # by phase
@@ -160,7 +160,7 @@ class Session:
                     self.abandoned, reason = True, self._find_reason_to_stop()
                 assert reason is not None
                 self._report_block()
-                self._save_end(state)
+                self._save_final(state)
             except _GivenUpError:
                 self.abandoned = True
                 self.checkpoints.wait()
@@ -177,7 +177,7 @@ class Session:
         if not any(self._count_remaining()):
             return f"finished {here}"
         if received := [name for names in hosts.gather(self._signals.names) for name in names]:
-            return f"stopped by {received[0]} {here}{self._given_up}; continue with --resume {self.directory}"
+            return f"stopped by {received[0]} {here}{self._abandoned_text}; continue with --resume {self.directory}"
         moved = self.position.iterations > self._first_iteration  # or repeated resuming would make no progress
         limit = self.settings.max_seconds
         if moved and limit and hosts.broadcast(self._elapsed()) >= limit:
@@ -242,7 +242,7 @@ class Session:
         began = time.monotonic()
         try:
             with self.console.working(f"compiling {what}"):
-                program.compile(lambda: self._gives_up(f"compiling {what}", COMPILE_SECONDS))
+                program.compile(lambda: self._should_abandon(f"compiling {what}", COMPILE_SECONDS))
         except TooLargeError:
             if self._saved_iteration != self.position.iterations:
                 self._save(state, best=False)
@@ -281,7 +281,7 @@ class Session:
         if result is None:
             assert last is not None
             progress = f"{last.activity}, {last.done:,} of {last.total:,} {last.unit}"
-            self._given_up = f" (the next one was given up: {progress})"
+            self._abandoned_text = f" (the next one was given up: {progress})"
             return state
         state, metrics = result
         self._running = metrics, before, 1
@@ -336,11 +336,11 @@ class Session:
             if time.monotonic() - message_time >= PROGRESS_SECONDS:
                 message_time = time.monotonic()
                 self.console.say(f"at work for {format_duration(message_time - began)}, without figures so far")
-            if self._gives_up("the current block", GRACE_SECONDS):
+            if self._should_abandon("the current block", GRACE_SECONDS):
                 raise _GivenUpError
         return hosts.fetch(tree)
 
-    def _gives_up(self, what: str, seconds: float) -> bool:
+    def _should_abandon(self, what: str, seconds: float) -> bool:
         """Return whether `what` is given up because a signal came more than `seconds` ago; announce a signal once."""
         if self._signals and not self._has_announced_stop:
             self._has_announced_stop = True
@@ -451,7 +451,7 @@ class Session:
         self.checkpoints.save(self.position.iterations, state, meta, best=best)
         self._saved_iteration, self._saved_at = self.position.iterations, time.monotonic()
 
-    def _save_end(self, state: TrainState) -> None:
+    def _save_final(self, state: TrainState) -> None:
         """Write the last line, evaluation and checkpoint of this process unless they are written already."""
         best = False
         if not any(self._count_remaining()):  # unscheduled, so only at the end of the whole run

@@ -37,12 +37,12 @@ from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 
 
-def key_of_env(key: Key, index: Array) -> Key:
+def make_env_key(key: Key, index: Array) -> Key:
     """Return the root key of environment `index` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 0), index)
 
 
-def key_of_iteration(key: Key, iteration: Array) -> Key:
+def make_iteration_key(key: Key, iteration: Array) -> Key:
     """Return the key of iteration `iteration` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
 
@@ -154,7 +154,7 @@ class Trainer:
         return self.env.context(progress, pool) if isinstance(self.env, SelfPlay) else self.env.context(progress)
 
     def _reset(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
-        keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
+        keys = jax.vmap(make_env_key, in_axes=(None, 0))(key, indices)
         return self.env.reset(keys, context, episode)
 
     # One iteration
@@ -212,7 +212,7 @@ class Trainer:
     def _run_iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
         trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
-        key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
+        key_act, key_learn = jax.random.split(make_iteration_key(state.key, state.iterations))
         trajectory = last = None
         env_carry = episode_sums = ()
         if phase.steps:

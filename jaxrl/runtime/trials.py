@@ -14,7 +14,7 @@ from typing import Any
 from envs_jax.base import closest, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
-from jaxrl.runtime.config import Config, check_value, fields_of, read_training_run
+from jaxrl.runtime.config import Config, check_value, declared_fields, read_training_run
 from jaxrl.runtime.run_directory import CONFIG, write_config
 
 MAX_TRIALS = 4096  # trials of a run
@@ -37,7 +37,7 @@ def combinations(config: Config) -> list[dict[str, Any]]:
     if not config.run.sweep:
         return [{}]
     cls, values = algos.find(config.algo), {}
-    fields, known = fields_of(cls, "algorithm"), cls.traced
+    fields, known = declared_fields(cls, "algorithm"), cls.traced
     for word in config.run.sweep.split():
         name, equals, listed = word.partition("=")
         if not equals:

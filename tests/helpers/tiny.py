@@ -91,7 +91,7 @@ class TinyQ(Algorithm):
     lr: float = setting(0.1, "learning rate")
 
     traced: ClassVar[tuple[str, ...]] = ("gamma", "lr")
-    heeds_masks: ClassVar[bool] = False
+    respects_masks: ClassVar[bool] = False
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
