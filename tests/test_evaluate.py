@@ -147,33 +147,33 @@ NOISE = 0.1 * np.tile([1, -1], 25)  # 0.1 * 1.010 standard deviations
 def test_conclusion_by_hand():
     """Student's factor of 49 degrees of freedom is 2.0096: half of the interval of NOISE is 0.0287."""
     scores = {"random": START + 0.8, "learned": START + 0.6 + NOISE, "ig": START + 0.55, "bad": START + 0.9}
-    assert evaluation_tables.describe_differences(_report("min", **scores)) == [
+    assert evaluation_tables.conclusion(_report("min", **scores)) == [
         "At the end, by score (the smaller, the better):",
         "On the same episodes greedy is better than random by 0.200 [0.171, 0.229]; bad by 0.300 [0.271, 0.329].",
         "On the same episodes greedy is worse than ig by 0.0500 [0.0213, 0.0787].",
     ]
-    lines = evaluation_tables.describe_differences(_report("max", **scores))
+    lines = evaluation_tables.conclusion(_report("max", **scores))
     assert lines[0] == "At the end, by score (the larger, the better):"
     assert lines[1] == "On the same episodes greedy is better than ig by 0.0500 [0.0213, 0.0787]."
     assert "greedy is worse than random by 0.200 [0.171, 0.229]; bad" in lines[2]
     tied = _report("min", random=START, learned=START + 0.02 + NOISE)
-    assert evaluation_tables.describe_differences(tied)[1:] == [
+    assert evaluation_tables.conclusion(tied)[1:] == [
         "On the same episodes greedy is not shown to differ from random (difference 0.0200 [-0.0087, 0.0487]). More "
         "episodes may show more."
     ]
-    assert evaluation_tables.describe_differences(_report("min", random=START, ig=START)) == []
-    assert evaluation_tables.describe_differences(_report("min", random=START * np.nan, learned=START)) == []
-    drawn = evaluation_tables.describe_differences(_report("max", learned=START, sampled=START + 0.1 + NOISE))
+    assert evaluation_tables.conclusion(_report("min", random=START, ig=START)) == []
+    assert evaluation_tables.conclusion(_report("min", random=START * np.nan, learned=START)) == []
+    drawn = evaluation_tables.conclusion(_report("max", learned=START, sampled=START + 0.1 + NOISE))
     assert drawn[1] == "On the same episodes greedy is worse than sampled by 0.100 [0.071, 0.129]."
 
 
 def test_one_lucky_episode_is_not_better():
     for episodes, wins in ((1, 1), (5, 1), (5, 5), (20, 4)):
         report = _report("max", random=np.zeros(episodes), learned=(np.arange(episodes) < wins) * 1.0)
-        lines = evaluation_tables.describe_differences(report)
+        lines = evaluation_tables.conclusion(report)
         assert "greedy is not shown to differ from random" in lines[1], lines
         assert ("6 episodes are the fewest that can." in lines[1]) == (episodes < 6)
-    lines = evaluation_tables.describe_differences(_report("max", random=np.zeros(6), learned=np.ones(6)))
+    lines = evaluation_tables.conclusion(_report("max", random=np.zeros(6), learned=np.ones(6)))
     assert "is better than random" in lines[1]
 
 

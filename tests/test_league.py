@@ -238,10 +238,10 @@ def test_verdicts_go_by_the_interval():
     pairs = [{"first": first, "second": second} for first, second in scores]
     margins = [pair | estimate_difference(score) for pair, score in zip(pairs, scores.values(), strict=True)]
     report = {"matches": pairs, "margins": margins, "score": "score_difference", "score_mode": "max"}
-    (sentence,) = tables.describe_margins(report)
+    (sentence,) = tables.verdict(report)
     assert sentence == ("By the 95 % interval of its score difference, sampled beats random; loses to level2; "
                         "is not shown to beat or lose to level1.")  # fmt: skip
-    assert "beats level2; loses to random" in tables.describe_margins(report | {"score_mode": "min"})[0]
+    assert "beats level2; loses to random" in tables.verdict(report | {"score_mode": "min"})[0]
 
 
 def test_draws_count_for_both_sides(two):

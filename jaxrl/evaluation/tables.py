@@ -30,13 +30,13 @@ def show(report: dict[str, Any], title: str) -> None:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
         legend = f"{_INTERVALS}; {settings}{_seeds_text(report)}"
-        blocks, sentences = [make_match_table(report)], describe_margins(report)
+        blocks, sentences = [make_match_table(report)], verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
         legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_seeds_text(report)}"
-        blocks, sentences = [make_curve_table(report)], describe_differences(report)
+        blocks, sentences = [make_curve_table(report)], conclusion(report)
     spaced = [part for block in blocks for part in (Text(), block)]
     tables.print_parts([Text(heading, "bold"), Text(legend, "dim"), *spaced, *([""] if sentences else []), *sentences])
 
@@ -86,7 +86,7 @@ def format_estimate(values: Mapping[str, float | None], digits: int, scale: floa
     return form.format_map({name: f"{scale * value:.{digits}f}" for name, value in values.items() if value is not None})
 
 
-def describe_differences(report: dict[str, Any]) -> list[str]:
+def conclusion(report: dict[str, Any]) -> list[str]:
     """Return sentences that compare the run's first policy with the others, at the end of the same episodes.
 
     Which one is better follows from the 95 % intervals of the differences. Empty without a policy of a run.
@@ -173,7 +173,7 @@ def _end(match: dict[str, Any], metric: str) -> str:
     return format_estimate({**match[metric], "std": None}, digits, share)
 
 
-def describe_margins(report: dict[str, Any]) -> list[str]:
+def verdict(report: dict[str, Any]) -> list[str]:
     """Return a sentence on the opponents that the first policy beats, by 95 % intervals of its mean score."""
     policy, score = report["matches"][0]["first"], report["score"]
     verbs = {1: "beats", -1: "loses to", 0: "is not shown to beat or lose to"}
