@@ -1,5 +1,6 @@
 """Random command lines, configurations, datasets, weights and evaluations: each is read, or refused in one sentence."""
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -151,13 +152,13 @@ def test_evaluations(tmp_path_factory: Any, value: Any, seed: int, whole: bool) 
     file = tmp_path_factory.getbasetemp() / "fuzzed.json"
     report: Any = {
         "format": 1, "env": "coverage", "env_settings": dict(COVERAGE), "steps": 3, "score": "entropy",
-        "score_mode": "min", "policies": {"random": {"entropy": dict(CURVE)}, "ig": {"entropy": dict(CURVE)}},
+        "score_mode": "min", "policies": {name: {"entropy": copy.deepcopy(CURVE)} for name in ("random", "ig")},
     }  # fmt: skip
     node, drawn = report, random.Random(seed)
     while True:  # put the value somewhere
         name = drawn.choice(list(node) if isinstance(node, dict) else list(range(len(node))))
         if not isinstance(node[name], dict | list) or not node[name] or drawn.random() < 0.3:
-            node[name] = value
+            node[name] = copy.deepcopy(value)
             break
         node = node[name]
     text = json.dumps(report).encode()
