@@ -331,6 +331,8 @@ class Environment:
 
 def find(name: str) -> type[Environment]:
     """Return the class of a registered name, an adapter's "library:Name" or "module:Class". Raises ValueError."""
+    if not isinstance(name, str):
+        raise ValueError(f"an environment's name must be text, such as 'coverage', not {short_repr(name)}")
     library, colon, its_name = name.partition(":")
     if colon and library in ADAPTERS:
         adapter: Any = load(ADAPTERS[library], "adapter")

@@ -21,6 +21,7 @@ from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.progress import start
 from envs_jax.testing import ContractError, check_env, check_types
 from jaxrl.common.errors import UserError
+from jaxrl.evaluation import policies
 
 # Settings that are small and quick; the first of each registered environment are played in every run, the others
 # at night, and so are environments of a class that another one here has. One without an entry is checked as it is.
@@ -644,6 +645,8 @@ def test_without_compilation() -> None:
         actual = env.step(env.reset(key)[0], jnp.int32([1]))
         with pytest.raises(UserError, match="JAX_DISABLE_JIT is set, but training is a few large compiled programs"):
             jaxrl.train("ppo", env, total_env_steps=16)
+        with pytest.raises(UserError, match="JAX_DISABLE_JIT is set, but an evaluation is a few large compiled"):
+            policies.load(None, "reach", {})
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         same = (
             jax.random.key_data(a) == jax.random.key_data(b) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a == b

@@ -393,7 +393,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.
     out = " ".join(capsys.readouterr().out.split())
     assert f"warning: the run began with jax 0.0.1, this is {jax.__version__}" in out
     assert "finished at iteration 45 (1,280 environment steps): nothing is left to do" in out
-    assert "compil" not in out
+    assert "compil" not in out and "change nothing" not in out
+    resume(tmp_path / "run", "--keep_checkpoints 7")
+    assert "so that these settings change nothing: keep_checkpoints" in " ".join(capsys.readouterr().out.split())
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     ignored = [path for path in before | after if path.name == ".lock" or "events" in path.parts]
     assert [before.pop(path, None) or after.pop(path, None) for path in ignored]

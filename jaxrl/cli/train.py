@@ -65,7 +65,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("several hosts (under SLURM, Open MPI and torchrun leave the first three out)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
-    group.add_argument("--num_hosts", type=int, metavar="N", help="number of hosts of this run; 1 = only this host")
-    group.add_argument("--host_index", type=int, metavar="I", help="number of this host, 0 to N - 1")
+    add_int(group, "--num_hosts", 1, 10**6, None, "number of hosts of this run; 1 = only this host")
+    add_int(group, "--host_index", 0, 10**6, None, "number of this host, 0 to N - 1")
     limit = "seconds to wait for the other hosts at the start"
     add_int(group, "--host_timeout", 1, 10**6, hosts.JOIN, f"{limit} (default: {hosts.JOIN})")

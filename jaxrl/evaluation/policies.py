@@ -18,6 +18,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan
+from jaxrl.runtime.build import require_compilation
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_policies
 from jaxrl.runtime.rollouts import (
@@ -175,6 +176,7 @@ def load(
 
     Raises UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
+    require_compilation("an evaluation")
     batch = _make_batched_env(env, settings)
     if run is None:
         return PolicySet(batch, env, settings)

@@ -86,13 +86,18 @@ def iterations_for(env_steps: int, algo: Algorithm) -> int:
     return max(1, round(env_steps / max(steps, 1))) if env_steps else 0
 
 
-def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
-    """Resolve sizes and choose chunks by the free memory; `compile_run` checks that the run fits. Raises UsageError."""
+def require_compilation(activity: str) -> None:
+    """Raise UsageError if JAX is told not to compile, which would take hours."""
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise UsageError(
-            "JAX_DISABLE_JIT is set, but training is a few large compiled programs: unset it; to debug an environment "
-            "without compilation call its reset and step yourself"
+            f"JAX_DISABLE_JIT is set, but {activity} is a few large compiled programs: unset it; to debug an "
+            "environment without compilation call its reset and step yourself"
         )
+
+
+def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
+    """Resolve sizes and choose chunks by the free memory; `compile_run` checks that the run fits. Raises UsageError."""
+    require_compilation("training")
     config = config if resuming else for_this_device(config)
     settings, env = config.run, batched(config.make_env())
     _check_environment(env.env)

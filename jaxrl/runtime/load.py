@@ -96,8 +96,8 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
         except CheckpointError as error:
             if not use_best:
                 raise
-            print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated")
+            print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
     if count == 1:
         return [AlgoState(replicated, ())], step
     return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices], step

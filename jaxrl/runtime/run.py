@@ -95,6 +95,10 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
         else:
             inputs = load_inputs(run)
         if meta is not None and _is_finished(run, meta):
+            if changes:
+                console.say(
+                    f"warning: nothing is left to do, so that these settings change nothing: {', '.join(changes)}"
+                )
             return RunOutcome(directory, _describe_finished(meta))
         if (schedule := run.config.run.schedule_env_steps) < run.config.run.total_env_steps:
             console.say(f"schedules, such as learning rates, end after {schedule:,} environment steps as before")
