@@ -551,9 +551,9 @@ def test_digest(tmp_path: Path) -> None:
 
 
 def test_fields_of_environments_are_read_under_their_former_names(tmp_path: Path) -> None:
-    former = {"env": {"game": {"toward": jnp.arange(3), "head": jnp.arange(2)}}, "point": jnp.ones(4)}
+    old_state = {"env": {"game": {"toward": jnp.arange(3), "head": jnp.arange(2)}}, "point": jnp.ones(4)}
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, former, {})
+        checkpoints.save(1, old_state, {})
         like = {"env": {"game": {"segment_direction": jnp.zeros(3, int), "head": jnp.zeros(2, int)}}}
         _, state, _ = checkpoints.restore(like | {"point": jnp.zeros(4)})
         np.testing.assert_array_equal(state["env"]["game"]["segment_direction"], jnp.arange(3))

@@ -400,6 +400,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.
     ignored = [path for path in before | after if path.name == ".lock" or "events" in path.parts]
     assert [before.pop(path, None) or after.pop(path, None) for path in ignored]
     assert {path: text for path, text in after.items() if path not in ignored} == before
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"")
+    resume(tmp_path / "run")
+    assert "metrics.jsonl holds 0 of the" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_lengthened_run_goes_on_and_its_schedules_do_not_move(tmp_path: Path) -> None:

@@ -112,12 +112,7 @@ class Writer:
             self._lines, self._events = self._open()
             if last is not None:
                 self._events.restart(_step(last) + 1)
-        if size < expected:
-            problem = (
-                f"{path} holds {size:,} of the {expected:,} bytes that were written up to iteration "
-                f"{after_iteration:,}: the other rows are lost, the run continues without them"
-            )
-        return problem
+        return describe_lost_rows(self._directory, mark, after_iteration) or problem
 
     def close(self) -> None:
         """Close both files; a later write appends to the lines and begins a new event file."""
@@ -240,6 +235,18 @@ def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> Non
             f"{path} is not of this run: its first row differs from the row that the run wrote; put the run's own "
             "file back, or move this one away to continue without the previous rows"
         )
+
+
+def describe_lost_rows(directory: Path | str, mark: Mapping[str, Any] | None, iteration: int) -> str:
+    """Return a sentence if a directory has fewer bytes of metrics than its checkpoint's `mark` says, else ""."""
+    path, expected = Path(directory) / METRICS, mark["bytes"] if mark else 0
+    size = path.stat().st_size if path.exists() else 0
+    if size >= expected:
+        return ""
+    return (
+        f"{path} holds {size:,} of the {expected:,} bytes that were written up to iteration {iteration:,}: the other "
+        "rows are lost, the run continues without them"
+    )
 
 
 def _number(value: Any) -> int | float:

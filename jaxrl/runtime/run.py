@@ -13,7 +13,7 @@ from jaxrl.common.files import is_file
 from jaxrl.report import loggers
 from jaxrl.report.console import Console
 from jaxrl.report.gpu import Monitor
-from jaxrl.report.writer import NullWriter, Writer, check_same_run
+from jaxrl.report.writer import NullWriter, Writer, check_same_run, describe_lost_rows
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
@@ -95,6 +95,9 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
         else:
             inputs = load_inputs(run)
         if meta is not None and _is_finished(run, meta):
+            mark, *_ = meta.get("metrics") or [None]
+            if lost := describe_lost_rows(directory, mark, Position.from_meta(meta).iterations):
+                console.say(f"warning: {lost}")
             if changes:
                 console.say(
                     f"warning: nothing is left to do, so that these settings change nothing: {', '.join(changes)}"
