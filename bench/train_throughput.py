@@ -86,10 +86,24 @@ def learning_flop(run: Run) -> float:
     arguments = trainer.specs(), REPLICATED
     trajectory, last = jax.eval_shape(on_mesh(collect, run.mesh, arguments, collected), state, key)
 
-    def learn(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
-        return algo.learn(state, trajectory, last, key, progress, phase)
+    if not algo.learn_stages:
 
-    return flops.count(learn, state.algo, trajectory, last, key, progress)
+        def learn(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
+            return algo.learn(state, trajectory, last, key, progress, phase)
+
+        return flops.count(learn, state.algo, trajectory, last, key, progress)
+
+    # Stages run in loops whose length is an argument, so that their steps are counted one by one.
+    begun = state.algo, trajectory, last, key, progress
+    learning, index = jax.eval_shape(algo.begin_learning, *begun), jax.ShapeDtypeStruct((), jnp.int32)
+    flop = flops.count(algo.begin_learning, *begun) + flops.count(algo.end_learning, learning)
+    for stage in algo.learn_stages:
+
+        def step(learning: Any, epoch: Any, index: Any, progress: Any, name: str = stage.name) -> Any:
+            return algo.learn_step(learning, name, epoch, index, progress)
+
+        flop += stage.steps * flops.count(step, learning, index, index, progress)
+    return flop
 
 
 def acting_flop(run: Run) -> float:

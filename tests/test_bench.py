@@ -58,6 +58,17 @@ def test_flop_of_learning_and_acting():
     assert train_throughput.acting_flop(run) == 2 * agents * features * actions
 
 
+def test_flop_of_learning_in_stages():
+    """An epoch more costs one forward and backward pass of actor and critic over all samples."""
+    width, flags = 16, "--algo ppo --env reach --num_envs 8 --rollout_steps 16 --num_minibatches 4 --depth 1".split()
+    flags += ["--hidden_size", str(width), "--num_epochs"]
+    runs = [train_throughput.build_run(command_line.parse([*flags, str(epochs)]).config) for epochs in (1, 2, 3)]
+    one, two, three = map(train_throughput.learning_flop, runs)
+    spec = runs[0].env.spec
+    first, actor, critic = spec.observation.shape[-1] * width, width * 4, width * 1
+    assert three - two == two - one == 2 * 8 * 16 * (2 * 2 * first + 3 * (actor + critic))
+
+
 # Arithmetic of results
 
 

@@ -57,8 +57,9 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
         while not done.wait(EVERY):
             rows, reached = measure()
             results.note(folder, unit, rows=rows)
-            if reached:  # training stops cleanly if it has begun, else the next time
-                signal.raise_signal(signal.SIGTERM)
+            if reached:
+                signal.raise_signal(signal.SIGTERM)  # a second one would end training without a checkpoint
+                return
 
     previous = signal.signal(signal.SIGTERM, lambda *_: None)  # in case training has ended already
     watcher = threading.Thread(target=watch, daemon=True)
