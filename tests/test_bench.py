@@ -60,9 +60,9 @@ def test_flop_of_learning_and_acting():
 
 def test_flop_of_learning_in_stages():
     """An epoch more costs one forward and backward pass of actor and critic over all samples."""
-    width, flags = 16, "--algo ppo --env reach --num_envs 8 --rollout_steps 16 --num_minibatches 4 --depth 1".split()
-    flags += ["--hidden_size", str(width), "--num_epochs"]
-    runs = [train_throughput.build_run(command_line.parse([*flags, str(epochs)]).config) for epochs in (1, 2, 3)]
+    width, flags = 16, "--algo ppo --env reach --num_envs 8 --rollout_steps 16 --num_minibatches 4 --depth 1"
+    flags += f" --hidden_size {width} --num_epochs "
+    runs = [train_throughput.build_run(command_line.parse((flags + epochs).split()).config) for epochs in "123"]
     one, two, three = map(train_throughput.learning_flop, runs)
     spec = runs[0].env.spec
     first, actor, critic = spec.observation.shape[-1] * width, width * 4, width * 1
