@@ -179,8 +179,16 @@ def transition(
         terminated: bool[], the episode ended here for good.
         truncated: bool[], the episode was cut here by a limit.
         optional: fields of `TimeStep` that have a default; metrics may be any numbers.
+
+    Raises:
+        ValueError: the reward has another shape.
     """
     agents = jax.tree.leaves(observation)[0].shape[0]
+    if jnp.shape(reward) not in ((), (1,), (agents,)):
+        raise ValueError(
+            f"the reward must be one number, or {agents}, one for each agent of the observation (whose first axis is "
+            f"the agents), not of shape {jnp.shape(reward)}"
+        )
     metrics = {name: jnp.asarray(value, jnp.float32) for name, value in optional.pop("metrics", {}).items()}
     return TimeStep(
         observation=observation,

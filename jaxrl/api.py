@@ -110,6 +110,7 @@ def train(
     """
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
+    progress = _switch("progress", progress)
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
     log = Log(callbacks, label=config.make_env().spec.label, printed=progress)
     for cls in (algo, type(env) if isinstance(env, Environment) else env):
@@ -193,7 +194,7 @@ def load(
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
     if checkpoint is not None:
         checkpoint = _whole("checkpoint", checkpoint, 0, 10**10 - 1)
-    return load_policy(run, best, _custom(networks, None), checkpoint)
+    return load_policy(run, _switch("best", best), _custom(networks, None), checkpoint)
 
 
 def evaluate(
@@ -238,7 +239,7 @@ def evaluate(
                 "make that environment with settings that the networks match"
             )
         policy_set = policy_set.with_env_settings(_settings(env))
-    policy_name = "learned" if greedy else "sampled"
+    policy_name = "learned" if _switch("greedy", greedy) else "sampled"
     scripted = policies.scripted_names(policy_set.env) if baselines is None else baselines
     metrics_by_policy = {
         name: {metric: curve[-1] for metric, curve in curves.items()}
@@ -286,6 +287,13 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
         number: int = exact_value(name, value, int)
         check_bounds(name, number, (low, high))
         return number
+
+
+def _switch(name: str, value: Any) -> bool:
+    """Check True or False of Python, NumPy or JAX; return a bool. Raises UsageError."""
+    with usage_errors():
+        switch: bool = exact_value(name, value, bool)
+        return switch
 
 
 def _name(cls: type) -> str:

@@ -145,6 +145,41 @@ def test_a_policy_refuses_nan(point: jaxrl.Policy) -> None:
     assert jax.jit(lambda x: point(x)[0])(observation).shape == (1, 2)  # values are not known there
 
 
+class CountingSac(Sac):
+    """Its carry counts the calls."""
+
+    def init_carry(self, policy_params: Any, timestep: Any, indices: Any) -> Any:
+        return jnp.zeros(len(indices), jnp.int32)
+
+    def act(self, policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any, mode: Any) -> Any:
+        action, _, extras = super().act(policy, (), timestep, keys, progress, mode)
+        return action, carry + 1, extras
+
+
+def test_a_policy_refuses_the_carry_of_something_else(point: jaxrl.Policy) -> None:
+    settings = {field.name: getattr(point.algo, field.name) for field in dataclasses.fields(point.algo) if field.init}
+    counting = dataclasses.replace(point, algo=CountingSac(**settings))
+    observation = jnp.zeros((3, 1, *point.env.spec.observation.shape))
+    _, carry = counting(observation)
+    _, carry = counting(observation, carry=carry)
+    np.testing.assert_array_equal(carry, [2, 2, 2])
+    for wrong in ((), carry[:2], {"a": carry}):
+        with pytest.raises(ValueError, match="carry must be what the last call returned for 3 observations"):
+            counting(observation, carry=wrong)
+    with pytest.raises(ValueError, match="carry must be what"):
+        point(observation, carry=carry)
+
+
+@pytest.mark.parametrize("wrong", ["no", 1, None])
+def test_switches_are_true_or_false(point: jaxrl.Policy, wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="greedy must be true or false"):
+        jaxrl.evaluate(point, greedy=wrong)
+    with pytest.raises(UserError, match="best must be true or false"):
+        jaxrl.load(tmp_path, best=wrong)
+    with pytest.raises(UserError, match="progress must be true or false"):
+        jaxrl.train(TinyQ, Corridor, progress=wrong)
+
+
 def test_a_batch_without_rows(point: jaxrl.Policy) -> None:
     actions, carry = point(jnp.zeros((0, 1, *point.env.spec.observation.shape)))
     assert actions.shape == (0, 1, *point.env.spec.action.shape) and actions.dtype == jnp.float32 and carry == ()

@@ -227,6 +227,7 @@ def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixtu
         ("seed: !!int foo", "the value in line 3 cannot be read (invalid literal for int() with base 10: 'foo')"),
         ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor for the tag"),
         (f"seed: {'[' * 3000}", "it is nested too deeply"),
+        ("seed: @1", "found character '@' that cannot start any token in line 3, column 7"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nseed: [*b, *b]", "it holds an alias (*name): write the value itself"),
         ("#" * 2**20, "it is larger than 1,048,576 bytes"),
     ],

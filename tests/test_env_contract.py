@@ -218,6 +218,8 @@ def test_time_steps_are_made_of_what_there_is() -> None:
     assert cut.truncated and not cut.terminated
     types = [jax.tree.map(lambda x: (x.shape, x.dtype), t) for t in (last, cut, envs_jax.restart(observation))]
     assert types[0] == types[1] == types[2]
+    with pytest.raises(ValueError, match=r"one number, or 3, one for each agent .* not of shape \(2,\)"):
+        envs_jax.transition(np.zeros(2), observation)
 
 
 # Broken environments. Each class breaks one rule of the corridor; the sentence must name it.

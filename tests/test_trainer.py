@@ -477,6 +477,31 @@ def test_an_environment_is_to_blame_only_for_what_follows_finite_actions() -> No
     assert {name.rpartition(" ")[2]: float(count) for name, count in counts.items()} == {"reward": 1, "observation": 1}
 
 
+class ClosedCorridor(Corridor):
+    """No action is open once in each episode; nobody acts on a last time step, whose mask may be closed."""
+
+    when: int = 2
+
+    def step(self, state: CorridorState, action: Any, context: Any = None) -> tuple[CorridorState, TimeStep]:
+        state, timestep = super().step(state, action, context)
+        is_open = (state.t != self.when) & ~timestep.done
+        return state, dataclasses.replace(timestep, action_mask=timestep.action_mask & is_open)
+
+
+class ClosedAtTheEnd(ClosedCorridor):
+    when = -1
+
+
+@pytest.mark.parametrize(("env", "code"), [("ClosedCorridor", 1), ("ClosedAtTheEnd", 0)])
+def test_a_mask_without_an_open_action_ends_training(
+    env: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = f"--algo helpers.tiny:TinyQ --env test_trainer:{env} --num_envs 8 --devices 1 --total_env_steps 400"
+    assert jaxrl.cli.train.main([*flags.split(), "--runs", str(tmp_path)]) == code
+    error = capsys.readouterr().err
+    assert ("action_mask closes every action of an agent" in error) == bool(code) and "Traceback" not in error
+
+
 class NoisyCorridor(Corridor):
     """A reward of NaN once in each episode."""
 

@@ -98,22 +98,22 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     snakes, batch = game.head.shape[0], game.steps.shape
     head = board.neighbour(game.head, direction)
 
-    same = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)  # [n, n]: heads that meet
+    meeting = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)  # [n, n]: heads that meet
     on_bean = head[None] == game.beans[:, None]  # [K, n]
     earlier = constant(np.triu(np.ones((snakes, snakes), bool), 1), batch)  # [j, i]: j moves before i
-    ate = union(on_bean) & ~union(same & earlier)
+    ate = union(on_bean) & ~union(meeting & earlier)
     beans = _without(game.beans, union(on_bean, 1))
 
     body = bodies_without_tails(board, game, ate)
-    new = board.mark(head)
+    new_heads = board.mark(head)
     others = total(body, 1)
-    hit = (union(others[:, None] & new) != 0) | union(same)
-    body = jnp.where(hit[None], jnp.uint32(0), body | new)
+    hit = (union(others[:, None] & new_heads) != 0) | union(meeting)
+    body = jnp.where(hit[None], jnp.uint32(0), body | new_heads)
 
-    old = board.mark(game.head)
-    unchanged = game.segment_direction & ~union(old, 1)[:, None]
+    old_heads = board.mark(game.head)
+    unchanged = game.segment_direction & ~union(old_heads, 1)[:, None]
     bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)  # [2, n]
-    written = union(old[:, None] * bits[None], 2)
+    written = union(old_heads[:, None] * bits[None], 2)
 
     moved = dataclasses.replace(
         game,

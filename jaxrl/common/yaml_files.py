@@ -55,8 +55,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path} ({error.strerror}): name another file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        reason = reason.replace(' in "<unicode string>",', "")  # which is how the parser calls text without a file
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply"
+        elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            mark = error.problem_mark
+            reason = f"{error.problem} in line {mark.line + 1}, column {mark.column + 1}"
+        else:
+            reason = " ".join(str(error).split())
         raise UsageError(f"cannot read the configuration {path}: {reason[:_MAX_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")

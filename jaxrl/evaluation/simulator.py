@@ -33,7 +33,7 @@ class Simulator(NamedTuple):
         description: a few words.
         task: the simulator's own task; None: it plays the environment's tasks.
         spec: of the environment.
-        lanes: B, the batch size.
+        batch_size: B, the batch size.
         in_order: (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list.
         step: (state, action [B, 1, 4], ()) -> the next step.
         scripted: () -> actions [B, 1, 4] of the simulator's scripted policy; None: use the environment's.
@@ -43,7 +43,7 @@ class Simulator(NamedTuple):
     description: str
     task: str | None
     spec: EnvSpec
-    lanes: int
+    batch_size: int
     in_order: Callable[[Array, Array], tuple[BatchState, TimeStep]]
     step: Callable[[BatchState, Array, Any], tuple[BatchState, TimeStep]]
     scripted: Callable[[], np.ndarray] | None
@@ -82,8 +82,8 @@ def require_reach(policy_set: PolicySet) -> ReachBatch:
     return policy_set.env
 
 
-def make_simulator(name: str | None, policy_set: PolicySet, task: str | None, lanes: int) -> Simulator:
-    """Return a simulator of `lanes` arms: "metaworld", or the policy's own environment ("jax" or None).
+def make_simulator(name: str | None, policy_set: PolicySet, task: str | None, batch_size: int) -> Simulator:
+    """Return a simulator of `batch_size` arms: "metaworld", or the policy's own environment ("jax" or None).
 
     `task` is one of the simulator's own, None for the environment's tasks.
 
@@ -93,12 +93,12 @@ def make_simulator(name: str | None, policy_set: PolicySet, task: str | None, la
     stream = "fresh pairs in order" if env.env.goals == "uniform" and task is None else "pool in order"
     if name != "metaworld":
         in_order, step = jax.jit(env.in_order), jax.jit(env.step_without_reset)
-        return Simulator(policy_set.name, None, env.spec, lanes, in_order, step, None, stream)
+        return Simulator(policy_set.name, None, env.spec, batch_size, in_order, step, None, stream)
     with usage_errors():
-        real = adapter.RealReach.make(env.env, task, lanes)
+        real = adapter.RealReach.make(env.env, task, batch_size)
     description = f"Meta-World {adapter.version()}, {task or f'{adapter.REACH}, task {env.env.task}'}"
     script = real.scripted if task else None
-    return Simulator(description, task, real.spec, lanes, real.in_order, real.step_without_reset, script, stream)
+    return Simulator(description, task, real.spec, batch_size, real.in_order, real.step_without_reset, script, stream)
 
 
 # Playing
@@ -157,9 +157,9 @@ def play(
         return curves, observation[:, :, 0], *single_agent, np.asarray(state.env.task)
 
     parts = []
-    for first in range(0, len(indices), world.lanes):
-        batch = np.asarray(indices[first : first + world.lanes], np.int32)
-        padded = np.concatenate([batch, np.repeat(batch[-1:], world.lanes - len(batch))])
+    for first in range(0, len(indices), world.batch_size):
+        batch = np.asarray(indices[first : first + world.batch_size], np.int32)
+        padded = np.concatenate([batch, np.repeat(batch[-1:], world.batch_size - len(batch))])
         parts.append(episodes(padded))
     curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(indices)], *parts)  # only the last is padded
     return Episodes({metric: curve.T for metric, curve in curves.items()}, *rest)

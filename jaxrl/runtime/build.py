@@ -121,7 +121,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         algo = _make_algorithm(config, env.spec, dataclasses.replace(layout, learn_chunk=learn_chunk), custom)
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(settings, algo)
-    store = precision.rollout_dtype(settings.rollout_dtype)
+    storage_dtype = precision.rollout_dtype(settings.rollout_dtype)
     resolved = config.with_run(
         num_envs=layout.num_envs,
         logical_shards=layout.shards,
@@ -131,7 +131,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         total_episodes=0,
         schedule_env_steps=settings.schedule_env_steps or total,
         compute_dtype=jnp.dtype(layout.compute_dtype).name,
-        rollout_dtype=store.name,
+        rollout_dtype=storage_dtype.name,
     )
     mesh = make_mesh(devices)
     trainer = Trainer(
@@ -141,7 +141,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         mesh=mesh,
         block=settings.block_iterations,
         rollout_chunk=rollout_chunk,
-        store=store,
+        storage_dtype=storage_dtype,
         total_env_steps=resolved.run.schedule_env_steps,
         seeds=settings.num_seeds,
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},

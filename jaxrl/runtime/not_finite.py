@@ -1,4 +1,4 @@
-"""Errors of losses and parameters that are no longer finite, and whether the environment is to blame."""
+"""Errors of losses and parameters that are no longer finite, and of environments that give what nobody can use."""
 
 import functools
 import operator
@@ -21,7 +21,8 @@ class NotFiniteError(UserError):
 
 
 _FIELDS = ("reward", "observation", "global_state")  # of TimeStep
-_PREFIX = "not finite: "
+_MASK = "action_mask"
+_PREFIX = "fault: "
 
 
 def _is_finite(tree: Any, axes: int) -> Any:
@@ -32,7 +33,9 @@ def _is_finite(tree: Any, axes: int) -> Any:
 
 
 def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
-    """Count by field the time steps that hold a value that is not finite although the action before was finite.
+    """Count by field the time steps that nobody can use.
+
+    These hold a value that is not finite although the action before was finite, or a mask without an open action.
 
     Args:
         trajectory, last: leaves [T, B, ...], and the time steps [B, ...] after them.
@@ -47,6 +50,10 @@ def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
             before = jnp.asarray(_is_finite(getattr(trajectory.timestep, field), 2))
             rows = jnp.concatenate([before[1:], after[None]])
             faults[_PREFIX + field] = jnp.sum(~rows & acted, dtype=jnp.float32)
+    mask = trajectory.timestep.action_mask
+    if mask is not None:
+        closed = jnp.any(~jnp.any(mask, axis=-1), axis=-1) & ~trajectory.timestep.done
+        faults[_PREFIX + _MASK] = jnp.sum(closed, dtype=jnp.float32)
     return faults
 
 
@@ -58,13 +65,22 @@ def split_faults(episodes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def faulty_fields(fetched: BlockMetrics, trial: int) -> set[str]:
-    """Return the fields of time steps in which a trial's environments gave values that are not finite.
+    """Return the fields that `count_faults` counted in a trial's environments.
 
     With several trials, counts are [K, trials].
     """
     return {
         field for field, counts in fetched.faults.items() if np.any(counts[:, trial] if counts.ndim > 1 else counts)
     }
+
+
+def check_masks(fields: Collection[str], iteration: int) -> None:
+    """Raise UserError if a mask without an open action is among the fields with faults."""
+    if _MASK in fields:
+        raise UserError(
+            f"the environment's action_mask closes every action of an agent, at iteration {iteration:,} or shortly "
+            "before: leave one open in every time step; envs_jax.testing.check_env can help find the step"
+        )
 
 
 def not_finite_error(

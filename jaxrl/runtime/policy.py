@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Discrete, Environment, TimeStep, independent_mask
+from envs_jax.base import Array, Discrete, Environment, TimeStep, independent_mask, short_repr
 from envs_jax.batch import batched
 from envs_jax.forks import check_process
 from envs_jax.progress import final_progress, start
@@ -73,9 +73,10 @@ class Policy:
 
         Raises:
             ValueError: the process was forked after JAX ran; shapes do not fit; observations are NaN (outside of
-                tracing); `key` is no JAX key; masks or `first` are passed together with a TimeStep, which has its own;
-                or the mask is missing, holds other numbers, closes all actions of an agent, is ignored by the policy,
-                is unknown to the environment, or can only be part of a TimeStep.
+                tracing); `key` is no JAX key; the carry is not what the last call returned; masks or `first` are
+                passed together with a TimeStep, which has its own; or the mask is missing, holds other numbers, closes
+                all actions of an agent, is ignored by the policy, is unknown to the environment, or can only be part
+                of a TimeStep.
         """
         self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)
@@ -84,6 +85,8 @@ class Policy:
             return self._act_on_nothing(timestep)
         if carry is None:
             carry = self.algo.init_carry(self.params, timestep, jnp.arange(size, dtype=jnp.int32))
+        else:
+            self._check_carry(carry, size)
         if key is None:
             keys, mode = jax.random.split(jax.random.key(0), size), "greedy"
         else:
@@ -120,6 +123,22 @@ class Policy:
         env = batched(self.env)
         context = jax.eval_shape(env.context, jax.eval_shape(start))
         return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
+
+    @functools.cached_property
+    def _blank_carry(self) -> Any:
+        """Return ShapeDtypeStructs of the carry of a batch of one."""
+        return jax.eval_shape(self.algo.init_carry, self.params, self._blank, jax.ShapeDtypeStruct((1,), jnp.int32))
+
+    def _check_carry(self, carry: Any, size: int) -> None:
+        """Raise ValueError for a carry of another structure, or of another batch."""
+        blank = self._blank_carry
+        same_structure = jax.tree.structure(carry) == jax.tree.structure(blank)
+        shapes = [(size, *x.shape[1:]) for x in jax.tree.leaves(blank)]
+        if not same_structure or [jnp.shape(x) for x in jax.tree.leaves(carry)] != shapes:
+            raise ValueError(
+                f"carry must be what the last call returned for {size} observations, and None at the first step, not "
+                f"{short_repr(carry)}"
+            )
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
         """Return a time step [B] from the caller's arrays, and whether they are of a single environment."""

@@ -90,9 +90,9 @@ def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy
 
 
 class Opponent(NamedTuple):
-    """A policy without a carry for the other team; `see` returns its observations and a key per game."""
+    """A policy without a carry for the other team; `make_view` returns its observations and a key per game."""
 
-    see: Callable[[BatchState], tuple[TimeStep, Array]]
+    make_view: Callable[[BatchState], tuple[TimeStep, Array]]
     policy: Policy
 
 
@@ -108,7 +108,7 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
 
         def branch(opponent: Opponent, params: PolicyParams) -> Callable[[], Array]:
             def act() -> Array:
-                view, opponent_keys = opponent.see(state)
+                view, opponent_keys = opponent.make_view(state)
                 return opponent.policy(params, (), state, view, opponent_keys)[0].astype(action.dtype)
 
             return act
@@ -235,11 +235,11 @@ class Evaluator:
         return rollout
 
     def _make_trace(
-        self, see: Callable[..., Any], size: int, with_actions: bool = False
+        self, extract: Callable[..., Any], size: int, with_actions: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
-        """Return (parameters, key, context, first) -> `see` at each step [T + 1, B, ...], actions [T, B, ...] if asked.
+        """Return (parameters, key, context, first) -> `extract` at each step [T + 1, B, ...], and actions [T, B, ...].
 
-        B are `size` episodes of each device, from its `first` on. T is the horizon or, if all of them end earlier, a
+        Without `with_actions` there are none. B are `size` episodes of each device, from its `first` on. T is the horizon or, if all of them end earlier, a
         smaller multiple of `STEPS`, the steps that a device holds at a time; rows are on the host.
         """
         spec, local = self.env.spec, self.episodes // self.devices
@@ -250,14 +250,14 @@ class Evaluator:
 
         def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
             carry = self._reset(params, find_indices(first), key, context)
-            return carry, jax.tree.map(lambda x: x[None], see(*carry[1:]))
+            return carry, jax.tree.map(lambda x: x[None], extract(*carry[1:]))
 
         def play_piece(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
             keys = make_episode_keys(key, find_indices(first))
 
             def take_step(carry: Any, t: Array) -> tuple[Any, Any]:
                 carry, action = self._step(params, keys, context, carry, t)
-                return carry, (see(*carry[1:]), action if with_actions else ())
+                return carry, (extract(*carry[1:]), action if with_actions else ())
 
             return jax.lax.scan(take_step, carry, t + jnp.arange(piece, dtype=jnp.uint32))
 

@@ -23,7 +23,7 @@ from jaxrl.runtime import hosts
 from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.memory_plan import TooLargeError
-from jaxrl.runtime.not_finite import faulty_fields, not_finite_error
+from jaxrl.runtime.not_finite import check_masks, faulty_fields, not_finite_error
 from jaxrl.runtime.pieces import Pieces, StageProgress, describe_duration
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.rollouts import final_means, held_out_key
@@ -299,6 +299,7 @@ class Session:
         fetched: BlockMetrics = self._fetch(metrics)
         for trial, fields in enumerate(self._faulty):
             fields |= faulty_fields(fetched, trial)
+            check_masks(fields, position.iterations + count)
         trial = 0
         if self.trials > 1:  # the first value that is not finite, if there is one
             trial = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.iterations, np.iinfo(np.int32).max)))

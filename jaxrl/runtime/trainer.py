@@ -61,7 +61,7 @@ class Trainer:
     mesh: Mesh
     block: int  # K, maximum iterations of one compiled call
     rollout_chunk: int  # environments rolled out at a time on a device, in phases that restart them; 0 = all
-    store: Any  # dtype of stored observations that lie in [0, 1]
+    storage_dtype: Any  # dtype of stored observations that lie in [0, 1]
     total_env_steps: int  # denominator of `Progress.fraction`; schedules do not change when a run is extended
     seeds: int = 1  # the run's seed and the next ones, trained in one program
     # {setting of the algorithm: its values, one for each combination}; each is trained with all seeds
@@ -188,7 +188,7 @@ class Trainer:
                 results = self.algo.act(policy, carry, timestep, keys, state.progress, "explore")
                 action, carry, extras = _check_results("act", results, ("action", "carry", "extras"))
                 _check_action(spec, action, len(indices))
-                row = Trajectory(precision.store(spec, timestep, self.store), action, extras)
+                row = Trajectory(precision.store(spec, timestep, self.storage_dtype), action, extras)
                 if whole_episodes:
                     env, timestep = self.env.step_without_reset(env, action, context)
                 else:

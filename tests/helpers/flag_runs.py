@@ -1,8 +1,8 @@
 """Tiny runs of every algorithm, and a script that checks environments and trains them in a process with flags of JAX.
 
-    JAX_DEBUG_NANS=1 python -m helpers.flag_runs [NAME ...]
+    JAX_DEBUG_NANS=1 python -m helpers.flag_runs NAME ...
 
-prints the names of the runs as they end.
+prints the names of the environments and runs as they end.
 """
 
 import json
@@ -90,7 +90,7 @@ if __name__ == "__main__":
     import envs_jax
     from envs_jax import check_env
 
-    for name in sys.argv[1:] or (*SETTINGS, *([] if jax.config.jax_disable_jit else RUNS)):
+    for name in sys.argv[1:]:
         if name in RUNS:
             train(name)
         else:
