@@ -239,8 +239,9 @@ class Evaluator:
     ) -> Callable[..., tuple[Any, Any]]:
         """Return (parameters, key, context, first) -> `extract` at each step [T + 1, B, ...], and actions [T, B, ...].
 
-        Without `with_actions` there are none. B are `size` episodes of each device, from its `first` on. T is the horizon or, if all of them end earlier, a
-        smaller multiple of `STEPS`, the steps that a device holds at a time; rows are on the host.
+        Without `with_actions` there are none. B are `size` episodes of each device, from its `first` on. T is the
+        horizon or, if all of them end earlier, a smaller multiple of `STEPS`, the steps that a device holds at a time;
+        rows are on the host.
         """
         spec, local = self.env.spec, self.episodes // self.devices
         piece = min(spec.horizon, STEPS)
