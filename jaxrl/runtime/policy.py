@@ -132,9 +132,9 @@ class Policy:
     def _check_carry(self, carry: Any, size: int) -> None:
         """Raise ValueError for a carry of another structure, or of another batch."""
         blank = self._blank_carry
-        same_structure = jax.tree.structure(carry) == jax.tree.structure(blank)
+        structures: list[Any] = [jax.tree.structure(carry), jax.tree.structure(blank)]
         shapes = [(size, *x.shape[1:]) for x in jax.tree.leaves(blank)]
-        if not same_structure or [jnp.shape(x) for x in jax.tree.leaves(carry)] != shapes:
+        if structures[0] != structures[1] or [jnp.shape(x) for x in jax.tree.leaves(carry)] != shapes:
             raise ValueError(
                 f"carry must be what the last call returned for {size} observations, and None at the first step, not "
                 f"{short_repr(carry)}"
