@@ -191,7 +191,7 @@ def evaluation_file(policy_set: PolicySet, names: Sequence[str], simulator: str 
 
     `simulator` is where the environment's tasks are played, None for the environment itself.
     """
-    if policy_set.run is None or policy_set.config is None:
+    if policy_set.run is None or policy_set.config is None or policy_set.run.parent == run_directory.PRETRAINED:
         return None
     rules = policy_set.env.env.match_rules
     default_settings = {**policy_set.config.env_settings, **(rules.settings if rules else {})}
