@@ -75,7 +75,8 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
             checkpoints.save(step, {"algo": state}, {**meta, SMALL: True}, best=True)
     except OSError as error:
         raise UserError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from None
-    run_directory.write_config(out, saved.config.with_run(init_from="", runs="runs").to_yaml())  # last: it makes the folder a run
+    config = saved.config.with_run(init_from="", runs="runs")
+    run_directory.write_config(out, config.to_yaml())  # last, because it makes the folder a run
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
