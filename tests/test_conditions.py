@@ -1,6 +1,7 @@
 """Evaluations under several conditions: the same missions, every episode in the table, tails by hand."""
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file.write_text("plain: {}\nlossy: {failure_rate: [0.0, 1.0]}\n")
     flags = f"--env coverage --q 3 --num_agents 2 --budget 3 --policy ig,random --episodes 30 --conditions {file}"
     assert jaxrl.cli.evaluate.main([*flags.split(), "--csv", str(table), "--json", str(report), "--bound", "0.8"]) == 0
-    rows = list(csv.DictReader(table.open()))
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert len(rows) == 3 * 2 * 30
     entropy: dict[tuple[str, str], np.ndarray] = {}
     for row in rows:

@@ -68,15 +68,17 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
     root = locate(saved.directory)[0]
     with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         meta = checkpoints.restore((), step, prefix="algo.replicated")[2]
+    settings = saved.config.with_run(init_from="", runs="runs")
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / run_directory.VERSIONS, json.dumps(run_directory.read_versions(root), indent=1) + "\n")
         with Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
-            checkpoints.save(step, {"algo": state}, {**meta, SMALL: True}, best=True)
+            checkpoints.save(step, {"algo": state}, {**meta, "settings": settings.flat(), SMALL: True}, best=True)
+        for file in out.rglob("commit_success.txt"):  # of orbax, which names the folder that was written
+            file.unlink()
     except OSError as error:
         raise UserError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from None
-    config = saved.config.with_run(init_from="", runs="runs")
-    run_directory.write_config(out, config.to_yaml())  # last, because it makes the folder a run
+    run_directory.write_config(out, settings.to_yaml())  # last, because it makes the folder a run
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
