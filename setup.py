@@ -15,7 +15,7 @@ setup(
     package_dir={"jaxrl.configs": "configs"},
     package_data={
         "jaxrl.configs": ["*.yaml"],
-        "jaxrl": ["py.typed"],
+        "jaxrl": ["py.typed", "pretrained/**/*"],
         "envs_jax": ["py.typed"],
         "envs_jax.reach": ["*.json"],
         "envs_jax.viewing": ["*.html"],

@@ -9,6 +9,9 @@ Where two teams play, each policy meets every scripted player on both sides, and
 python -m jaxrl.evaluate RUN --against RUN2 --out league.json lets all runs and scripted players meet each other and
 rates them.
 
+python -m jaxrl.evaluate RUN --conditions FILE.yaml --csv FILE plays the same episodes under several settings of the
+environment: the file holds lines such as 'lossy: {failure_rate: [0.1, 0.3]}', whose lists are crossed.
+
 python -m jaxrl.evaluate RUN --simulator metaworld plays a run of reach in real Meta-World; --simulator jax plays the
 same episodes in JAX.
 """
@@ -17,14 +20,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.policies import add_simulator, own_task, parse, parse_policies
 from jaxrl.cli.process import speed_up_start
-from jaxrl.cli.values import add_int, add_seed, parse_list
+from jaxrl.cli.values import add_int, add_seed, parse_list, parse_number
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output, write_output
-from jaxrl.evaluation import league, policies, reports, simulator, tables
+from jaxrl.evaluation import conditions, league, policies, reports, simulator, tables
 from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
 
@@ -45,6 +50,11 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, "the held-out episodes")
     add("--json", "--out", metavar="FILE", help=f"JSON file to write (default: RUN/{FILE} for all policies in the "
         f"run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, otherwise none)")  # fmt: skip
+    add("--conditions", metavar="FILE.yaml", help="play under each condition of this file, {name: {setting of the "
+        "environment: value or list of values}}")  # fmt: skip
+    add("--csv", metavar="FILE", help="with --conditions: write every episode of every policy to this CSV file")
+    add("--bound", type=lambda text: parse_number(text, "--bound"), metavar="X", help="with --conditions: count the "
+        "episodes whose score is worse than X")  # fmt: skip
     add_int(parser, "--chunk", 0, _MAX_EPISODES, 0, "maximum number of episodes that a device plays at a time; more of "
             "them need more memory; 0 = chosen by their size (default: 0)")  # fmt: skip
     add_simulator(parser)
@@ -58,6 +68,11 @@ def main(argv: Sequence[str]) -> int:
     task = own_task(flags)
     policy_set = read() if task is None else read("task")
     options = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
+    for name in ("csv", "bound"):
+        if getattr(flags, name) is not None and not flags.conditions:
+            raise UsageError(f"--{name} belongs to --conditions: name a file of conditions")
+    if flags.conditions:
+        return _play_conditions(flags, policy_set, options)
     if flags.against:
         players = _league(flags, policy_set)
         path = output(flags.json, "--json") if flags.json else None
@@ -86,6 +101,28 @@ def main(argv: Sequence[str]) -> int:
     tables.show(report, policy_set.description)
     if path is not None:
         write_output(path, json.dumps(report, indent=1, allow_nan=False) + "\n", "--json")
+        print(f"wrote {path}")
+    return 0
+
+
+def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: tuple[Any, ...]) -> int:
+    """Play under several conditions, print a table, write files; return the exit code. Raises UserError."""
+    if flags.against or flags.simulator or policy_set.env.env.match_rules:
+        raise UsageError(
+            "--conditions plays one team in JAX: leave --against and --simulator out, and name a run or an environment "
+            "in which no other team plays"
+        )
+    chosen = conditions.read_conditions(Path(flags.conditions))
+    names = list(policy_set.policies) if flags.policy is None else parse_policies(flags.policy)
+    policy_set.check_policies(names)
+    paths = {flag: output(name, flag) for flag, name in (("--json", flags.json), ("--csv", flags.csv)) if name}
+    episodes, seed = flags.episodes or EPISODES, flags.seed
+    outcomes = list(conditions.rollout(policy_set, chosen, names, episodes, *options))
+    report = conditions.summarise(policy_set, chosen, outcomes, episodes, seed, flags.bound)
+    tables.show(report, policy_set.description)
+    texts = {"--json": json.dumps(report, indent=1, allow_nan=False) + "\n", "--csv": conditions.to_csv(outcomes)}
+    for flag, path in paths.items():
+        write_output(path, texts[flag], flag)
         print(f"wrote {path}")
     return 0
 

@@ -6,16 +6,20 @@ which says how the function is called. numpy: agent.py and weights.npz are the s
 
 jidi: submission.py and weights.npz play the snakes games of the Jidi platform, 3v3 and 1v1, on either side, with only
 NumPy. Actions are sampled from the policy, without exploration; with --greedy they are its best actions.
+
+run: a run directory with the weights only, to share. It can be named wherever a run can, but for --resume.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint
 from jaxrl.common.errors import UsageError
-from jaxrl.integrations.export.formats import FORMATS, export
-from jaxrl.runtime.load import load_policy
+from jaxrl.common.files import expand_home
+from jaxrl.integrations.export.formats import FORMATS, RUN, export
+from jaxrl.runtime.load import load_policy, write_small_run
 
 
 @exit_on_error
@@ -34,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
+    if flags.format == RUN:
+        paths = write_small_run(flags.run, Path(expand_home(flags.out)), not flags.last, find_checkpoint(flags))
+        print(f"wrote {flags.out} ({sum(path.stat().st_size for path in paths) / 2**10:,.0f} KiB)")
+        return 0
     policy = load_policy(flags.run, not flags.last, checkpoint=find_checkpoint(flags))
     for path in export(policy, flags.format, flags.out, greedy=flags.greedy):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")

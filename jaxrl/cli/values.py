@@ -1,6 +1,7 @@
 """Flags that are not settings, and their values."""
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 
@@ -18,6 +19,17 @@ def parse_int(text: str, flag: str, low: int, high: int) -> int:
     if not low <= number <= high:
         bounds = f"lie between {low} and {high:,}" if low < high else f"be {low} here"
         raise UsageError(f"{flag} must {bounds}, not {short_repr(number)}")
+    return number
+
+
+def parse_number(text: str, flag: str) -> float:
+    """Parse a finite number from the command line. Raises UsageError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{flag} must be a number, not {short_repr(text)}")
     return number
 
 

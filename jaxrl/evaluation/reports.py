@@ -77,7 +77,7 @@ def evaluate(
             policies[name][metric] = summarise(extend(curves[metric], longest), share)
     at = marks(longest - 1)
     return {
-        **_head(policy_set, episodes, seed),
+        **head(policy_set, episodes, seed),
         "steps": longest - 1,
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
@@ -122,7 +122,7 @@ def play_matches(
     means = {name: np.mean([score_of[name, opponent] for opponent in rules.opponents], axis=0) for name in learned}
     margins = [{"first": a, "second": b, **estimate_difference(score)} for (a, b), score in score_of.items()]
     return {
-        **_head(policy_set, games, seed),
+        **head(policy_set, games, seed),
         "set": {name: policy_set.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
         "matches": league.summarise_matches(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
@@ -145,7 +145,7 @@ def play_league(
     matches = league.summarise_matches(played, metrics)
     return {
         "format": FORMAT,
-        "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
+        "runs": {name: head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
         "actions": {name: display_name(league.rank_policies(run)[0]) for name, run in players.runs.items()},
         "score": spec.score,
@@ -156,7 +156,7 @@ def play_league(
     }
 
 
-def _head(policy_set: PolicySet, episodes: int, seed: int) -> dict[str, Any]:
+def head(policy_set: PolicySet, episodes: int, seed: int) -> dict[str, Any]:
     """Return the entries that say where the numbers come from, common to all reports."""
     return {
         "format": FORMAT,
@@ -191,7 +191,7 @@ def evaluation_file(policy_set: PolicySet, names: Sequence[str], simulator: str 
 
     `simulator` is where the environment's tasks are played, None for the environment itself.
     """
-    if policy_set.run is None or policy_set.config is None:
+    if policy_set.run is None or policy_set.config is None or policy_set.run.parent == run_directory.PRETRAINED:
         return None
     rules = policy_set.env.env.match_rules
     default_settings = {**policy_set.config.env_settings, **(rules.settings if rules else {})}

@@ -119,6 +119,26 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
     return {"mean": mean, "low": max(mean - half, -bound), "high": min(mean + half, bound)}
 
 
+def tail_mean(values: np.ndarray, share: float, largest: bool) -> np.ndarray:
+    """Return the mean of the largest or smallest share of the values along the last axis: float[...] of float[..., N].
+
+    This is the conditional value at risk at the level `share`; a value that the share cuts counts in part (Rockafellar
+    and Uryasev 2002, J. Banking and Finance 26).
+    """
+    ordered = np.sort(np.asarray(values, np.float64), axis=-1)
+    ordered = ordered[..., ::-1] if largest else ordered
+    count = share * ordered.shape[-1]
+    weights = np.clip(count - np.arange(ordered.shape[-1]), 0.0, 1.0)
+    return ordered @ weights / count
+
+
+def interquartile_mean(values: np.ndarray) -> float:
+    """Return the mean of float[S] without its lowest and highest quarter (Agarwal et al. 2021, arXiv 2108.13264)."""
+    from scipy.stats import trim_mean  # slow to import
+
+    return float(trim_mean(values, 0.25))
+
+
 def find_sign(difference: Estimate) -> int:
     """Return 1 or -1 if the interval of a difference is above or below 0, and 0 if it does not show which."""
     low, high = difference["low"], difference["high"]

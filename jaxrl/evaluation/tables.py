@@ -20,7 +20,11 @@ _INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
 def show(report: dict[str, Any], title: str) -> None:
     """Print the tables and the conclusion of a report to stdout, in colour on a terminal."""
     sentences: list[str] = []
-    if "ratings" in report:
+    if "conditions" in report:
+        heading = f"{title}: {len(report['conditions'])} conditions, {report['episodes']:,} held-out episodes of each"
+        legend = f"{_INTERVALS}; seed {report['seed']}{_seeds_text(report)}"
+        blocks = [make_condition_table(report)]
+    elif "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
         actions = ", ".join(dict.fromkeys(report["actions"].values()))
@@ -67,6 +71,26 @@ def make_curve_table(report: dict[str, Any]) -> Table:
         for name, curve in curves.items():
             cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
             rows.append(tables.Row(display_name(name), cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
+    return tables.make_table("policy", titles, rows)
+
+
+def make_condition_table(report: dict[str, Any]) -> Table:
+    """Return one block of rows per condition, one row per policy: the score and its worst tenth, at the end."""
+    score, worst = report["score"], f"{100 * report['worst']:.0f} %"
+    titles = [get_label(report, score), "median", f"worst {worst},\nfrom", f"worst {worst},\nmean"]
+    keys = ["median", "quantile", "tail"]
+    if report["bound"] is not None:
+        titles.append(f"worse than\n{report['bound']:g}, %")
+    rows = []
+    for condition, played in report["conditions"].items():
+        scores = {policy: metrics[score] for policy, metrics in played["policies"].items()}
+        digits = _decimals(values["mean"] for values in scores.values())
+        rows.append(tables.Row(condition))
+        for policy, values in scores.items():
+            cells = [format_estimate({**values, "std": None}, digits), *(f"{values[key]:.{digits}f}" for key in keys)]
+            cells += [] if report["bound"] is None else [f"{100 * values['failed']:.1f}"]
+            style = "bold cyan" if policy == next(iter(LEARNED)) else ""
+            rows.append(tables.Row(display_name(policy), cells, style))
     return tables.make_table("policy", titles, rows)
 
 

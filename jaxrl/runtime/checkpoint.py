@@ -36,6 +36,9 @@ from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 # Orbax takes a third of a second to import, and no run needs it before its first checkpoint: functions import it.
 
 
+SMALL = "small"  # entry of the JSON object of a checkpoint that holds weights only, see `load.write_small_run`
+
+
 class CheckpointError(UserError):
     """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
 

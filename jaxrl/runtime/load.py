@@ -4,6 +4,7 @@ It reads checkpoints and builds no run; `api` and `evaluation` turn policies int
 """
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +17,11 @@ from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
+from jaxrl.common.files import is_file, write_atomically
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.trials import locate, trials
@@ -50,6 +52,34 @@ def load_policies(
 def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
     """Return `Algorithm.weights` of the first seed of a run, which include critics; see `load_policies`."""
     return _read_weights(_open_run(run, checkpoint), best)
+
+
+def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: int | None = None) -> list[Path]:
+    """Write a run directory whose only checkpoint holds the weights of a run, without optimizers, replay and games.
+
+    It can be named wherever a run can, but for `--resume`. Of several seeds the first is written. Returns its files.
+
+    Raises UserError: as `load_policies`, or `out` holds a run already or cannot be written.
+    """
+    saved = _open_run(run, checkpoint)
+    if is_file(out / run_directory.CONFIG):
+        raise UsageError(f"{out} holds a run already: choose another folder with --out")
+    (state, *_), step = _read_states(saved, best)
+    root = locate(saved.directory)[0]
+    with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
+        meta = checkpoints.restore((), step, prefix="algo.replicated")[2]
+    settings = saved.config.with_run(init_from="", runs="runs")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / run_directory.VERSIONS, json.dumps(run_directory.read_versions(root), indent=1) + "\n")
+        with Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
+            checkpoints.save(step, {"algo": state}, {**meta, "settings": settings.flat(), SMALL: True}, best=True)
+        for file in out.rglob("commit_success.txt"):  # of orbax, which names the folder that was written
+            file.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from None
+    run_directory.write_config(out, settings.to_yaml())  # last, because it makes the folder a run
+    return sorted(path for path in out.rglob("*") if path.is_file())
 
 
 class _SavedRun(NamedTuple):

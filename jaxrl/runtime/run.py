@@ -17,7 +17,7 @@ from jaxrl.report.writer import NullWriter, Writer, check_same_run, describe_los
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
+from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.scoring import Scoring
@@ -131,6 +131,8 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
     """
     with Checkpoints(directory / run_directory.CHECKPOINTS, warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
+    if meta.get(SMALL):
+        raise UsageError(f"{directory} holds only weights, which cannot be resumed: start a run with --init_from")
     folders = [".", *(trial.folder for trial in trials.trials(run.config))]
 
     def check_metrics() -> None:

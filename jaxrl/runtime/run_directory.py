@@ -26,7 +26,7 @@ import jax.extend.backend
 import numpy as np
 
 from envs_jax.base import Box, Discrete, EnvSpec
-from envs_jax.settings import short_repr
+from envs_jax.settings import closest, short_repr
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import expand_home, is_file, write_atomically
 from jaxrl.common.version import __version__
@@ -34,7 +34,9 @@ from jaxrl.common.version import __version__
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 CHECKPOINTS = "checkpoints"
+PRETRAINED = Path(__file__).parents[1] / "pretrained"  # small runs that come with the package, by name
 _LATEST, _LOCK = "latest", ".lock"
+_PRETRAINED = "pretrained:"  # begins their names
 _RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 SPACES = "spaces"  # entry of versions.json: shapes of observations and actions
@@ -231,11 +233,23 @@ def checkpoint_folder(run: Path | str, number: int) -> Path:
 
 
 def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
-    """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None."""
+    """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None.
+
+    Raises RunError: a name such as pretrained:coverage that is unknown.
+    """
+    if str(path).startswith(_PRETRAINED):
+        return _find_pretrained(str(path).removeprefix(_PRETRAINED)), None
     path = Path(expand_home(path))
     if path.parent.name == CHECKPOINTS and path.name.isdecimal():
         return path.parent.parent, int(path.name)
     return path, None
+
+
+def _find_pretrained(name: str) -> Path:
+    names = sorted(folder.parent.name for folder in PRETRAINED.glob(f"*/{CONFIG}"))
+    if name not in names:
+        raise RunError(f"unknown pretrained policy {short_repr(name)}: {closest(name, names)}")
+    return PRETRAINED / name
 
 
 def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path, int | None]:

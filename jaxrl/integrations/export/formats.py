@@ -17,10 +17,11 @@ from jaxrl.common.files import expand_home, write_atomically
 from jaxrl.common.version import __version__
 from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, make_greedy
 from jaxrl.integrations.standalone import agent_files, jidi_files
-from jaxrl.runtime.load import load_policy
+from jaxrl.runtime.load import load_policy, write_small_run
 from jaxrl.runtime.policy import Policy
 
 MANIFEST = "policy.json"
+RUN = "run"
 ABOUT = {  # of inputs and outputs, by the first word of their names
     "observation": "observations of the agents",
     "reward": "rewards of the agents for their last action, 0 at the first step",
@@ -40,7 +41,7 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
     Args:
         policy: a policy, or the directory of a run.
         format: safetensors (parameters), stablehlo or onnx (the greedy policy as a function), numpy (the same as a
-            Python file), jidi (an agent for the Jidi platform).
+            Python file), jidi (an agent for the Jidi platform), run (a run directory with only the weights).
         path: directory to write to, made if absent; files of the same names in it are replaced.
         greedy: for jidi, whose agent otherwise samples its actions; the other formats always act greedily.
 
@@ -55,8 +56,12 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
         raise UsageError(f"unknown format {short_repr(format)}: {closest(str(format), FORMATS)}")
     if not isinstance(path, str | Path):
         raise UsageError(f"name the directory to write to, such as 'exported', not {short_repr(path)}")
-    policy = policy if isinstance(policy, Policy) else load_policy(policy)
     out = Path(expand_home(path))
+    if format == RUN:
+        if isinstance(policy, Policy):
+            raise UsageError("the format run needs the directory of a run: pass it instead of the policy")
+        return write_small_run(policy, out)
+    policy = policy if isinstance(policy, Policy) else load_policy(policy)
     is_jidi = format == "jidi"
     files = jidi_files(policy.env, policy.algo, policy.params, greedy) if is_jidi else WRITERS[format](policy)
     try:
@@ -145,4 +150,4 @@ WRITERS: dict[str, Callable[[Policy], dict[str, bytes]]] = {
     "onnx": _onnx,
     "numpy": agent_files,
 }
-FORMATS = (*WRITERS, "jidi")
+FORMATS = (*WRITERS, "jidi", RUN)

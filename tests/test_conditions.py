@@ -1,0 +1,116 @@
+"""Evaluations under several conditions: the same missions, every episode in the table, tails by hand."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxrl.cli.evaluate
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation import conditions, policies
+from jaxrl.evaluation.conditions import Condition, read_conditions
+from jaxrl.evaluation.statistics import interquartile_mean, tail_mean
+
+FILE = """
+plain: {}
+lossy: {failure_rate: [0.0, 1.0]}
+crossed: {failure_rate: [0.0, 0.5], communication_range: [5.0, 25.0]}
+"""
+
+
+def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
+    file = tmp_path / "conditions.yaml"
+    file.write_text(FILE)
+    read = read_conditions(file)
+    assert [condition.name for condition in read] == [
+        "plain", "lossy: failure_rate 0.0", "lossy: failure_rate 1.0",
+        *(f"crossed: failure_rate {rate}, communication_range {far}" for rate in (0.0, 0.5) for far in (5.0, 25.0)),
+    ]  # fmt: skip
+    assert read[0] == Condition("plain", {})
+    assert read[-1].settings == {"failure_rate": 0.5, "communication_range": 25.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{}", "holds no condition: write some, such as 'lossy"),
+        ("lossy: 0.3", "condition 'lossy' must be a mapping of the environment's settings to values"),
+        ("lossy: {failure_rate: []}", "condition 'lossy' has no values for failure_rate"),
+        ("lossy: {failure_rat: 0.3}", "condition 'lossy': .*failure_rat"),
+        ("lossy: {failure_rate: 2}", "condition 'lossy': .*failure_rate"),
+    ],
+)
+def test_wrong_files(text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "conditions.yaml"
+    file.write_text(text)
+    assert jaxrl.cli.evaluate.main(["--env", "coverage", "--q", "3", "--conditions", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert re.search(sentence, error)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--csv", "a.csv"], ["--bound", "0.5"], ["--conditions", "a.yaml", "--bound", "nan"]]
+)
+def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert jaxrl.cli.evaluate.main(["--env", "coverage", *flags]) == 2
+    assert "--conditions" in (error := capsys.readouterr().err) or "--bound must be a number" in error
+
+
+def test_games_between_teams_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jaxrl.cli.evaluate.main(["--env", "snakes_1v1", "--conditions", str(tmp_path / "a.yaml")]) == 2
+    assert "--conditions plays one team" in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Conditions that are the same give the same episodes; the table and the report follow from the CSV."""
+    file, table, report = (tmp_path / name for name in ("conditions.yaml", "episodes.csv", "report.json"))
+    file.write_text("plain: {}\nlossy: {failure_rate: [0.0, 1.0]}\n")
+    flags = f"--env coverage --q 3 --num_agents 2 --budget 3 --policy ig,random --episodes 30 --conditions {file}"
+    assert jaxrl.cli.evaluate.main([*flags.split(), "--csv", str(table), "--json", str(report), "--bound", "0.8"]) == 0
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert len(rows) == 3 * 2 * 30
+    entropy: dict[tuple[str, str], np.ndarray] = {}
+    for row in rows:
+        key = row["condition"], row["policy"]
+        entropy[key] = np.append(entropy.get(key, ()), float(row["entropy"]))
+    np.testing.assert_array_equal(entropy["plain", "ig"], entropy["lossy: failure_rate 0.0", "ig"])
+    np.testing.assert_array_equal(entropy["plain", "random"], entropy["lossy: failure_rate 0.0", "random"])
+    written = json.loads(report.read_text())
+    for (condition, policy), values in entropy.items():
+        score = written["conditions"][condition]["policies"][policy]["entropy"]
+        assert score["mean"] == pytest.approx(values.mean(), rel=1e-6)
+        assert score["median"] == pytest.approx(np.median(values), rel=1e-6)
+        assert score["tail"] == pytest.approx(np.sort(values)[-3:].mean(), rel=1e-6)  # the worst 3 of 30: the largest
+        assert score["failed"] == pytest.approx((values > 0.8).mean())
+    shown = capsys.readouterr().out
+    assert "lossy: failure_rate 1.0" in shown and "worse than" in shown
+
+
+def test_all_conditions_are_checked_before_one_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy_set = policies.load(None, "coverage", {"q": 3, "budget": 2})
+    monkeypatch.setattr(conditions.reports, "rollout", lambda *arguments: pytest.fail("played"))
+    wrong = [Condition("a", {}), Condition("b", {"budget": 0})]
+    with pytest.raises(UsageError, match="condition 'b'"):
+        list(conditions.rollout(policy_set, wrong, ["random"], 2))
+
+
+def test_tails_by_hand() -> None:
+    values = np.array([3.0, 1.0, 2.0, 10.0, 4.0])
+    assert tail_mean(values, 0.2, largest=True) == 10 and tail_mean(values, 0.2, largest=False) == 1
+    assert tail_mean(values, 0.5, largest=True) == pytest.approx((10 + 4 + 0.5 * 3) / 2.5)
+    assert tail_mean(values, 0.1, largest=True) == 10  # less than one value
+    assert tail_mean(values, 1.0, largest=True) == pytest.approx(values.mean())
+    np.testing.assert_allclose(tail_mean(np.stack([values, -values]), 0.4, largest=False), [1.5, -7])
+    normal = np.random.default_rng(0).normal(size=400_000)
+    expected = stats.norm.pdf(stats.norm.ppf(0.1)) / 0.1  # the closed form of the normal distribution
+    assert tail_mean(normal, 0.1, largest=True) == pytest.approx(expected, abs=0.01)
+
+
+def test_interquartile_mean_by_hand() -> None:
+    assert interquartile_mean(np.array([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -100.0])) == pytest.approx(3.5)
