@@ -86,7 +86,7 @@ def write_constraints(versions: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _mark(group: list[str], pythons: list[str]) -> str:
-    """Return the marker of some Pythons in a row; newer ones than the last count as the last, older ones as the first."""
+    """Return the marker of some Pythons in a row; newer and older ones count as the last and the first of all."""
     parts = [] if group[0] == pythons[0] else [f'python_version >= "{group[0]}"']
     parts += [] if group[-1] == pythons[-1] else [f'python_version <= "{group[-1]}"']
     assert group == pythons[pythons.index(group[0]) : pythons.index(group[-1]) + 1], "versions alternate"

@@ -41,7 +41,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="jaxrl is not installed"):
         read_environment(tmp_path)
     install(tmp_path, "jaxrl", "0.1.0", "flax")
-    with pytest.raises(SystemExit, match="flax is not installed for Python 3.12"):
+    with pytest.raises(SystemExit, match=r"flax is not installed for Python 3\.12"):
         find_versions(read_environment(tmp_path))
 
 
