@@ -184,6 +184,9 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
     if nvidia is not None:
         driver = f"driver {nvidia.driver or 'unknown'}" + (f", CUDA up to {nvidia.cuda}" if nvidia.cuda else "")
         findings.append(Finding("NVIDIA", f"{_count_names(nvidia.names)}; {driver}"))
+        indices = visible(range(len(nvidia.memory)), os.environ)
+        findings += check_memory({index: nvidia.memory[index] for index in indices}, os.environ)
+        findings += check_libraries(importlib.metadata.distributions())
     plugins = installed_plugins()
     try:
         devices = jax.local_devices()
@@ -207,10 +210,6 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
         findings.append(Finding("accelerator", why_unused(nvidia, plugins, os.environ), "bad"))
     else:
         findings.append(check_absent(plugins))
-    if nvidia is not None:
-        seen = visible(range(len(nvidia.memory)), os.environ)
-        findings += check_memory({index: nvidia.memory[index] for index in seen}, os.environ)
-        findings += check_libraries(importlib.metadata.distributions())
     all_versions = run_directory.versions() | plugins
     texts = [f"{name} {text}" for name, text in all_versions.items() if name not in ("platform", "backend", "devices")]
     limits = find_jax_limits(importlib.metadata.distributions())
