@@ -110,7 +110,7 @@ def train(
     """
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
-    (config, source), custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
+    (config, source), custom = _config_and_source(algo, env, preset, settings), _custom(networks, optimizers)
     log = Log(callbacks, label=config.make_env().spec.label, printed=progress)
     for cls in (algo, type(env) if isinstance(env, Environment) else env):
         if isinstance(cls, type) and cls.__module__ == "__main__":
@@ -150,8 +150,7 @@ def make_train(
     Raises:
         UserError: a sentence; also for algorithms that start from other runs.
     """
-    config, _ = _config(algo, env, preset, {"devices": 1} | settings)
-    config = config.with_run(eval_every=0)
+    config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
     for name in ("seed", "num_seeds", "sweep", "runs"):
         if name in settings:
             raise UsageError(f"make_train makes a function of a key that writes nothing: leave out {name}")
@@ -248,7 +247,11 @@ def evaluate(
     return Evaluation(metrics_by_policy.pop(policy_name), metrics_by_policy)
 
 
-def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> tuple[Config, str]:
+def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
+    return _config_and_source(algo, env, preset, settings)[0]
+
+
+def _config_and_source(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> tuple[Config, str]:
     """Return the configuration of these arguments, and a line that says which preset it is from."""
     library = "" if isinstance(env, Environment) else type(env).__module__.partition(".")[0]
     if library in (*ADAPTERS, "mujoco_playground"):

@@ -59,6 +59,7 @@ def test_packages_that_lower_jax_are_named():
         package("arm", "numpy<3", "jaxlib==0.11"),
         package("free", "jax>=0.6", 'jax<0.5; extra == "old"', "jaxtyping<1"),
         package("jax", "jaxlib<=0.11"),
+        package("jaxrl", "jax>=0.10,<0.13"),
         package("bare"),
     ]
     arm, zoo = doctor.find_jax_limits(packages)

@@ -222,7 +222,11 @@ def find_jax_limits(packages: Iterable[importlib.metadata.Distribution]) -> list
     for package in packages:
         for requirement in package.requires or ():
             bound, _, marker = requirement.partition(";")
-            if _JAX_LIMIT.match(bound) and "extra" not in marker and package.name not in ("jax", "jaxlib", *PLUGINS):
+            if (
+                _JAX_LIMIT.match(bound)
+                and "extra" not in marker
+                and package.name not in ("jax", "jaxlib", "jaxrl", *PLUGINS)
+            ):
                 limits[package.name] = (
                     f"{package.name} {package.version} asks for {bound.strip()}: installing it lowered JAX without a "
                     f"word if a newer one was there (now {importlib.metadata.version('jax')}); for the newest JAX "

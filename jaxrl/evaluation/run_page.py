@@ -177,7 +177,7 @@ def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) 
     import matplotlib
     from matplotlib.figure import Figure  # slow to import
 
-    inks = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
+    inks: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     # Names within an SVG element count for the whole page: they are hashed with what makes this plot different
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{salt} {across}", **inks}):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
