@@ -26,7 +26,7 @@ from jaxrl.runtime.build import build_run
 from jaxrl.runtime.config import Config, apply_changes
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.presets import base
+from jaxrl.runtime.presets import base_and_source
 from jaxrl.runtime.train_state import Position
 
 Networks = Mapping[str, Any]
@@ -111,7 +111,7 @@ def train(
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
     progress = _switch("progress", progress)
-    config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
+    (config, source), custom = _config_and_source(algo, env, preset, settings), _custom(networks, optimizers)
     log = Log(callbacks, label=config.make_env().spec.label, printed=progress)
     for cls in (algo, type(env) if isinstance(env, Environment) else env):
         if isinstance(cls, type) and cls.__module__ == "__main__":
@@ -119,7 +119,7 @@ def train(
                 f"warning: {cls.__name__} is defined in __main__, so no other script will find it to load this run: "
                 f"put the class into a file, such as {cls.__name__.lower()}.py, and import it from there"
             )
-    outcome = runs.start(config, log=log, custom=custom)
+    outcome = runs.start(config, log=log, custom=custom, source=source)
     learning_curves.report(outcome.directory, log.say)
     chosen = learning_curves.best(outcome.directory, config) if config.run.sweep else ""
     policy = load(outcome.directory / chosen, networks=networks)
@@ -249,6 +249,11 @@ def evaluate(
 
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
+    return _config_and_source(algo, env, preset, settings)[0]
+
+
+def _config_and_source(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> tuple[Config, str]:
+    """Return the configuration of these arguments, and a line that says which preset it is from."""
     library = "" if isinstance(env, Environment) else type(env).__module__.partition(".")[0]
     if library in (*ADAPTERS, "mujoco_playground"):
         name = {"mujoco_playground": "playground"}.get(library, library)
@@ -276,9 +281,8 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
         env = env.spec.name if known else _name(type(env))
     elif isinstance(env, type):
         env = _name(env)
-    return apply_changes(
-        base(name, None if preset is None else str(preset), env), env_settings | settings, "the arguments"
-    )
+    config, source = base_and_source(name, None if preset is None else str(preset), env)
+    return apply_changes(config, env_settings | settings, "the arguments"), source
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:

@@ -46,6 +46,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links to files outside docs/ stay inside the site, and fill in the tables."""
     if page.file.src_uri in (NOTEBOOK, "CONTRIBUTING.md"):
         markdown = markdown.replace("](../../docs/", "](../../").replace("](docs/", "](")
+    markdown = re.sub(r"(\]\([^)]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)  # a page instead of JSON
     markdown = _OUTSIDE.sub(lambda link: link[1] + link[2].removeprefix("../") + link[3], markdown)
     markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # a value and its interval stay in one line
     return re.sub(r"<!-- settings (\S+) -->", lambda mark: table(load(mark[1], "class")), markdown)

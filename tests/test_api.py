@@ -55,6 +55,7 @@ def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.Log
     assert list(result.metrics["iteration"]) == list(range(1, 21))
     assert calls[-1]["iteration"] == 20
     assert any(record.name == "jaxrl" and "run directory" in record.message for record in caplog.records)
+    assert any(record.message.startswith("preset: none") for record in caplog.records)
     assert result.policy.env == Corridor(length=3) and result.policy.step == 20
     assert not any("__main__" in record.message for record in caplog.records)
 

@@ -66,6 +66,22 @@ def test_a_preset_by_algorithm_by_name_and_by_path() -> None:
     assert flat("--config", "coma_quick", "--algo", "coma")["q"] == 7
 
 
+def test_the_preset_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that there is none."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("algo: coma\n")
+    corridor = ("--env", "helpers.tiny:Corridor")
+    for words, source in (
+        (("--algo", "coma"), "preset: coma"),
+        (("--config", "coma_quick", "--seed", "3"), "preset: coma_quick"),
+        (("--config", "coma_quick", *corridor), "preset: coma_quick"),
+        (("--config", "mine.yaml"), "preset: mine.yaml"),
+        (("--algo", "ddpg", *corridor), "preset: none, all settings have their defaults"),
+        (("--algo", "helpers.tiny:TinyQ", *corridor), "preset: none, all settings have their defaults"),
+    ):
+        assert parse(words).source == source
+
+
 @pytest.mark.parametrize("name", sorted(presets.presets()))
 def test_every_preset_can_be_read(name: str) -> None:
     read = parse(("--config", name)).config

@@ -1,6 +1,7 @@
 """The doctor: GPUs that are not used and why, and runs that fit or do not."""
 
 import importlib.metadata
+import os
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,15 @@ from jaxrl.cli import doctor
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.doctor import Nvidia
 from jaxrl.cli.flags import parse
+from jaxrl.cli.gpu_checks import (
+    GpuMemory,
+    check_absent,
+    check_environments,
+    check_libraries,
+    check_memory,
+    read_share,
+    visible,
+)
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
@@ -49,6 +59,7 @@ def test_packages_that_lower_jax_are_named():
         package("arm", "numpy<3", "jaxlib==0.11"),
         package("free", "jax>=0.6", 'jax<0.5; extra == "old"', "jaxtyping<1"),
         package("jax", "jaxlib<=0.11"),
+        package("jaxrl", "jax>=0.10,<0.13"),
         package("bare"),
     ]
     arm, zoo = doctor.find_jax_limits(packages)
@@ -119,13 +130,152 @@ def test_gpus_by_nvml_or_by_their_device_files(monkeypatch, tmp_path):
         "nvmlDeviceGetCount": 2,
         "nvmlDeviceGetHandleByIndex": 7,
         "nvmlDeviceGetName": "H200",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=139 * 2**30),
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=139 * 2**30, used=11 * 2**30),
+        "nvmlDeviceGetComputeRunningProcesses": [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=2**30),
+            SimpleNamespace(pid=7, usedGpuMemory=None),
+        ],
         "nvmlSystemGetCudaDriverVersion": 12080,
         "nvmlSystemGetDriverVersion": "570.10",
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
-    assert doctor.find_nvidia(tmp_path) == Nvidia(("H200 139.0 GiB", "H200 139.0 GiB"), "570.10", "12.8")
+    memory = GpuMemory(139 * 2**30, 10 * 2**30, ((7, None),))  # without this process
+    assert doctor.find_nvidia(tmp_path) == Nvidia(("H200 139.0 GiB",) * 2, "570.10", "12.8", (memory, memory))
+
+    def refuse(handle):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", refuse)
+    assert doctor.read_memory(7) == GpuMemory(139 * 2**30, 11 * 2**30)
+
+
+# A GPU that is used, and its memory and libraries
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("environ", "share"),
+    [
+        ({}, 0.75),
+        ({"XLA_CLIENT_MEM_FRACTION": ".40"}, 0.4),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".25"}, 0.25),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, None),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, 0.75),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_CLIENT_MEM_FRACTION": ".40"}, None),
+    ],
+)
+def test_the_share_of_memory_that_jax_takes(environ, share):
+    assert read_share(environ) == share
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"XLA_CLIENT_MEM_FRACTION": ".4", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".4"}, "unset the second one"),
+        ({"XLA_CLIENT_MEM_FRACTION": "40"}, "XLA_CLIENT_MEM_FRACTION=40 is not a share"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "much"}, "a number such as .40"),
+    ],
+)
+def test_shares_that_jax_would_refuse(environ, words):
+    (finding,) = check_memory({0: GpuMemory(80 * GIB, 0)}, environ)
+    assert finding.state == "bad" and words in finding.value
+
+
+@pytest.mark.parametrize(
+    ("gpu", "environ", "state", "words"),
+    [
+        (GpuMemory(80 * GIB, 60 * GIB, ((12, 60 * GIB),)), {}, "bad", "process 12 60.0 GiB"),
+        (GpuMemory(80 * GIB, 60 * GIB), {}, "bad", "of another container"),
+        (
+            GpuMemory(80 * GIB, 60 * GIB, ((12, None),)),
+            {},
+            "bad",
+            "JAX asks for 60.0 GiB: set XLA_CLIENT_MEM_FRACTION=0.22",
+        ),
+        (GpuMemory(80 * GIB, 79 * GIB, ((12, None),)), {}, "bad", "take another GPU (CUDA_VISIBLE_DEVICES)"),
+        (GpuMemory(80 * GIB, 60 * GIB), {"XLA_CLIENT_MEM_FRACTION": ".22"}, "hint", "both get slower"),
+        (GpuMemory(80 * GIB, 60 * GIB), {"XLA_PYTHON_CLIENT_PREALLOCATE": "0"}, "hint", "both get slower"),
+        (GpuMemory(80 * GIB, 1 * GIB, ((12, GIB),)), {}, "hint", "process 12 1.0 GiB"),
+        (GpuMemory(80 * GIB, 1 * GIB), {}, None, ""),
+    ],
+)
+def test_other_processes_on_a_gpu(gpu, environ, state, words):
+    general, *rest = check_memory({3: gpu}, environ)
+    assert general.state == "" and "JAX takes" in general.value
+    assert [finding.state for finding in rest] == ([] if state is None else [state])
+    assert all(finding.name == "GPU 3" and words in finding.value for finding in rest)
+
+
+def test_the_advised_share_fits():
+    """Whatever is free: the variable that the sentence names ends the complaint."""
+    for used in range(10, 76, 5):
+        gpu = GpuMemory(80 * GIB, used * GIB)
+        _, finding = check_memory({0: gpu}, {})
+        if finding.state == "bad":
+            share = finding.value.split("XLA_CLIENT_MEM_FRACTION=")[1].split(",")[0]
+            assert float(share) * gpu.total < gpu.total - gpu.used
+            assert check_memory({0: gpu}, {"XLA_CLIENT_MEM_FRACTION": share})[1].state == "hint"
+        else:
+            assert 0.75 * gpu.total <= gpu.total - gpu.used
+
+
+def test_gpus_that_are_hidden_are_not_judged():
+    assert visible(range(3), {}) == [0, 1, 2]
+    assert visible(range(3), {"CUDA_VISIBLE_DEVICES": "2, 0"}) == [0, 2]
+    assert visible(range(3), {"CUDA_VISIBLE_DEVICES": "GPU-1f2e"}) == [0, 1, 2]
+
+
+def test_cuda_libraries_that_pytorch_and_jax_share():
+    def package(name, version, *requires):
+        return SimpleNamespace(name=name, version=version, requires=requires or None)
+
+    plugin = package(
+        "jax_cuda12_plugin",
+        "0.12.0",
+        'nvidia-cudnn-cu12<10.0,>=9.10; sys_platform == "linux" and extra == "with-cuda"',
+        'nvidia-cublas-cu12>=12.1; extra == "with-cuda"',
+        "jax-cuda12-pjrt==0.11",
+    )
+    torch = package("torch", "2.9.0", 'nvidia-cudnn-cu12==9.1.0; platform_system == "Linux"', "nvidia-nccl-cu12==2.1")
+    cublas = package("nvidia-cublas-cu12", "12.9")
+    assert check_libraries([plugin, torch, cublas, package("nvidia-cudnn-cu13", "1.0")]) == []
+    (finding,) = check_libraries([plugin, torch, cublas, package("nvidia_cudnn_cu12", "9.1.0")])
+    assert finding.state == "bad" and finding.value.startswith("jax-cuda12-plugin 0.12.0 asks for nvidia-cudnn-cu12")
+    assert "(9.1.0 is here)" in finding.value and "virtual environment" in finding.value
+    (finding,) = check_libraries([plugin, torch, cublas, package("nvidia-cudnn-cu12", "9.28.0.42")])
+    assert finding.state == "hint" and finding.value.startswith("torch 2.9.0 asks for nvidia-cudnn-cu12==9.1.0 (9.28")
+    assert check_libraries([package("torch", "2.9.0+cpu", "filelock")]) == []
+
+
+def test_a_plugin_without_a_gpu():
+    assert check_absent([]).state == ""
+    finding = check_absent(["jax-cuda12-plugin"])
+    assert finding.state == "hint" and "jax-cuda12-plugin" in finding.value and "--gpus all" in finding.value
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "devices", "platform", "words"),
+    [
+        (64, 1, "gpu", "try --num_envs 4096"),
+        (4096, 8, "gpu", "8 devices of this kind mostly idle: try --num_envs 32768"),
+        (1024, 1, "gpu", None),
+        (64, 1, "cpu", None),
+    ],
+)
+def test_too_few_environments_for_a_device(num_envs, devices, platform, words):
+    findings = check_environments(num_envs, devices, platform)
+    assert [words in finding.value and finding.state == "hint" for finding in findings] == ([True] if words else [])
+
+
+def test_the_report_names_a_gpu_whose_memory_is_taken(monkeypatch, capsys):
+    taken = Nvidia(("H200",), "570.10", "12.8", (GpuMemory(139 * GIB, 120 * GIB, ((41, 120 * GIB),)),))
+    monkeypatch.setattr(doctor, "find_nvidia", lambda: taken)
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    assert "! GPU 0" in out and "process 41 120.0 GiB" in out and "not well: " in out
 
 
 # The verb

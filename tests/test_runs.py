@@ -1,12 +1,12 @@
 """python -m jaxrl.runs on run directories made by hand: the list, comparisons, the page, and damaged files."""
 
-import base64
 import hashlib
 import json
 import re
 import shlex
 import shutil
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -140,18 +140,15 @@ class Page(HTMLParser):
         super().__init__()
         self.texts: dict[str, list[str]] = {}
         self.open: list[str] = []
-        self.pictures: dict[str, str] = {}
+        figures = re.findall(r'<figure aria-label="(.*?)">(.*?)</figure>', text, re.DOTALL)
+        self.pictures = {unescape(label): unescape(picture) for label, picture in figures}
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
-        if tag == "img":
-            kind, _, data = values["src"].partition(",")
-            assert kind == "data:image/svg+xml;base64"
-            self.pictures[values["alt"]] = base64.b64decode(data).decode()
-        assert tag == "img" or not {"src", "href", "data", "action"} & set(values)
-        if tag not in ("meta", "img"):
+        assert tag not in ("img", "script", "link") and not {"src", "href", "data", "action"} & set(values)
+        if tag != "meta":
             self.open.append(tag)
             self.texts.setdefault(tag, []).append("")
 
@@ -183,6 +180,29 @@ def test_the_page_shows_all_metrics_the_score_first(folder: Path, tmp_path: Path
         for text in ("environment steps", "minutes of training", "ddpg_point/0003 and 2 more, mean of 3 seeds"):
             assert text in picture
     assert "ddpg_point/0006" in page.texts["td"] and "gamma" in page.texts["td"]
+
+
+def test_the_page_is_readable_on_a_phone_and_in_the_dark(folder: Path, tmp_path: Path) -> None:
+    page_of(folder, out=tmp_path / "runs.html")
+    text = (tmp_path / "runs.html").read_text()
+    assert 'name="viewport"' in text and "prefers-color-scheme: dark" in text
+    assert text.count('<div class="wide"><table>') == text.count("<table>") == 2
+    names = re.findall(r' id="([^"]+)"', text)
+    assert names and len(names) == len(set(names)), "names of different plots meet"
+    assert set(re.findall(r'(?:xlink:href="|url\()#([^")]+)', text)) <= set(names)
+    for plot in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        assert "currentColor" in plot
+        assert not re.search(r"(#fff\b|#ffffff|white|#000\b|#000000|black)", plot), "a fixed light or dark colour"
+
+
+def test_environments_have_charts_of_their_own(folder: Path, tmp_path: Path) -> None:
+    make_run(folder / "ddpg_reach/0001", rows_of(SCORES[1]), 1e9 + 9, seed=1, env="reach")
+    page = page_of(folder, out=tmp_path / "runs.html")
+    reach, other = (
+        page.pictures[f"distance (selection episodes), {env}"] for env in ("reach", "helpers.tiny:PointMass")
+    )
+    assert "ddpg_reach/0001" in reach and "ddpg_point" not in reach
+    assert "ddpg_reach/0001" not in other and "ddpg_point/0003 and 2 more" in other
 
 
 def test_curves_are_means_with_intervals(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 Prints devices, driver and library versions, and whether JAX really uses the GPU. With --algo or --config (and any other
 flag of training) the run is compiled, but not started, and its memory is compared with the free memory. The exit code
-is 0 if all is well, 1 if a GPU is not used or the run does not fit.
+is 0 if all is well, 1 if a GPU is not used, its memory is taken, its libraries do not suit, or the run does not fit.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import pynvml
@@ -20,6 +20,15 @@ from rich.text import Text
 
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.gpu_checks import (
+    Finding,
+    GpuMemory,
+    check_absent,
+    check_environments,
+    check_libraries,
+    check_memory,
+    visible,
+)
 from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.report.console import gibibytes
 from jaxrl.report.gpu import nvml
@@ -35,14 +44,6 @@ OLDEST_DRIVER = {"cuda13": 580, "cuda12": 525}  # required by the CUDA libraries
 _JAX_LIMIT = re.compile(r"jax(lib)?\b(\[\w+\])?[^;]*(<|==|~=)")  # a requirement with an upper bound
 _MARKS = {"": " ", "good": "+", "hint": "i", "bad": "!"}
 _STYLES = {"": "", "good": "green", "hint": "yellow", "bad": "bold red"}
-
-
-class Finding(NamedTuple):
-    """A line of the report: what was checked, and the result; "bad" makes the exit code 1."""
-
-    name: str
-    value: str
-    state: Literal["", "good", "hint", "bad"] = ""
 
 
 Section = tuple[str, list[Finding]]  # title, lines
@@ -100,21 +101,33 @@ class Nvidia(NamedTuple):
     names: tuple[str, ...]  # one per GPU
     driver: str = ""  # version of the driver, "" if not known
     cuda: str = ""  # newest CUDA version that the driver supports, "" if not known
+    memory: tuple[GpuMemory, ...] = ()  # one per GPU, empty if not known
 
 
 def find_nvidia(devices: Path = Path("/dev")) -> Nvidia | None:
     """Return the GPUs by NVML, else by their device files; None if there is no GPU."""
     with contextlib.suppress(pynvml.NVMLError), nvml():
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        memory = tuple(map(read_memory, handles))
         names = tuple(
-            f"{pynvml.nvmlDeviceGetName(handle)} {gibibytes(pynvml.nvmlDeviceGetMemoryInfo(handle).total)}"
-            for handle in handles
+            f"{pynvml.nvmlDeviceGetName(handle)} {gibibytes(gpu.total)}"
+            for handle, gpu in zip(handles, memory, strict=True)
         )
         cuda = pynvml.nvmlSystemGetCudaDriverVersion()
         driver = str(pynvml.nvmlSystemGetDriverVersion())
-        return Nvidia(names, driver, f"{cuda // 1000}.{cuda % 1000 // 10}") if names else None
+        return Nvidia(names, driver, f"{cuda // 1000}.{cuda % 1000 // 10}", memory) if names else None
     device_files = tuple(sorted(map(str, devices.glob("nvidia[0-9]*"))))
     return Nvidia(device_files) if device_files else None
+
+
+def read_memory(handle: Any) -> GpuMemory:
+    """Read the memory of a GPU from NVML, without what this process holds. Raises pynvml.NVMLError."""
+    info, processes = pynvml.nvmlDeviceGetMemoryInfo(handle), []
+    with contextlib.suppress(pynvml.NVMLError):  # not allowed in some containers
+        processes = [(row.pid, row.usedGpuMemory) for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    held = sum(used or 0 for process, used in processes if process == os.getpid())
+    others = tuple((process, used) for process, used in processes if process != os.getpid())
+    return GpuMemory(int(info.total), int(info.used) - held, others)
 
 
 def installed_plugins() -> dict[str, str]:
@@ -171,6 +184,9 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
     if nvidia is not None:
         driver = f"driver {nvidia.driver or 'unknown'}" + (f", CUDA up to {nvidia.cuda}" if nvidia.cuda else "")
         findings.append(Finding("NVIDIA", f"{_count_names(nvidia.names)}; {driver}"))
+        indices = visible(range(len(nvidia.memory)), os.environ)
+        findings += check_memory({index: nvidia.memory[index] for index in indices}, os.environ)
+        findings += check_libraries(importlib.metadata.distributions())
     plugins = installed_plugins()
     try:
         devices = jax.local_devices()
@@ -193,7 +209,7 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
     elif nvidia is not None:
         findings.append(Finding("accelerator", why_unused(nvidia, plugins, os.environ), "bad"))
     else:
-        findings.append(Finding("accelerator", "none found: JAX runs on the CPU"))
+        findings.append(check_absent(plugins))
     all_versions = run_directory.versions() | plugins
     texts = [f"{name} {text}" for name, text in all_versions.items() if name not in ("platform", "backend", "devices")]
     limits = find_jax_limits(importlib.metadata.distributions())
@@ -206,7 +222,11 @@ def find_jax_limits(packages: Iterable[importlib.metadata.Distribution]) -> list
     for package in packages:
         for requirement in package.requires or ():
             bound, _, marker = requirement.partition(";")
-            if _JAX_LIMIT.match(bound) and "extra" not in marker and package.name not in ("jax", "jaxlib", *PLUGINS):
+            if (
+                _JAX_LIMIT.match(bound)
+                and "extra" not in marker
+                and package.name not in ("jax", "jaxlib", "jaxrl", *PLUGINS)
+            ):
                 limits[package.name] = (
                     f"{package.name} {package.version} asks for {bound.strip()}: installing it lowered JAX without a "
                     f"word if a newer one was there (now {importlib.metadata.version('jax')}); for the newest JAX "
@@ -236,6 +256,7 @@ def look_at_memory(config: Config, resuming: bool = False) -> list[Finding]:
         Finding("run", f"{about}, {settings.total_env_steps:,} environment steps"),
         *(Finding("run", note, "hint" if note.startswith("warning") else "") for note in run.notes),
         Finding("layout", f"{device}; {chunks}"),
+        *check_environments(settings.num_envs, run.mesh.size, jax.default_backend()),
     ]
     try:
         programs = compile_run(run, None, lambda line: findings.append(Finding("program", line)), Position())

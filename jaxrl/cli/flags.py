@@ -24,7 +24,7 @@ from jaxrl.runtime.config import (
     read_training_run,
     suggestion,
 )
-from jaxrl.runtime.presets import base, presets
+from jaxrl.runtime.presets import base_and_source, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
 
@@ -105,13 +105,14 @@ def _owners(name: str) -> list[str]:
 class Request:
     """A parsed command line: a configuration, or (`resume`) a run and the changes to its configuration.
 
-    `flags` holds the flags of the command itself.
+    `flags` holds the flags of the command itself, `source` a line that says which preset the configuration is from.
     """
 
     config: Config
     resume: str | None
     changes: dict[str, Any]
     flags: argparse.Namespace
+    source: str
 
 
 def _sources(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +151,7 @@ def parse(
 
     `add_flags` adds the flags of the command itself, at the end of the help. Raises UsageError.
     """
-    config, resume = _base(list(argv), prog)
+    config, source, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
     parser = Parser(config.algo, prog=prog, description=description, usage=usage)
     _sources(parser)
@@ -178,11 +179,11 @@ def parse(
         if resume is not None:
             raise _resumes_newest(resume, flags.checkpoint)
         changes["init_from"] = _resolve_checkpoint(changes.get("init_from", ""), flags.checkpoint)
-    return Request(apply_changes(config, changes) if resume is None else config, resume, changes, flags)
+    return Request(apply_changes(config, changes) if resume is None else config, resume, changes, flags, source)
 
 
-def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
-    """Return the configuration that the flags change, and the run to resume; settings have no flags yet."""
+def _base(argv: list[str], prog: str) -> tuple[Config, str, str | None]:
+    """Return the configuration that the flags change, its source, and the run to resume; settings have no flags yet."""
     parser = Parser(prog=prog, add_help=False)
     _sources(parser)
     known, others = parser.parse_known_args(argv)
@@ -196,7 +197,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
                 "--resume takes algorithm, environment and settings from the run: leave the other flag out"
             )
         directory, config = read_training_run(known.resume)
-        return config, str(directory)
+        return config, f"settings of {directory}", str(directory)
     if known.algo is None and known.config is None:
         if not helping:
             for word in others:
@@ -205,8 +206,8 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
                 if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
                     parser.error(f"unrecognized arguments: {word}")
             raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
-        return base("coma", known.config, known.env), None
-    return base(known.algo, known.config, known.env), None
+        return *base_and_source("coma", known.config, known.env), None
+    return *base_and_source(known.algo, known.config, known.env), None
 
 
 def _resumes_newest(run: str | Path, checkpoint: int | str) -> UsageError:

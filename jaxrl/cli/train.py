@@ -41,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
             }
             hosts.require_same({**requested, **versions(), "local devices": jax.local_device_count()})
         if flags.resume_or_start is not None:
-            outcome = runs.resume_or_start(flags.resume_or_start, request.config, request.changes)
+            outcome = runs.resume_or_start(flags.resume_or_start, request.config, request.changes, request.source)
         elif request.resume is not None:
             outcome = runs.resume(request.resume, request.config, request.changes)
         else:
-            outcome = runs.start(request.config)
+            outcome = runs.start(request.config, source=request.source)
         if hosts.is_host_0() and any(outcome.directory.glob("*/config.yaml")):  # several trials
             from jaxrl.evaluation import learning_curves  # scipy, which training does not need
 

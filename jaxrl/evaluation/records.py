@@ -37,7 +37,7 @@ def record(
 
     `name` is one of `policy_set.policies`; for references and final_means see `Record`.
     """
-    rollout = policy_set.evaluator([name], 1).record()
+    rollout = policy_set.evaluator([name], 1, chunk=1).record()  # no choice by memory, which traces the environment
     params, key = policy_set.parameters(0), held_out_key(seed, "evaluation")
     states, timesteps, curves, actions = rollout(params, key, policy_set.context, jnp.int32(episode))
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)

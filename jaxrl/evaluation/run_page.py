@@ -1,11 +1,11 @@
 """A page with the curves of runs, over environment steps and over minutes, that any browser shows without a network."""
 
-import base64
 import dataclasses
 import html
 import io
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,25 @@ from jaxrl.runtime.config import FREE_ON_RESUME
 _IGNORED_SETTINGS = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
 }  # fmt: skip
+_INK = "#1d2733"  # of what a chart writes in the colour of the page
 _GROUPS = {"eval": "selection episodes", "rollout": "training episodes", "train": "learning", "time": "speed"}
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <style>
-body {{ margin: 0 auto; max-width: 1240px; padding: 18px 20px; font: 15px/1.45 system-ui, sans-serif; }}
-img {{ display: block; width: 100%; }}
+:root {{ --ink: #1d2733; --paper: #fff; --line: #dfe3e8; color-scheme: light dark; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6eaef; --paper: #12161b; --line: #3a434e; }} }}
+body {{ margin: 0 auto; max-width: 1240px; padding: 18px 20px; font: 15px/1.45 system-ui, sans-serif;
+  color: var(--ink); background: var(--paper); }}
+h1 {{ overflow-wrap: anywhere; }}
+figure {{ margin: 24px 0; }}
+figcaption {{ font-weight: 600; }}
+.pair {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 12px; }}
+svg {{ display: block; width: 100%; height: auto; }}
+.wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 14px; }}
-th, td {{ padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #dfe3e8; white-space: nowrap; }}
+th, td {{ padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
 </style></head><body>
 <h1>{title}</h1>
@@ -41,11 +51,13 @@ class Series:
 
     Attributes:
         name: of the first run, and of the swept settings.
+        env: name of their environment.
         runs: names of its runs.
         seeds: {seed: its rows}.
     """
 
     name: str
+    env: str
     runs: list[str]
     seeds: dict[int, Rows]
 
@@ -66,7 +78,7 @@ def group_series(runs: Sequence[RunSummary]) -> list[Series]:
             while (text, repeated) in by_settings and seed in by_settings[text, repeated].seeds:
                 repeated += 1
             name = f"{run.name} {trial.combination}".rstrip()
-            one = by_settings.setdefault((text, repeated), Series(name, [], {}))
+            one = by_settings.setdefault((text, repeated), Series(name, trial.config.env, [], {}))
             one.seeds[seed] = run.rows[trial.folder]
             one.runs.extend([run.name] * (run.name not in one.runs))
     return list(by_settings.values())
@@ -121,7 +133,8 @@ def make_page(runs: Sequence[RunSummary]) -> str:
     all_series = group_series(runs)
     scores = {f"{group}/{run.scoring.score}" for run in runs for group in ("eval", "rollout")}
     names = sorted(list_metrics(all_series), key=lambda name: name not in scores)
-    charts = [chart for name in names if (chart := _chart(name, all_series, runs))]
+    envs = dict.fromkeys(one.env for one in all_series)
+    charts = [chart for name in names for env in envs if (chart := _chart(name, env, all_series, runs))]
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     if not charts:
         raise UserError(f"{', '.join(run.name for run in runs)}: no metrics yet, nothing can be drawn")
@@ -138,30 +151,48 @@ def make_page(runs: Sequence[RunSummary]) -> str:
     return _HEAD.format(title=title) + "\n".join(parts) + "\n</body></html>\n"
 
 
-def _chart(name: str, all_series: Sequence[Series], runs: Sequence[RunSummary]) -> str:
-    """Return a picture of a metric over steps and over minutes; "" if no series has any."""
+def _chart(name: str, env: str, all_series: Sequence[Series], runs: Sequence[RunSummary]) -> str:
+    """Return plots of a metric over steps and over minutes, of one environment; "" if no series has any."""
+    label = _label(name, [run for run in runs if run.config.env == env])
+    if any(one.env != env for one in all_series):  # returns of different environments do not compare
+        label += f", {env}"
+    plots, drawn = [], 0
+    for over_minutes in (False, True):
+        curves = {
+            one.title: curve
+            for one in all_series
+            if one.env == env and (curve := average_seeds(one, name, over_minutes)) is not None
+        }
+        plots.append(_plot(curves, "minutes of training" if over_minutes else "environment steps", label))
+        drawn += len(curves)
+    if not drawn:
+        return ""
+    caption = html.escape(label)
+    pair = f'<div class="pair">{"".join(plots)}</div>'
+    return f'<figure aria-label="{caption}"><figcaption>{caption}</figcaption>{pair}</figure>'
+
+
+def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) -> str:
+    """Return curves by their titles as an SVG element; its words and axes have the colour of the page's text."""
     import matplotlib
     from matplotlib.figure import Figure  # slow to import
 
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    label = _label(name, runs)
-    figure.suptitle(label, x=0.01, ha="left")
-    drawn = 0
-    for axes, over_minutes in zip(figure.subplots(1, 2), (False, True), strict=True):
-        axes.set_xlabel("minutes of training" if over_minutes else "environment steps")
-        for one in all_series:
-            if (curve := average_seeds(one, name, over_minutes)) is not None:
-                learning_curves.draw(axes, curve["x"], curve["mean"], curve.get("ci95"), one.title)
-                drawn += 1
-        if axes.lines:
-            axes.legend(fontsize="small")
-    if not drawn:
-        return ""
-    file = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html.escape(label)}" src="data:image/svg+xml;base64,{data}">'
+    inks: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
+    # Names within an SVG element count for the whole page: they are hashed with what makes this plot different
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{salt} {across}", **inks}):
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.set_xlabel(across)
+        for title, curve in curves.items():
+            learning_curves.draw(axes, curve["x"], curve["mean"], curve.get("ci95"), title)
+        if curves:
+            axes.legend(fontsize="small", frameon=False)
+        file = io.StringIO()
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in svg else "", svg)
 
 
 def _label(name: str, runs: Sequence[RunSummary]) -> str:
@@ -176,6 +207,5 @@ def _table(corner: str, titles: Sequence[str], rows: Sequence[Row]) -> str:
     def line(tag: str, cells: Sequence[Any]) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    return (
-        f"<table>{line('th', [corner, *titles])}{''.join(line('td', [row.name, *row.cells]) for row in rows)}</table>"
-    )
+    lines = (line("td", [row.name, *row.cells]) for row in rows)
+    return f'<div class="wide"><table>{line("th", [corner, *titles])}{"".join(lines)}</table></div>'

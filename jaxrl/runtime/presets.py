@@ -14,6 +14,8 @@ from jaxrl.runtime import published
 from jaxrl.runtime.config import TOTALS, Config, build, find_env_name, find_fields, read_yaml
 from jaxrl.runtime.run_directory import CONFIG
 
+_NO_FILE = "the command line"  # named in errors about settings that are from no file
+
 
 def presets() -> dict[str, Path]:
     """Return all presets by name: of this checkout, or of the installed package."""
@@ -41,7 +43,14 @@ def find_preset(name: str) -> Path:
 
 
 def base(algo: str | None, config: str | None, env: str | None) -> Config:
-    """Return the configuration before the user's own settings. Raises UsageError.
+    """Return the configuration before the user's own settings, as `base_and_source`. Raises UsageError."""
+    return base_and_source(algo, config, env)[0]
+
+
+def base_and_source(algo: str | None, config: str | None, env: str | None) -> tuple[Config, str]:
+    """Return the configuration before the user's own settings, and a line that says where it is from.
+
+    Raises UsageError.
 
     `algo` is None where `config` names it; `config` is a preset or YAML file, also of a published system, and None for
     the algorithm's preset, if it has one; `env` replaces the preset's environment.
@@ -51,9 +60,16 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
         raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
     if env is not None and env != (preset_env := find_env_name(values)):
         if config is None and not (preset_env and _are_related(preset_env, env)):  # a preset for something else
-            values, where = {"algo": values["algo"]}, "the command line"
+            values, where = {"algo": values["algo"]}, _NO_FILE
         values = _move_to_env(values, env)
-    return build(values, where)
+    return build(values, where), _describe_source(where)
+
+
+def _describe_source(where: str) -> str:
+    if where == _NO_FILE:
+        return "preset: none, all settings have their defaults"
+    path = Path(where)
+    return f"preset: {path.stem if presets().get(path.stem) == path else path}"
 
 
 def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
@@ -66,7 +82,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
         find_fields(algo, "algorithm")
         if algo in presets():
             return read_yaml(presets()[algo]), str(presets()[algo])
-    return {}, "the command line"
+    return {}, _NO_FILE
 
 
 def _published_values(converted: published.Converted, path: Path) -> dict[str, Any]:

@@ -39,8 +39,12 @@ class RunOutcome(NamedTuple):
     abandoned: bool = False
 
 
-def start(config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "") -> RunOutcome:
+def start(
+    config: Config, log: Console | None = None, custom: Custom = STANDARD, name: str = "", source: str = ""
+) -> RunOutcome:
     """Start a new run in a new directory, which gets the `name` if there is one; `log` replaces the console.
+
+    `source` is a line for the user that says which preset the configuration is from.
 
     Raises UserError; nothing is written if the configuration is impossible.
     """
@@ -50,6 +54,8 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
     run = build_run(config, custom=custom)
     inputs = load_inputs(run)
     with log or Console(run.env.spec.label) as console:
+        if source:
+            console.say(source)
         programs = _compile(run, inputs, None, console)
         spec = run.env.spec
         facts = Scoring.from_spec(spec).entry() | {run_directory.SPACES: run_directory.describe_spaces(spec)}
@@ -59,16 +65,17 @@ def start(config: Config, log: Console | None = None, custom: Custom = STANDARD,
             return _train(run, programs, directory, console, inputs)
 
 
-def resume_or_start(name: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
+def resume_or_start(name: str, config: Config, changes: dict[str, Any], source: str = "") -> RunOutcome:
     """Resume the run of this name, or start it if there is none, as jobs that are queued again need.
 
-    `config` is of a new run; `changes` are the settings on the command line, of which automatic values change nothing.
+    `config` and its `source` are of a new run, as in `start`; `changes` are the settings on the command line, of which
+    automatic values change nothing.
 
     Raises UserError: as `start` and `resume` do.
     """
     directory = run_directory.named_directory(config.run.runs, config.algo, config.env, name)
     if not hosts.call_on_host_0(lambda: is_file(directory / run_directory.CONFIG)):
-        return start(config, name=name)
+        return start(config, name=name, source=source)
     automatic = configuration.RunSettings()
     changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
     return resume(str(directory), configuration.read_training_run(directory)[1], changes)
