@@ -1,0 +1,72 @@
+"""Minibatches of whole segments, for policies with a memory.
+
+A segment is what one agent of one environment did in a rollout, with the carry that its memory had before. Layout
+letters: N segments, T steps, B environments, A agents, S logical shards, m segments of a minibatch in one shard, H
+units of the memory.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, TimeStep
+from jaxrl.algos.base import Trajectory
+from jaxrl.algos.on_policy import Minibatches
+from jaxrl.nn.recurrent import Carry
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments(Minibatches):
+    """Minibatches whose rows are segments: `samples` are those of one logical shard, `size` is m."""
+
+    def cut(self, x: Array) -> Array:
+        """[T, B local, A, ...] -> [S local, segments, T, ...]."""
+        rows = self.layout.split(jnp.moveaxis(x, 0, 2))
+        return rows.reshape(self.layout.local_shards, -1, *rows.shape[3:])
+
+    def join(self, x: Array) -> Array:
+        """Invert `cut`."""
+        return jnp.moveaxis(x.reshape(self.layout.local_envs, self.agents, *x.shape[2:]), 2, 0)
+
+    def cut_samples(self, samples: dict[str, Array], trajectory: Trajectory) -> dict[str, Any]:
+        """Return samples [S local, samples, ...] as segments [S local, segments, T, ...].
+
+        "first" is True where an episode begins, and "carry" the policy's before the segment, [S local, segments, H].
+        """
+        segments: dict[str, Any] = {name: self.cut(self.unflatten(x)) for name, x in samples.items()}
+        segments["first"] = self.cut(begins(trajectory.timestep, self.agents))
+        segments["carry"] = jax.tree.map(lambda x: self.cut(x)[:, :, 0], trajectory.carry)
+        return segments
+
+    def unroll(
+        self, function: Callable[[Any], tuple[Array, Carry]], views: Array, timestep: TimeStep, carry: Carry
+    ) -> tuple[Array, Carry]:
+        """Return results [T, B local, A, ...] over all steps, and the carry after them, leaves [S local, segments, H].
+
+        Args:
+            function: (views [N, T, ...], where an episode begins bool[N, T], carry [N, H]) -> results [N, T, ...], the
+                next carry.
+            views: inputs [T, B local, A, ...].
+            timestep: leaves [T, B local, ...].
+            carry: before the first step, leaves [S local, segments, H].
+        """
+        segments = self.cut(views), self.cut(begins(timestep, self.agents)), carry
+        results, carry = self.layout.apply(function, segments, len(views))
+        return self.join(results), carry
+
+
+def begins(timestep: TimeStep, agents: int) -> Array:
+    """Return where an episode begins for each agent, bool[..., A], of time steps [...]."""
+    return jnp.broadcast_to(timestep.first[..., None], (*timestep.first.shape, agents))
+
+
+def flatten_segments(segments: dict[str, Any]) -> dict[str, Array]:
+    """Return the steps of segments [N, T, ...] as samples [N T, ...], without what segments have of a memory."""
+    return {
+        name: x.reshape(-1, *x.shape[2:])
+        for name, x in segments.items()
+        if name not in ("first", "carry", "critic_carry")
+    }
