@@ -48,7 +48,7 @@ from jaxrl.algos.base import (
 )
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
-from jaxrl.algos.segments import Segments, begins, flatten_segments
+from jaxrl.algos.segments import Segments, flatten_segments, unroll_step
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import MLP, GaussianOutputs, Network
@@ -222,9 +222,9 @@ class Ppo(Algorithm):
         def compute_value(rows: Arrays) -> Array:
             return denormalize(self.value(params.critic.params, params.statistics, rows))
 
-        def unroll_value(segment: tuple[Array, Array, Carry]) -> tuple[Array, Carry]:
+        def unroll_value(*segment: Any) -> tuple[Array, Carry]:
             value, carry = self.unroll("critic", params.critic.params, params.statistics, *segment)
-            return denormalize(value.reshape(segment[1].shape)), carry
+            return denormalize(value[..., 0]), carry
 
         last_step = jax.tree.map(lambda x: x[None], last)
         if isinstance(batches, Segments):
@@ -316,16 +316,12 @@ class Ppo(Algorithm):
         float32[B, A, n], the samples before clipping to [-1, 1].
         """
         observation, greedy = timestep.observation, mode == "greedy"
-        flat, batch = observation.reshape(-1, *observation.shape[2:]), observation.shape[:2]
         actor, statistics = policy_params["actor"], policy_params["statistics"]
         if self.recurrent:
-            first = begins(timestep, batch[1]).reshape(-1, 1)
-            carry = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), carry)
-            outputs, carry = self.unroll("actor", actor, statistics, flat[:, None], first, carry)
-            carry = jax.tree.map(lambda x: x.reshape(*batch, -1), carry)
+            outputs, carry = unroll_step(functools.partial(self.unroll, "actor", actor, statistics), timestep, carry)
         else:
-            outputs = self.actor_outputs(actor, statistics, flat)
-        outputs = outputs.reshape(*batch, -1)
+            outputs = self.actor_outputs(actor, statistics, observation.reshape(-1, *observation.shape[2:]))
+            outputs = outputs.reshape(*observation.shape[:2], -1)
         if self._discrete:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
@@ -421,13 +417,13 @@ class Ppo(Algorithm):
     def unroll(
         self, part: str, params: Params, statistics: Statistics, views: Array, first: Array, carry: Carry
     ) -> tuple[Array, Carry]:
-        """Return outputs float32[N T, n] of a network with a memory for inputs [N, T, ...], and its next carry.
+        """Return outputs float32[N, T, n] of a network with a memory for inputs [N, T, ...], and its next carry.
 
         `first` bool[N, T] is True where an episode begins; `carry` has leaves [N, H].
         """
         flat = normalize_inputs(part, statistics, views.reshape(-1, *views.shape[2:]))
         outputs, carry = self.networks[part].module.apply(params, flat.reshape(views.shape), first, carry)
-        return outputs.reshape(-1, outputs.shape[-1]), carry
+        return outputs, carry
 
     def apply_networks(
         self, learned: tuple[Params, Params], statistics: Statistics, sample: dict[str, Any]
@@ -440,7 +436,7 @@ class Ppo(Algorithm):
         first, view = sample["first"], sample[self.view]
         outputs, _ = self.unroll("actor", actor, statistics, observation, first, sample["carry"])
         value, _ = self.unroll("critic", critic, statistics, view, first, sample["critic_carry"])
-        return outputs, value[:, 0], flatten_segments(sample)
+        return outputs.reshape(-1, outputs.shape[-1]), value.reshape(-1), flatten_segments(sample)
 
     def fresh_statistics(self) -> Statistics:
         """Return statistics of no inputs and no targets, of those that are in use."""

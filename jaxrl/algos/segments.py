@@ -42,7 +42,7 @@ class Segments(Minibatches):
         return segments
 
     def unroll(
-        self, function: Callable[[Any], tuple[Array, Carry]], views: Array, timestep: TimeStep, carry: Carry
+        self, function: Callable[..., tuple[Array, Carry]], views: Array, timestep: TimeStep, carry: Carry
     ) -> tuple[Array, Carry]:
         """Return results [T, B local, A, ...] over all steps, and the carry after them, leaves [S local, segments, H].
 
@@ -54,13 +54,22 @@ class Segments(Minibatches):
             carry: before the first step, leaves [S local, segments, H].
         """
         segments = self.cut(views), self.cut(begins(timestep, self.agents)), carry
-        results, carry = self.layout.apply(function, segments, len(views))
+        results, carry = self.layout.apply(lambda rows: function(*rows), segments, len(views))
         return self.join(results), carry
 
 
 def begins(timestep: TimeStep, agents: int) -> Array:
     """Return where an episode begins for each agent, bool[..., A], of time steps [...]."""
     return jnp.broadcast_to(timestep.first[..., None], (*timestep.first.shape, agents))
+
+
+def unroll_step(function: Callable[..., tuple[Array, Carry]], timestep: TimeStep, carry: Carry) -> tuple[Array, Carry]:
+    """Return outputs [B, A, n] at a time step [B, ...], and the next carry, leaves [B, A, H]; see `Segments.unroll`."""
+    batch, views = timestep.observation.shape[:2], timestep.observation
+    flat = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), carry)
+    first = begins(timestep, batch[1]).reshape(-1, 1)
+    outputs, flat = function(views.reshape(-1, 1, *views.shape[2:]), first, flat)
+    return outputs.reshape(*batch, -1), jax.tree.map(lambda x: x.reshape(*batch, -1), flat)
 
 
 def flatten_segments(segments: dict[str, Any]) -> dict[str, Array]:
