@@ -82,6 +82,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ppo_images": lambda: made_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
     "ppo_gru": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always", memory="gru", memory_size=6),
     "ppo_lstm_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), memory="lstm", memory_size=6, memory_layers=2),
+    "coma_gru": lambda: make_policy(
+        make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2, memory="gru", memory_size=6
+    ),
     "student": taught,
     "collective": lambda: make_policy(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: make_policy(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),

@@ -124,6 +124,13 @@ class Minibatches:
         """Invert `flatten`."""
         return jnp.swapaxes(x.reshape(self.layout.local_envs, -1, self.agents, *x.shape[2:]), 0, 1)
 
+    def merge(self, x: Array) -> Array:
+        """Return rows [S, m, ...] of a minibatch as samples; see `segments`."""
+        return x
+
+    def merge_all(self, rows: dict[str, Array]) -> dict[str, Array]:
+        return {name: self.merge(x) for name, x in rows.items()}
+
     def shuffle(self, keys: Key) -> Array:
         """Return shuffled sample indices of every minibatch, int32[S local, epochs, per_epoch, m], from key[epochs]."""
 

@@ -36,7 +36,6 @@ from jaxrl.algos import on_policy
 from jaxrl.algos.base import (
     RATE,
     UNIT,
-    Algorithm,
     AlgoState,
     Learner,
     Learning,
@@ -48,11 +47,11 @@ from jaxrl.algos.base import (
 )
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
-from jaxrl.algos.segments import Segments, flatten_segments, unroll_step
+from jaxrl.algos.segments import Remembering, Segments, flatten_segments, unroll_step
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import MLP, GaussianOutputs, Network
-from jaxrl.nn.recurrent import Carry, Recurrent, zero_carry
+from jaxrl.nn.recurrent import Carry
 from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
 from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
@@ -76,7 +75,7 @@ class PpoParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ppo(Algorithm):
+class Ppo(Remembering):
     """Proximal policy optimisation for discrete actions and for boxes, with one actor for all agents."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
@@ -299,14 +298,6 @@ class Ppo(Algorithm):
 
     # Acting
 
-    @property
-    def recurrent(self) -> bool:
-        return self.memory != "none"
-
-    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
-        """Return the actor's empty memory, leaves float32[B, A, H]."""
-        return zero_carry(self.memory, self.memory_size, self.memory_layers, timestep.observation.shape[:2])
-
     def act(
         self, policy_params: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
@@ -364,7 +355,6 @@ class Ppo(Algorithm):
         elif self.view == "central":
             critic_shape = (math.prod(actor_shape) + math.prod(spec.global_state.shape),)
         sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
-        memory = self.memory, self.memory_size, self.memory_layers, self.initializer, self.layout.compute_dtype
 
         def standard(outputs: int, shape: tuple[int, ...]) -> Any:
             image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
@@ -376,7 +366,7 @@ class Ppo(Algorithm):
             if self.recurrent:  # these layers before the memory, a linear one after it
                 module = MLP(numbers, self.hidden_size, 0, self.initializer, self.layout.compute_dtype)
             module = GaussianOutputs(module, numbers, self.initial_std) if gaussian else module
-            return Recurrent(standard(0, shape), module, *memory) if self.recurrent else module
+            return self.add_memory(standard(0, shape), module) if self.recurrent else module
 
         actor = functools.partial(make, actor_shape, not self._discrete)
         critic = functools.partial(make, critic_shape, False)
@@ -455,8 +445,7 @@ class Ppo(Algorithm):
         actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
         statistics = self.fresh_statistics() if inputs is None else inputs["statistics"]
         rollouts = self.layout.local_shards, self.layout.num_envs // self.layout.shards * self.spec.num_agents
-        carry = zero_carry(self.memory, self.memory_size, self.memory_layers, rollouts)
-        return AlgoState(PpoParameters(actor, critic, statistics), carry)
+        return AlgoState(PpoParameters(actor, critic, statistics), self.zero_carry(*rollouts))
 
     def weights(self, state: AlgoState) -> Params:
         return super().weights(state) | {"statistics": state.replicated.statistics}

@@ -7,15 +7,42 @@ units of the memory.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
-from jaxrl.algos.base import Trajectory
+from jaxrl.algos.base import Algorithm, Trajectory
 from jaxrl.algos.on_policy import Minibatches
-from jaxrl.nn.recurrent import Carry
+from jaxrl.common.types import PolicyParams
+from jaxrl.nn.recurrent import Carry, Recurrent, zero_carry
+
+
+class Remembering(Algorithm):
+    """What algorithms share that have these settings (declared by each, in the order of its help)."""
+
+    memory: Literal["none", "gru", "lstm"]
+    memory_size: int
+    memory_layers: int
+    initializer: Any
+
+    @property
+    def recurrent(self) -> bool:
+        return self.memory != "none"
+
+    def zero_carry(self, *batch: int) -> Any:
+        """Return an empty memory, leaves float32[*batch, H], () without one."""
+        return zero_carry(self.memory, self.memory_size, self.memory_layers, batch)
+
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
+        """Return the actor's empty memory, leaves float32[B, A, H]."""
+        return self.zero_carry(*timestep.observation.shape[:2])
+
+    def add_memory(self, encoder: Any, head: Any) -> Recurrent:
+        """Return a network with a memory between an encoder and a head, which are flax modules."""
+        sizes = self.memory_size, self.memory_layers, self.initializer, self.layout.compute_dtype
+        return Recurrent(encoder, head, self.memory, *sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +61,23 @@ class Segments(Minibatches):
     def cut_samples(self, samples: dict[str, Array], trajectory: Trajectory) -> dict[str, Any]:
         """Return samples [S local, samples, ...] as segments [S local, segments, T, ...].
 
-        "first" is True where an episode begins, and "carry" the policy's before the segment, [S local, segments, H].
+        "first" is True where an episode begins, and "carry" the trajectory's, leaves [S local, segments, H].
         """
         segments: dict[str, Any] = {name: self.cut(self.unflatten(x)) for name, x in samples.items()}
         segments["first"] = self.cut(begins(trajectory.timestep, self.agents))
         segments["carry"] = jax.tree.map(lambda x: self.cut(x)[:, :, 0], trajectory.carry)
         return segments
 
+    def join_carry(self, carry: Carry) -> Carry:
+        """Leaves [S local, segments, H] -> [B local, A, H]."""
+        return jax.tree.map(lambda x: self.join(x[:, :, None])[0], carry)
+
+    def merge(self, x: Array) -> Array:
+        """[S, m, T, ...] -> [S, m T, ...]."""
+        return x.reshape(x.shape[0], -1, *x.shape[3:])
+
     def unroll(
-        self, function: Callable[..., tuple[Array, Carry]], views: Array, timestep: TimeStep, carry: Carry
+        self, function: Callable[..., tuple[Array, Carry]], views: Array, timestep: TimeStep, carry: Any
     ) -> tuple[Array, Carry]:
         """Return results [T, B local, A, ...] over all steps, and the carry after them, leaves [S local, segments, H].
 
@@ -51,7 +86,7 @@ class Segments(Minibatches):
                 next carry.
             views: inputs [T, B local, A, ...].
             timestep: leaves [T, B local, ...].
-            carry: before the first step, leaves [S local, segments, H].
+            carry: before the first step, leaves [S local, segments, H]; None: zeros.
         """
         segments = self.cut(views), self.cut(begins(timestep, self.agents)), carry
         results, carry = self.layout.apply(lambda rows: function(*rows), segments, len(views))

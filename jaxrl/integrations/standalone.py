@@ -88,14 +88,12 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 
 def agent_files(policy: Policy) -> dict[str, bytes]:
     """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
-    settings, params = agent_settings(policy), policy.params
+    settings, params, moments = agent_settings(policy), policy.params, {}
     if isinstance(policy.algo, Student | Ppo):
         params = params["actor"]
-    if isinstance(policy.algo, Ppo):
-        statistics = policy.params["statistics"].get("actor")
-        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}} if statistics else {}
-        params = {"params": _network_params(params["params"]) | moments}
-    return _files(AGENT, settings, params)
+    if isinstance(policy.algo, Ppo) and (statistics := policy.params["statistics"].get("actor")):
+        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}}
+    return _files(AGENT, settings, {"params": _network_params(params["params"]) | moments})
 
 
 def _network_params(actor: Params) -> dict[str, Any]:
