@@ -23,9 +23,12 @@ from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl import train as train_in_python
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
-from jaxrl.algos.ppo import Ppo, PpoParameters
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.coma_original import ComaOriginal
+from jaxrl.algos.ppo import Ppo
 from jaxrl.cli import train
 from jaxrl.common.errors import UsageError
+from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP
 from jaxrl.nn.recurrent import Recurrent, zero_carry
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
@@ -36,6 +39,10 @@ T, B, A, OBS, ACTIONS = 5, 4, 2, 3, 4
 SPEC = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
 SMALL: dict[str, Any] = {
     "rollout_steps": T, "num_minibatches": 1, "hidden_size": 5, "depth": 1, "memory_size": 3, "initializer": "torch",
+}  # fmt: skip
+COMA: dict[str, Any] = {
+    "minibatch_size": 72, "num_epochs": 3, "hidden_size": 5, "depth": 1, "memory_size": 3, "scale_advantage": True,
+    "clip_ratio": 0.2, "advantage": "return", "entropy_weight": 0.01, "actor_lr": 0.01, "critic_lr": 0.01,
 }  # fmt: skip
 KINDS = ("gru", "lstm")
 
@@ -185,13 +192,16 @@ def collect(trainer: Any, iterations: int) -> tuple[Any, Trajectory, TimeStep]:
     ("env", "settings"),
     [
         (Corridor(num_agents=2, length=3, horizon=7), {"memory": "gru", "critic": "local"}),
-        (PointMass(num_agents=2), {"memory": "lstm", "memory_layers": 2, "normalize_observation": "always"}),
+        (
+            PointMass(num_agents=2),
+            {"memory": "lstm", "memory_layers": 2, "normalize_observation": "always", "rollout_steps": 7},
+        ),
     ],
     ids=["gru", "lstm"],
 )
 def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings: Any) -> None:
     """Over segments that begin in the middle of episodes, with ends of episodes in them."""
-    trainer = make_trainer(Ppo, env, 8, **(SMALL | settings | {"rollout_steps": 9, "num_minibatches": 2}))
+    trainer = make_trainer(Ppo, env, 8, **(SMALL | {"rollout_steps": 9, "num_minibatches": 2} | settings))
     algo = trainer.algo
     state, trajectory, last = collect(trainer, 3)
     assert trajectory.timestep.first[1:].any() and not trajectory.timestep.first[0].all()
@@ -207,10 +217,37 @@ def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings:
         return algo.log_prob(outputs, samples)[0], samples["log_prob"]
 
     actual, acted = jax.jit(compute)(trajectory.carry)
-    assert actual.shape == (8 * 9 * 2,)
+    assert actual.shape == (8 * algo.steps * 2,)
     np.testing.assert_allclose(actual, acted, rtol=0, atol=2e-6)
     forgotten, _ = jax.jit(compute)(jax.tree.map(jnp.zeros_like, trajectory.carry))
     assert np.abs(forgotten - acted).max() > 1e-4  # the carry at the start matters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) -> None:
+    """Over rollouts in which some episodes end early and others begin."""
+    trainer = make_trainer(Coma, Corridor(num_agents=2, length=3, horizon=9), 8, **(COMA | {"memory": kind}))
+    algo = trainer.algo
+    state, trajectory, last = collect(trainer, 3)
+    assert trajectory.timestep.first[1:].any() and trajectory.timestep.first[0].all()
+
+    def compute(first: Any) -> Any:
+        params, key = state.algo.replicated, jax.random.key(0)
+        moved = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, first=first))
+        data = algo.compute_transitions(params, moved, last, key, state.progress)
+        del data["carry"]
+        segments = {name: x.reshape(-1, *x.shape[2:]) for name, x in data.items()}
+        logits, samples = algo.apply_actor(params.actor.params, segments)
+        probs = distributions.apply_action_mask(
+            distributions.epsilon_mix(logits, algo.epsilon(state.progress)), samples["mask"]
+        )
+        return jnp.log(distributions.select_action_value(probs, samples["action"])), samples["log_prob"]
+
+    actual, acted = jax.jit(compute)(trajectory.timestep.first)
+    assert actual.shape == (8 * 9 * 2,)
+    np.testing.assert_allclose(actual, acted, rtol=0, atol=2e-6)
+    without_resets, _ = jax.jit(compute)(jnp.zeros_like(trajectory.timestep.first))
+    assert np.abs(without_resets - acted).max() > 1e-4
 
 
 def made_up(seed: int, steps: int = T, with_carry: Any = ()) -> tuple[Trajectory, TimeStep]:
@@ -236,7 +273,7 @@ def made_up(seed: int, steps: int = T, with_carry: Any = ()) -> tuple[Trajectory
     )
 
 
-def init_params(algo: Ppo) -> PpoParameters:
+def init_params(algo: Any) -> Any:
     return jax.jit(lambda: algo.init(jax.random.key(1), None).replicated)()
 
 
@@ -344,10 +381,15 @@ class Plain(nn.Module):
         return nn.Dense(self.outputs, name="out")((1 - jax.nn.sigmoid(update + update_bias)) * candidate)
 
 
-def test_segments_of_one_step_that_begin_episodes_are_ppo_without_a_memory() -> None:
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
+def test_segments_of_one_step_that_begin_episodes_are_learning_without_a_memory(algorithm: Any) -> None:
     settings = SMALL | {"rollout_steps": 1, "num_minibatches": 2, "num_epochs": 3, "actor_lr": 0.01}
-    recurrent = Ppo(SPEC, DataParallel(B, 2), memory="gru", **settings)
-    plain = Ppo(SPEC, DataParallel(B, 2), Custom({"actor": Plain, "critic": Plain}), **settings)
+    parts: tuple[str, ...] = ("actor", "critic")  # with a memory
+    if algorithm is Coma:
+        settings, parts = COMA | {"minibatch_size": 4}, ("actor",)
+    spec = dataclasses.replace(SPEC, horizon=1)
+    recurrent = algorithm(spec, DataParallel(B, 2), memory="gru", **settings)
+    plain = algorithm(spec, DataParallel(B, 2), Custom(dict.fromkeys(parts, Plain)), **settings)
     trajectory, last = made_up(4, 1, zero_carry("gru", 3, 1, (1, B, A)))
     begins = np.ones((1, B), bool)
     timestep = dataclasses.replace(trajectory.timestep, first=begins, terminated=~begins, truncated=~begins)
@@ -365,7 +407,7 @@ def test_segments_of_one_step_that_begin_episodes_are_ppo_without_a_memory() -> 
         names = ("input_kernel", "input_bias", "state_bias")
         return {"params": renamed | {name: tree[f"memory1_{name}"] for name in names}}
 
-    def learn(algo: Ppo, params: Any, sharded: Any) -> Any:
+    def learn(algo: Any, params: Any, sharded: Any) -> Any:
         return jax.jit(
             lambda params: algo.learn(
                 AlgoState(params, sharded), trajectory, last, jax.random.key(2), start(), algo.phases[0]
@@ -375,16 +417,14 @@ def test_segments_of_one_step_that_begin_episodes_are_ppo_without_a_memory() -> 
     sharded = recurrent.init(jax.random.key(0), None).sharded
     state, metrics = learn(recurrent, params, sharded)
     same = dataclasses.replace(
-        params,
-        actor=plain.learner("actor", rename(params.actor.params)),
-        critic=plain.learner("critic", rename(params.critic.params)),
+        params, **{part: plain.learner(part, rename(getattr(params, part).params)) for part in parts}
     )
     plain_state, plain_metrics = learn(plain, same, ())
     assert metrics["actor_loss"].shape == (6,) and set(metrics) == set(plain_metrics)
     for name in metrics:
         if "norm" not in name:  # the kernel of states has a gradient, of zeros, only here
             np.testing.assert_allclose(metrics[name], plain_metrics[name], rtol=2e-4, atol=1e-5)
-    for part in ("actor", "critic"):
+    for part in parts:
         before, after = getattr(params, part).params, getattr(state.replicated, part).params
         moved = jax.tree.map(lambda x, y: y - x, rename(before), rename(after))
         expected = jax.tree.map(
@@ -403,9 +443,15 @@ LEARN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def recall_score(memory: str, seed: int, iterations: int) -> float:
+LEARN_COMA: dict[str, Any] = COMA | {
+    "minibatch_size": 112, "num_epochs": 4, "hidden_size": 32, "memory_size": 32, "actor_lr": 3e-3, "critic_lr": 3e-3,
+    "gamma": 0.95, "eps_max": 0.1, "eps_anneal": 3000, "td_lambda": 0.9, "tau": 0.1, "initializer": "he",
+}  # fmt: skip
+
+
+def recall_score(algorithm: Any, memory: str, seed: int, iterations: int) -> float:
     """The share of right answers in held-out episodes after training."""
-    trainer = make_trainer(Ppo, Recall(), 32, memory=memory, **LEARN)
+    trainer = make_trainer(algorithm, Recall(), 32, memory=memory, **(LEARN_COMA if algorithm is Coma else LEARN))
     state = trainer.init(jax.random.key(seed))
     state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(iterations))
     evaluator = Evaluator(
@@ -430,14 +476,15 @@ def test_the_task_pays_only_the_cue_of_the_first_step() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_cue_is_recalled_with_a_memory_only(seed: int) -> None:
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
+def test_a_cue_is_recalled_with_a_memory_only(algorithm: Any, seed: int) -> None:
     for memory in KINDS:
-        assert recall_score(memory, seed, 150) > 0.95
-    assert recall_score("none", seed, 150) < 0.4  # of four cues
+        assert recall_score(algorithm, memory, seed, 150) > 0.95
+    assert recall_score(algorithm, "none", seed, 150) < 0.4  # of four cues
 
 
 def test_a_cue_is_recalled() -> None:
-    assert recall_score("gru", 0, 100) > 0.9
+    assert recall_score(Ppo, "gru", 0, 100) > 0.9
 
 
 # ---------------------------------------------------------------- runs, policies, refusals
@@ -489,7 +536,7 @@ def test_a_policy_remembers_by_its_carry(kind: Any) -> None:
 
 def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for settings, custom, sentence in (
-        ({"memory": "grue"}, Custom(), "unknown memory 'grue': did you mean 'gru'?"),
+        ({"memory": "grue"}, Custom(), "memory is 'grue': did you mean 'gru'"),
         (
             {"num_minibatches": 3},
             Custom(),
@@ -505,6 +552,10 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
         assert "'--memory' is a setting of" in capsys.readouterr().err
         with pytest.raises(UsageError, match=f"'memory' is a setting of .*ppo, not of '{algo}': leave it out"):
             train_in_python(algo, memory="gru", runs=tmp_path)
+    with pytest.raises(ValueError, match="an actor of your own has no memory"):
+        Coma(SPEC, DataParallel(B), Custom({"actor": Plain}), **(COMA | {"memory": "gru"}))
+    with pytest.raises(ValueError, match="memory does not apply to coma_original"):
+        ComaOriginal(dataclasses.replace(SPEC, fixed_horizon=True), DataParallel(B), memory="gru")
     command = "--algo ppo --env snakes_1v1 --opponent self --memory gru --total_env_steps 99 --runs"
     assert train.main([*command.split(), str(tmp_path)]) == 2
     assert "needs a policy without a carry" in capsys.readouterr().err
