@@ -341,7 +341,8 @@ class Coma(Remembering):
 
         value = layout.apply(compute_value, transitions)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        observation, carry = trajectory.timestep.observation, ()
+        carry: Any = ()
+        observation = trajectory.timestep.observation
         if isinstance(batches, Segments):
             function = functools.partial(self.unroll, params.actor.params)
             carry = batches.join_carry(batches.unroll(function, observation, trajectory.timestep, None)[1])
