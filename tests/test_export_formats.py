@@ -80,6 +80,11 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ppo_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
     "ppo_box_plain": lambda: made_ppo(PointMass(), normalize_observation="never"),
     "ppo_images": lambda: made_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
+    "ppo_gru": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always", memory="gru", memory_size=6),
+    "ppo_lstm_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), memory="lstm", memory_size=6, memory_layers=2),
+    "coma_gru": lambda: make_policy(
+        make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2, memory="gru", memory_size=6
+    ),
     "student": taught,
     "collective": lambda: make_policy(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: make_policy(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
@@ -183,7 +188,7 @@ def test_stablehlo(name: str, tmp_path: Path) -> None:
     exported = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     carry = tuple(jnp.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"])
-    assert bool(carry) == (name == "collective")
+    assert bool(carry) == exported_case.policy.algo.recurrent
     for step in range(len(exported_case.timesteps)):
         arrays = [exported_case.arrays(step)[row["name"]] for row in manifest["inputs"]]
         if carry:
@@ -207,6 +212,7 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
         ("ddpg_masked", ["observation", "action_mask"]),
         ("student", ["observation"]),
         ("collective", ["observation", "reward", "first"]),
+        ("ppo_gru", ["observation", "action_mask", "first"]),
     ):
         export(case(name).policy, "stablehlo", tmp_path / name)
         manifest = json.loads((tmp_path / name / "policy.json").read_text())
@@ -253,12 +259,29 @@ def test_numpy(name: str, tmp_path: Path) -> None:
     exported_case = case(name)
     assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
     module = load_agent(tmp_path)
-    arrays = exported_case.arrays(0)
     heeded = ("action_mask", "mask_state") if exported_case.policy.algo.respects_masks else ()
-    more = {key: arrays[key] for key in heeded if key in arrays}
-    check(exported_case, 0, module.act(arrays["observation"], **more))
-    single = module.act(arrays["observation"][3], **{key: x[3] for key, x in more.items()})
-    np.testing.assert_allclose(single, exported_case.actions[0][3], rtol=1e-4, atol=1e-5)
+    recurrent = exported_case.policy.algo.recurrent
+    heeded += ("first",) if recurrent else ()
+    carries: list[Any] = [None, None]  # of all, and of the fourth
+    for step in range(len(exported_case.timesteps)):
+        arrays = exported_case.arrays(step)
+        more = {key: arrays[key] for key in heeded if key in arrays}
+        if recurrent:
+            action, carries[0] = module.act(arrays["observation"], **more, carry=carries[0])
+            one, carries[1] = module.act(
+                arrays["observation"][3], **{key: x[3] for key, x in more.items()}, carry=carries[1]
+            )
+        else:
+            action = module.act(arrays["observation"], **more)
+            one = module.act(arrays["observation"][3], **{key: x[3] for key, x in more.items()})
+        check(exported_case, step, action)
+        np.testing.assert_allclose(one, exported_case.actions[step][3], rtol=1e-4, atol=1e-5)
+    if recurrent:
+        with pytest.raises(ValueError, match="carry is of another number of environments"):
+            module.act(arrays["observation"][:2], **{key: x[:2] for key, x in more.items()}, carry=carries[0])
+    else:
+        with pytest.raises(ValueError, match="the policy has no memory"):
+            module.act(arrays["observation"], **more, carry={})
     with pytest.raises(ValueError, match="observations need the shape"):
         module.act(arrays["observation"][0, 0])
 

@@ -31,6 +31,12 @@ CASES: dict[str, tuple[type[Algorithm], dict[str, Any], int]] = {
     "coma": (Coma, COMA, 1),
     "coma on two devices": (Coma, COMA, 2),
     "ppo": (Ppo, {"rollout_steps": 6, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8}, 1),
+    "coma with a memory": (Coma, COMA | {"memory": "gru", "memory_size": 8, "scale_advantage": True}, 1),
+    "ppo with a memory on two devices": (
+        Ppo,
+        {"rollout_steps": 6, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8, "memory": "lstm"},
+        2,
+    ),
 }
 
 
@@ -53,8 +59,11 @@ def make_pieces(case: str) -> Pieces:
 
 SHARED = "coma on two devices"
 
+MEMORY = "ppo with a memory on two devices"
+AT_NIGHT = [pytest.param(case, marks=pytest.mark.long) for case in ("coma", "coma with a memory")]
 
-@pytest.mark.parametrize("case", [pytest.param("coma", marks=pytest.mark.long), SHARED, "ppo"])
+
+@pytest.mark.parametrize("case", [*AT_NIGHT, SHARED, "ppo", MEMORY])
 def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
     trainer = make_trainer(case)

@@ -113,12 +113,14 @@ class Trajectory:
 
     Row t holds the time step observed, the action taken on it and the `extras` of acting. The reward of that
     action is in the time step of row t + 1 (for the last row in `last_timestep`). Where
-    `timestep.done`, the action was ignored and the next row starts a new episode.
+    `timestep.done`, the action was ignored and the next row starts a new episode. `carry` is the policy's before row 0,
+    leaves [1, B, ...], where the algorithm has `stores_carry`.
     """
 
     timestep: TimeStep
     action: Array
     extras: Any
+    carry: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,7 +159,7 @@ class Algorithm:
     traced: ClassVar[tuple[str, ...]] = ()
     # The setting that controls the storage in `AlgoState.sharded`, for advice where it does not fit; "" without any.
     storage_setting: ClassVar[str] = ""
-    recurrent: ClassVar[bool] = False  # acting needs a carry (see `init_carry`)
+    stores_carry: ClassVar[bool] = False  # `learn` reads `Trajectory.carry`
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 
     def __post_init__(self) -> None:
@@ -217,6 +219,11 @@ class Algorithm:
     def respects_masks(self) -> bool:
         """Return whether `act` takes only actions that `TimeStep.action_mask` allows; override it if not."""
         return isinstance(self.spec.action, Discrete)
+
+    @property
+    def recurrent(self) -> bool:
+        """Return whether acting needs a carry, see `init_carry`."""
+        return False
 
     @property
     def networks(self) -> dict[str, Network]:

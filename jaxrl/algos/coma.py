@@ -16,8 +16,9 @@ learns in this order:
    settings take y in place of Q(s, a) in A (`advantage: return`), clip ratios and add an entropy bonus.
 
 The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
-average. The file goes on in this order: settings, targets and losses, the training step, acting, networks, sizes.
-Minibatches are in `on_policy`.
+average. With `memory` the actor is recurrent, as in Foerster et al., and minibatches hold segments; the critic, which
+sees the state, is not. The file goes on in this order: settings, targets and losses, the training step, acting,
+networks, sizes. Minibatches are in `on_policy` and `segments`.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
 episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
@@ -39,29 +40,20 @@ from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import Progress, total
 from jaxrl.algos import base, on_policy
-from jaxrl.algos.base import (
-    RATE,
-    UNIT,
-    Algorithm,
-    AlgoState,
-    Learner,
-    Learning,
-    Mode,
-    Phase,
-    Stage,
-    Trajectory,
-    setting,
-)
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Learning, Mode, Phase, Stage, Trajectory, setting
+from jaxrl.algos.egocentric import reorder, turn
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
+from jaxrl.algos.segments import Remembering, Segments, flatten_segments, unroll_step
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
-from jaxrl.nn.networks import Network
+from jaxrl.nn.networks import MLP, Network
 from jaxrl.nn.precision import stored_dtype
+from jaxrl.nn.recurrent import Carry
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
 STAGES = ("critic", "actor")  # of an epoch, in order
-BATCH_KEYS = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target")
+BATCH_KEYS = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target", "first")
 
 
 @pytree
@@ -79,11 +71,11 @@ class ComaParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coma(Algorithm):
+class Coma(Remembering):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
-    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric",)
+    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", "memory")
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
         "entropy_final",
@@ -139,6 +131,11 @@ class Coma(Algorithm):
     )  # fmt: skip
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(1, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
+    memory: Literal["none", "gru", "lstm"] = setting(
+        "none", "gru, lstm: the actor remembers earlier steps of the episode; minibatches hold whole episodes of agents"
+    )  # fmt: skip
+    memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
+    memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     stride: int = setting(
         1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
@@ -168,6 +165,8 @@ class Coma(Algorithm):
                 f"entropy_anneal {self.entropy_anneal} and entropy_anneal_fraction {self.entropy_anneal_fraction:g} "
                 "exclude each other: set one of them to 0 (--entropy_anneal_fraction 0 where the preset has it)"
             )
+        if self.recurrent and "actor" in self.custom.networks:
+            raise ValueError("an actor of your own has no memory: use memory none, or leave networks out")
         if self.actor_epochs > self.num_epochs:
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
 
@@ -213,14 +212,18 @@ class Coma(Algorithm):
         epsilon = self.epsilon(progress)
 
         def advantages(sample: Arrays) -> Array:
-            mixed = epsilon_mix(self.logits(actor.params, sample["observation"]), epsilon)
-            return self.compute_advantages(sample, apply_action_mask(mixed, sample["mask"]))
+            shape = sample["action"].shape
+            logits, sample = self.apply_actor(actor.params, sample)
+            mixed = epsilon_mix(logits, epsilon)
+            return self.compute_advantages(sample, apply_action_mask(mixed, sample["mask"])).reshape(shape)
 
         if self.scale_advantage:
-            batch = batch | {"scale": self.batches.deviation(self.layout.apply(advantages, batch), batch["weight"])}
+            batches, weight = self.batches, self.batches.merge(batch["weight"])
+            values = batches.merge(self.layout.apply(advantages, batch, batches.row_samples))
+            batch = batch | {"scale": batches.deviation(values, weight).reshape(batch["weight"].shape)}
 
         def loss(actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
-            logits = self.logits(actor, sample["observation"])
+            logits, sample = self.apply_actor(actor, sample)
             actor_loss, metrics = self.policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(mask_logits(logits, sample["mask"]))
             mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
@@ -228,7 +231,7 @@ class Coma(Algorithm):
                 actor_loss = actor_loss - self.entropy_bonus(progress) * mean_entropy
             return actor_loss, metrics | {"policy_entropy": mean_entropy}
 
-        gradient, (actor_loss, metrics) = self.layout.gradient(loss, actor.params, batch)
+        gradient, (actor_loss, metrics) = self.layout.gradient(loss, actor.params, batch, self.batches.row_samples)
         active = total(progress.episodes) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
         if self.target_kl:  # of the policy before this step
             active &= metrics["kl"] <= 1.5 * self.target_kl
@@ -270,12 +273,17 @@ class Coma(Algorithm):
         )
         data["order"] = order = self.batches.shuffle(keys)
         assert isinstance(self.spec.action, Discrete)
-        values = jnp.zeros((*order.shape[:1], *order.shape[2:], self.spec.action.n), jnp.float32)
-        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *BATCH_KEYS) | {"values": values[:, 0]})
+        shape = *order.shape[:1], *order.shape[2:], *data["action"].shape[2:], self.spec.action.n
+        values = jnp.zeros(shape, jnp.float32)
+        names = tuple(name for name in BATCH_KEYS if name in data)
+        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *names) | {"values": values[:, 0]})
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
         updates = {"critic": self.update_critic, "actor": self.update_actor}
+        rows = {"critic": jax.eval_shape(self.batches.merge_all, batch), "actor": batch}
         metrics = {
-            stage: self.batches.empty_metrics(update, getattr(params, stage), batch, progress, epochs=epochs[stage])
+            stage: self.batches.empty_metrics(
+                update, getattr(params, stage), rows[stage], progress, epochs=epochs[stage]
+            )
             for stage, update in updates.items()
         }
         return Learning(data, values, (params, metrics, target_mean))
@@ -287,8 +295,9 @@ class Coma(Algorithm):
         target critic moves towards the critic once per epoch, before the first minibatch.
         """
         data, values, (params, metrics, target_mean) = learning.data, learning.sharded, learning.replicated
-        batch = pick(data, data["order"][:, epoch, index], *BATCH_KEYS)
+        batch = pick(data, data["order"][:, epoch, index], *(name for name in BATCH_KEYS if name in data))
         if stage == "critic":
+            batch = self.batches.merge_all(batch)
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 target = optax.incremental_update(params.critic.params, params.target, rate)
@@ -298,7 +307,8 @@ class Coma(Algorithm):
             def compute_values(sample: Arrays) -> Array:
                 return self.values(learner.params, sample["critic_input"])
 
-            values = values.at[:, index].set(self.layout.apply(compute_values, batch))
+            batch_values = self.layout.apply(compute_values, batch)
+            values = values.at[:, index].set(batch_values.reshape(values.shape[0], *values.shape[2:]))
             row = epoch * self.batches.per_epoch + index
         else:
             learner, update_metrics = self.update_actor(params.actor, batch | {"values": values[:, index]}, progress)
@@ -321,22 +331,27 @@ class Coma(Algorithm):
         def compute_value(sample: Arrays) -> Array:
             return select_action_value(self.values(params.target, sample["critic_input"]), sample["action"])
 
-        def compute_last_value(rows: tuple[TimeStep, Array]) -> Array:
+        def compute_last_value(rows: tuple[Carry, TimeStep, Array]) -> Array:
             """Return the value [B, A] of the actions that the policy would take after the trajectory."""
-            action = self.act(params.actor.params, (), *rows, progress, "explore")[0]
+            action = self.act(params.actor.params, *rows, progress, "explore")[0]
             assert self.spec.critic_input is not None
-            inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
+            inputs = jax.vmap(self.spec.critic_input)(rows[1], action)
             values = self.values(params.target, inputs.reshape(-1, *inputs.shape[2:]))
             return select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         value = layout.apply(compute_value, transitions)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        last_value = layout.apply(compute_last_value, layout.split((last, keys)), per_row=self.spec.num_agents)
+        carry: Any = ()
+        observation = trajectory.timestep.observation
+        if isinstance(batches, Segments):
+            function = functools.partial(self.unroll, params.actor.params)
+            carry = batches.join_carry(batches.unroll(function, observation, trajectory.timestep, None)[1])
+        last_value = layout.apply(compute_last_value, layout.split((carry, last, keys)), per_row=self.spec.num_agents)
         last_value = last_value.reshape(-1, self.spec.num_agents)
         target = self.compute_targets(trajectory, last, batches.unflatten(value), last_value)
-        observation, weight = trajectory.timestep.observation, batches.sample_weights(trajectory)
+        weight = batches.sample_weights(trajectory)
         transitions |= batches.flatten_all(observation=observation, **trajectory.extras, target=target, weight=weight)
-        return transitions
+        return batches.cut_samples(transitions, trajectory) if isinstance(batches, Segments) else transitions
 
     def critic_inputs(self, trajectory: Trajectory) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype of its stored observations."""
@@ -368,8 +383,11 @@ class Coma(Algorithm):
         """Compute the logits of all agents at once, then select their actions one after another."""
         epsilon = self.epsilon(progress) if mode == "explore" else 0.0
         batch_shape = timestep.observation.shape[:2]
-        flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
+        if self.recurrent:
+            logits, carry = unroll_step(functools.partial(self.unroll, policy_params), timestep, carry)
+        else:
+            flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
+            logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
         action_probs = epsilon_mix(logits, epsilon)
         scores = logits if mode == "greedy" else None
         action, extras = on_policy.sample_sequentially(self.spec, timestep, action_probs, keys, scores)
@@ -387,6 +405,9 @@ class Coma(Algorithm):
             if self.egocentric:
                 assert self.spec.egocentric is not None
                 shape = jax.eval_shape(self.spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
+            if part == "actor" and self.recurrent:
+                head = MLP(outputs, 0, 0, self.initializer, self.layout.compute_dtype)
+                return Network(self.add_memory(on_policy.make_network(0, shape, *sizes), head), ((1, 1, *shape),))
             return self.make_network(
                 part, outputs, lambda outputs: on_policy.make_network(outputs, shape, *sizes), (1, *shape)
             )
@@ -399,6 +420,23 @@ class Coma(Algorithm):
         """Return logits float32[N, n] of observations [N, ...]."""
         return self._outputs("actor", actor, observation)
 
+    def unroll(self, actor: Params, observation: Array, first: Array, carry: Any) -> tuple[Array, Carry]:
+        """Return logits float32[N, T, n] of an actor with a memory for observations [N, T, ...], and its next carry.
+
+        `first` bool[N, T] is True where an episode begins; `carry` has leaves [N, H], None are zeros.
+        """
+        views, action_order = turn(self.spec, self.egocentric, observation.reshape(-1, *observation.shape[2:]))
+        views = views.reshape(*first.shape, *views.shape[1:])
+        out, carry = self.networks["actor"].module.apply(actor, views, first, carry)
+        return reorder(out.reshape(-1, out.shape[-1]), action_order).reshape(out.shape), carry
+
+    def apply_actor(self, actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
+        """Return logits [N, n] and samples [N, ...]; N T of each of segments [N, T, ...]."""
+        if not self.recurrent:
+            return self.logits(actor, sample["observation"]), sample
+        logits, _ = self.unroll(actor, sample["observation"], sample["first"], None)
+        return logits.reshape(-1, logits.shape[-1]), flatten_segments(sample)
+
     def values(self, critic: Params, critic_input: Array) -> Array:
         """Return Q(s, .) float32[N, n] of critic inputs [N, ...]; with `dueling` as in arXiv 1511.06581, equation 9."""
         out = self._outputs("critic", critic, critic_input)
@@ -409,15 +447,8 @@ class Coma(Algorithm):
 
     def _outputs(self, part: str, params: Params, views: Array) -> Array:
         """Return outputs float32[N, k + n] of views [N, ...]; the last n belong to the n actions."""
-        network = self.networks[part]
-        if not self.egocentric:
-            return network.apply(params, views)
-        assert self.spec.egocentric is not None
-        turned_views, action_order = jax.vmap(self.spec.egocentric)(views)
-        out, n = network.apply(params, turned_views), action_order.shape[1]
-        # a product, because the gradient of a gather is a slow scatter
-        chosen = jax.nn.one_hot(action_order, n, dtype=out.dtype)
-        return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
+        views, action_order = turn(self.spec, self.egocentric, views)
+        return reorder(self.networks[part].apply(params, views), action_order)
 
     # State and sizes
 
@@ -429,21 +460,23 @@ class Coma(Algorithm):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a training step, a single one if they have fewer samples than `minibatch_size`."""
-        samples = self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
-        size = min(max(self.minibatch_size // self.layout.shards, 1), samples)
-        return Minibatches(self.layout, self.spec.num_agents, samples, samples // size, size)
+        kind, row = (Segments, self.spec.horizon) if self.recurrent else (Minibatches, 1)
+        samples = self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents // row
+        size = min(max(self.minibatch_size // row // self.layout.shards, 1), samples)
+        return kind(self.layout, self.spec.num_agents, samples, samples // size, size, row)
 
     @property
     def gradient_samples(self) -> int:
-        return self.batches.size
+        return self.batches.size * self.batches.row_samples
 
     def summary(self) -> list[str]:
         batches, shards, epochs = self.batches, self.layout.shards, self.num_epochs
+        transitions = batches.samples * batches.row_samples * shards
         minibatches = f"{batches.per_epoch} minibatches" if batches.per_epoch > 1 else "one minibatch"
         return [
-            f"A training step collects {self.layout.num_envs:,} episodes ({batches.samples * shards:,} agent "
+            f"A training step collects {self.layout.num_envs:,} episodes ({transitions:,} agent "
             f"transitions) and trains for {epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of "
-            f"{batches.size * shards:,} samples."
+            f"{self.gradient_samples * shards:,} samples."
         ]
 
     def warnings(self, total_env_steps: int) -> list[str]:

@@ -107,7 +107,8 @@ class ComaOriginal(Coma):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, neutral in (("clip_ratio", 0), ("target_kl", 0), ("advantage", "critic"), ("scale_advantage", False)):
+        numbers = {"clip_ratio": 0, "target_kl": 0}
+        for name, neutral in (numbers | {"advantage": "critic", "scale_advantage": False, "memory": "none"}).items():
             if getattr(self, name) != neutral:
                 raise ValueError(
                     f"{name} does not apply to coma_original, whose actor loss is fixed: remove it, or use coma"

@@ -41,6 +41,18 @@ def make_network(
     return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype, stride)
 
 
+def central_input(spec: EnvSpec, step: TimeStep) -> Array:
+    """Return the centralised view [A, ...] of a state, from a time step of one environment.
+
+    Other agents' actions in `critic_input` are set to 0. A global state is appended to the agent's own observation.
+    """
+    if spec.critic_input is not None:
+        return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
+    local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
+    shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
+    return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
+
+
 def sample_sequentially(
     spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Key, scores: Array | None = None
 ) -> tuple[Array, dict[str, Array]]:
@@ -91,6 +103,7 @@ class Minibatches:
         samples: agent transitions of one logical shard.
         per_epoch: minibatches per epoch.
         size: m, samples of a minibatch in one logical shard; the remainder is dropped after shuffling.
+        row_samples: how many samples each of these is, see `segments`.
     """
 
     layout: DataParallel
@@ -98,6 +111,7 @@ class Minibatches:
     samples: int
     per_epoch: int
     size: int
+    row_samples: int = 1
 
     def flatten(self, x: Array) -> Array:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
@@ -109,6 +123,13 @@ class Minibatches:
     def unflatten(self, x: Array) -> Array:
         """Invert `flatten`."""
         return jnp.swapaxes(x.reshape(self.layout.local_envs, -1, self.agents, *x.shape[2:]), 0, 1)
+
+    def merge(self, x: Array) -> Array:
+        """Return rows [S, m, ...] of a minibatch as samples; see `segments`."""
+        return x
+
+    def merge_all(self, rows: dict[str, Array]) -> dict[str, Array]:
+        return {name: self.merge(x) for name, x in rows.items()}
 
     def shuffle(self, keys: Key) -> Array:
         """Return shuffled sample indices of every minibatch, int32[S local, epochs, per_epoch, m], from key[epochs]."""
@@ -169,4 +190,4 @@ def lambda_targets(
 def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:
     """Select the samples int32[S, m] of data [S, samples, ...], by name."""
     take = jax.vmap(lambda rows, i: jnp.take(rows, i, axis=0, mode="clip"))
-    return {name: take(data[name], indices) for name in names}
+    return {name: jax.tree.map(lambda rows: take(rows, indices), data[name]) for name in names}

@@ -14,8 +14,9 @@ environment and then learns in this order:
    probabilities of the action now and when it was taken, the entropy H, its weight b and the clip range c.
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `end_learning`.
 
-The weight w is 0 after an episode's end, and 1 on average. The file goes on in this order: settings, advantages and
-losses, the iteration, acting, networks and their inputs, sizes. Minibatches are in `on_policy`.
+The weight w is 0 after an episode's end, and 1 on average. With `memory` the actor and the critic are recurrent, and
+minibatches hold segments, see `segments`. The file goes on in this order: settings, advantages and losses,
+the iteration, acting, networks and their inputs, sizes. Minibatches are in `on_policy` and `segments`.
 
 Layout letters: T time, B environments, A agents, N samples, n actions of an agent or numbers of its action.
 """
@@ -29,13 +30,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, TimeStep, pytree
+from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import (
     RATE,
     UNIT,
-    Algorithm,
     AlgoState,
     Learner,
     Learning,
@@ -47,17 +47,17 @@ from jaxrl.algos.base import (
 )
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
+from jaxrl.algos.segments import Remembering, Segments, flatten_segments, unroll_step
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
-from jaxrl.nn.networks import GaussianOutputs, Network
-from jaxrl.rl.data_parallel import DataParallel
+from jaxrl.nn.networks import MLP, GaussianOutputs, Network
+from jaxrl.nn.recurrent import Carry
+from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
-from jaxrl.rl.running_statistics import RunningStatistics, start
+from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
 
 Arrays = dict[str, Array]
-Statistics = dict[str, RunningStatistics]
 MIN_LOGIT = -69.0  # of an action when sampling, relative to the largest logit
-INPUT_LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
 @pytree
@@ -75,11 +75,12 @@ class PpoParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ppo(Algorithm):
+class Ppo(Remembering):
     """Proximal policy optimisation for discrete actions and for boxes, with one actor for all agents."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
-    compatible_settings: ClassVar[tuple[str, ...]] = ("normalize_observation", "normalize_value")
+    stores_carry: ClassVar[bool] = True
+    compatible_settings: ClassVar[tuple[str, ...]] = ("normalize_observation", "normalize_value", "memory")
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",
     )  # fmt: skip
@@ -114,6 +115,12 @@ class Ppo(Algorithm):
     initial_std: float = setting(0.6, "initial deviation of continuous actions, scaled to [-1, 1]", between=(1e-6, 1e3))
     hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(2, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
+    memory: Literal["none", "gru", "lstm"] = setting(
+        "none", "gru, lstm: actor and critic remember earlier steps of the episode; learning goes back to the start of "
+        "the rollout, and minibatches hold the whole rollouts of single agents"
+    )  # fmt: skip
+    memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
+    memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
     initializer: Literal["torch", "he", "xavier", "orthogonal"] = setting(
         "orthogonal", "orthogonal, he: with a small last layer; torch: PyTorch's default; xavier: uniform"
     )
@@ -142,11 +149,25 @@ class Ppo(Algorithm):
                 "number, such as 128"
             )
         super().__post_init__()
+        if self.recurrent and self.custom.networks:
+            raise ValueError("networks of your own have no memory: use memory none, or leave networks out")
+        samples, count = self.batches.samples, self.num_minibatches
+        if self.recurrent and samples % count:
+            raise ValueError(
+                f"num_minibatches {count} does not divide the {samples} rollouts of single agents in a logical shard, "
+                f"which a memory keeps whole: use {largest_divisor(samples, count)}, or change num_envs"
+            )
         if self.batches.size < 1:
             raise ValueError(
-                f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical "
-                "shard: lower it, or raise num_envs"
+                f"num_minibatches {count} exceeds the {samples} samples of a logical shard: lower it, or raise num_envs"
             )
+
+    @classmethod
+    def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
+        """Return num_envs or, with a memory, the rollouts of single agents in a minibatch."""
+        if settings.get("memory", "none") == "none":
+            return num_envs
+        return max(num_envs * spec.num_agents // int(settings.get("num_minibatches", cls.num_minibatches)), 1)
 
     # Advantages and losses
 
@@ -160,10 +181,8 @@ class Ppo(Algorithm):
         """Take a step on the actor and one on the critic (equation 9), which share no parameters."""
 
         def losses(learned: tuple[Params, Params], sample: Arrays) -> tuple[Array, Arrays]:
-            actor, critic = learned
-            outputs = self.actor_outputs(actor, params.statistics, sample["observation"])
+            outputs, value, sample = self.apply_networks(learned, params.statistics, sample)
             log_prob, entropy = self.log_prob(outputs, sample)
-            value = self.value(critic, params.statistics, sample)
             old_log_prob, weight = sample["log_prob"], sample["weight"]
             actor_losses = clipped_losses(log_prob, old_log_prob, sample["advantage"], self.clip_ratio)
             actor_loss = jnp.mean(weight * actor_losses)
@@ -174,9 +193,9 @@ class Ppo(Algorithm):
             return actor_loss + critic_loss - self.entropy_weight * means["policy_entropy"], means
 
         learned = params.actor.params, params.critic.params
-        (actor_gradient, critic_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)
-        actor, actor_norm = self.step("actor", params.actor, actor_gradient, progress)
-        critic, critic_norm = self.step("critic", params.critic, critic_gradient, progress)
+        gradient, (_, metrics) = self.layout.gradient(losses, learned, batch, self.batches.row_samples)
+        actor, actor_norm = self.step("actor", params.actor, gradient[0], progress)
+        critic, critic_norm = self.step("critic", params.critic, gradient[1], progress)
         metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
         return dataclasses.replace(params, actor=actor, critic=critic), metrics
 
@@ -187,21 +206,45 @@ class Ppo(Algorithm):
         """Return one phase: roll out, then learn from the rollout and discard it."""
         return (Phase("train", self.steps, self.num_epochs * self.num_minibatches, restart=self.rollout_steps == 0),)
 
-    def compute_transitions(
-        self, params: PpoParameters, trajectory: Trajectory, last: TimeStep
-    ) -> tuple[PpoParameters, Arrays, Arrays]:
-        """Return parameters with new statistics of targets, all transitions [S local, samples, ...], and metrics."""
-        layout, batches = self.layout, self.batches
-        weight = batches.flatten(batches.sample_weights(trajectory))
-        transitions = batches.flatten_all(**self.inputs(trajectory.timestep))
+    def compute_values(
+        self, params: PpoParameters, rows: Arrays, trajectory: Trajectory, last: TimeStep, carry: Carry
+    ) -> tuple[Array, Array, Carry]:
+        """Return V [T, B, A] of `rows`, the inputs of all samples, V [B, A] after step T, and the critic's next carry.
 
-        def compute_value(rows: Arrays) -> Array:  # in units of the reward
-            value = self.value(params.critic.params, params.statistics, rows)
+        `carry` is what the critic's memory had before row 0, leaves [S local, segments, H].
+        """
+        layout, batches = self.layout, self.batches
+
+        def denormalize(value: Array) -> Array:  # to units of the reward
             return params.statistics["value"].denormalize(value) if self.normalize_value else value
 
-        value = batches.unflatten(layout.apply(compute_value, transitions))
-        last_inputs = batches.flatten_all(**self.inputs(jax.tree.map(lambda x: x[None], last)))
-        last_value = layout.apply(compute_value, last_inputs).reshape(-1, self.spec.num_agents)
+        def compute_value(rows: Arrays) -> Array:
+            return denormalize(self.value(params.critic.params, params.statistics, rows))
+
+        def unroll_value(*segment: Any) -> tuple[Array, Carry]:
+            value, carry = self.unroll("critic", params.critic.params, params.statistics, *segment)
+            return denormalize(value[..., 0]), carry
+
+        last_step = jax.tree.map(lambda x: x[None], last)
+        if isinstance(batches, Segments):
+            value, carry = batches.unroll(unroll_value, batches.unflatten(rows[self.view]), trajectory.timestep, carry)
+            last_value, _ = batches.unroll(unroll_value, self.inputs(last_step)[self.view], last_step, carry)
+            return value, last_value[0], carry
+        value = batches.unflatten(layout.apply(compute_value, rows))
+        last_rows = batches.flatten_all(**self.inputs(last_step))
+        return value, layout.apply(compute_value, last_rows).reshape(-1, self.spec.num_agents), carry
+
+    def compute_transitions(
+        self, params: PpoParameters, trajectory: Trajectory, last: TimeStep, carry: Carry
+    ) -> tuple[PpoParameters, Arrays, Arrays, Carry]:
+        """Return parameters with new statistics of targets, all transitions, metrics, and the critic's next carry.
+
+        Transitions are leaves [S local, samples, ...], with a memory [S local, segments, T, ...].
+        """
+        layout, batches = self.layout, self.batches
+        weight = batches.flatten(batches.sample_weights(trajectory))
+        transitions: dict[str, Any] = batches.flatten_all(**self.inputs(trajectory.timestep))
+        value, last_value, next_carry = self.compute_values(params, transitions, trajectory, last, carry)
         advantage = batches.flatten(self.compute_advantages(trajectory, last, value, last_value))
         target = advantage + batches.flatten(value)
         error, spread = (batches.deviation(x, weight)[0, 0] for x in (advantage, target))  # the advantage is y - V
@@ -215,7 +258,9 @@ class Ppo(Algorithm):
             advantage = (advantage - mean) / batches.deviation(advantage, weight)
         acting = batches.flatten_all(**({"action": trajectory.action} | trajectory.extras))
         transitions |= acting | {"advantage": advantage, "target": target, "weight": weight}
-        return params, transitions, metrics
+        if isinstance(batches, Segments):
+            transitions = batches.cut_samples(transitions, trajectory) | {"critic_carry": carry}
+        return params, transitions, metrics, next_carry
 
     @property
     def learn_stages(self) -> tuple[Stage, ...]:
@@ -226,11 +271,13 @@ class Ppo(Algorithm):
         self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
     ) -> Learning:
         """Compute advantages and targets (algorithm 1), and shuffle the transitions for each epoch."""
-        params, data, data_metrics = self.compute_transitions(state.replicated, trajectory, last_timestep)
+        params, data, data_metrics, carry = self.compute_transitions(
+            state.replicated, trajectory, last_timestep, state.sharded
+        )
         order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
         metrics = self.batches.empty_metrics(self.update, params, batch, progress, epochs=self.num_epochs)
-        return Learning(data | {"order": order}, (), (params, metrics, data_metrics))
+        return Learning(data | {"order": order}, carry, (params, metrics, data_metrics))
 
     def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
         """Update on minibatch `index`."""
@@ -240,14 +287,14 @@ class Ppo(Algorithm):
         params, update_metrics = self.update(params, batch, progress)
         row = epoch * self.num_minibatches + index
         metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics.items()}
-        return Learning(data, (), (params, metrics, data_metrics))
+        return Learning(data, learning.sharded, (params, metrics, data_metrics))
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
         """Update the statistics of inputs last: all updates must see inputs as the policy that acted has seen them."""
         data, (params, metrics, data_metrics) = learning.data, learning.replicated
         views = {"actor": data["observation"], "critic": data[self.view]}
         statistics = update_statistics(params.statistics, views, data["weight"], self.layout)
-        return AlgoState(dataclasses.replace(params, statistics=statistics), ()), metrics | data_metrics
+        return AlgoState(dataclasses.replace(params, statistics=statistics), learning.sharded), metrics | data_metrics
 
     # Acting
 
@@ -260,9 +307,12 @@ class Ppo(Algorithm):
         float32[B, A, n], the samples before clipping to [-1, 1].
         """
         observation, greedy = timestep.observation, mode == "greedy"
-        flat = observation.reshape(-1, *observation.shape[2:])
-        outputs = self.actor_outputs(policy_params["actor"], policy_params["statistics"], flat)
-        outputs = outputs.reshape(*observation.shape[:2], -1)
+        actor, statistics = policy_params["actor"], policy_params["statistics"]
+        if self.recurrent:
+            outputs, carry = unroll_step(functools.partial(self.unroll, "actor", actor, statistics), timestep, carry)
+        else:
+            outputs = self.actor_outputs(actor, statistics, observation.reshape(-1, *observation.shape[2:]))
+            outputs = outputs.reshape(*observation.shape[:2], -1)
         if self._discrete:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
@@ -310,18 +360,21 @@ class Ppo(Algorithm):
             image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
             return on_policy.make_network(outputs, shape if image else (math.prod(shape),), *sizes)
 
-        def actor(outputs: int) -> Any:
-            if self._discrete:
-                return standard(outputs, actor_shape)
-            return GaussianOutputs(standard(outputs // 2, actor_shape), outputs // 2, self.initial_std)
+        def make(shape: tuple[int, ...], gaussian: bool, outputs: int) -> Any:
+            numbers = outputs // 2 if gaussian else outputs
+            module = standard(numbers, shape)
+            if self.recurrent:  # these layers before the memory, a linear one after it
+                module = MLP(numbers, self.hidden_size, 0, self.initializer, self.layout.compute_dtype)
+            module = GaussianOutputs(module, numbers, self.initial_std) if gaussian else module
+            return self.add_memory(standard(0, shape), module) if self.recurrent else module
 
-        action = spec.action
+        actor = functools.partial(make, actor_shape, not self._discrete)
+        critic = functools.partial(make, critic_shape, False)
+        action, lead = spec.action, (1, 1) if self.recurrent else (1,)
         actor_outputs = action.n if isinstance(action, Discrete) else 2 * math.prod(action.shape)
         return {
-            "actor": self.make_network("actor", actor_outputs, actor, (1, *actor_shape)),
-            "critic": self.make_network(
-                "critic", 1, lambda outputs: standard(outputs, critic_shape), (1, *critic_shape)
-            ),
+            "actor": self.make_network("actor", actor_outputs, actor, (*lead, *actor_shape)),
+            "critic": self.make_network("critic", 1, critic, (*lead, *critic_shape)),
         }
 
     @property
@@ -336,49 +389,63 @@ class Ppo(Algorithm):
         return self.spec.critic_input_spec is not None or isinstance(self.spec.global_state, Box)
 
     def inputs(self, timestep: TimeStep) -> Arrays:
-        """Return the inputs of actor and critic, {"observation" and, if in use, "central": [T, B, A, ...]}.
-
-        The critic gives the value of a state: other agents' actions in `critic_input` are set to 0. A global state is
-        appended to the agent's own observation.
-        """
-        spec, inputs = self.spec, {"observation": timestep.observation}
+        """Return the inputs of actor and critic, {"observation" and, if in use, "central": [T, B, A, ...]}."""
+        inputs = {"observation": timestep.observation}
         if self.view == "observation":
             return inputs
-
-        def central_input(step: TimeStep) -> Array:
-            if spec.critic_input is not None:
-                return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
-            local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
-            shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
-            return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
-
+        central_input = functools.partial(on_policy.central_input, self.spec)
         return inputs | {"central": jax.vmap(jax.vmap(central_input))(timestep)}
 
     def actor_outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
         """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
-        return self.networks["actor"].apply(actor, _normalize("actor", statistics, observation))
+        return self.networks["actor"].apply(actor, normalize_inputs("actor", statistics, observation))
 
     def value(self, critic: Params, statistics: Statistics, sample: Arrays) -> Array:
         """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
-        return self.networks["critic"].apply(critic, _normalize("critic", statistics, sample[self.view]))[:, 0]
+        return self.networks["critic"].apply(critic, normalize_inputs("critic", statistics, sample[self.view]))[:, 0]
+
+    def unroll(
+        self, part: str, params: Params, statistics: Statistics, views: Array, first: Array, carry: Carry
+    ) -> tuple[Array, Carry]:
+        """Return outputs float32[N, T, n] of a network with a memory for inputs [N, T, ...], and its next carry.
+
+        `first` bool[N, T] is True where an episode begins; `carry` has leaves [N, H].
+        """
+        flat = normalize_inputs(part, statistics, views.reshape(-1, *views.shape[2:]))
+        outputs, carry = self.networks[part].module.apply(params, flat.reshape(views.shape), first, carry)
+        return outputs, carry
+
+    def apply_networks(
+        self, learned: tuple[Params, Params], statistics: Statistics, sample: dict[str, Any]
+    ) -> tuple[Array, Array, Arrays]:
+        """Return the actor's outputs [N, n], values [N] and samples [N, ...]; N T of each of segments [N, T, ...]."""
+        (actor, critic), observation = learned, sample["observation"]
+        if not self.recurrent:
+            outputs = self.actor_outputs(actor, statistics, observation)
+            return outputs, self.value(critic, statistics, sample), sample
+        first, view = sample["first"], sample[self.view]
+        outputs, _ = self.unroll("actor", actor, statistics, observation, first, sample["carry"])
+        value, _ = self.unroll("critic", critic, statistics, view, first, sample["critic_carry"])
+        return outputs.reshape(-1, outputs.shape[-1]), value.reshape(-1), flatten_segments(sample)
 
     def fresh_statistics(self) -> Statistics:
         """Return statistics of no inputs and no targets, of those that are in use."""
         box = self.spec.observation
         needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
         enabled = {"always": True, "never": False, "auto": needs_scaling}[self.normalize_observation]
-        shapes = {name: network.inputs[0][1:] for name, network in self.networks.items()} if enabled else {}
-        return {
-            name: start(shape) for name, shape in (shapes | ({"value": ()} if self.normalize_value else {})).items()
-        }
+        shapes: dict[str, tuple[int, ...]] = {"value": ()} if self.normalize_value else {}
+        if enabled:
+            shapes |= {name: network.inputs[0][1 + self.recurrent :] for name, network in self.networks.items()}
+        return {name: start(shape) for name, shape in shapes.items()}
 
     # State and sizes
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
-        """Return fresh networks and statistics, or those of `inputs`, with fresh optimizers."""
+        """Return fresh networks and statistics, or those of `inputs`, with fresh optimizers and an empty memory."""
         actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
         statistics = self.fresh_statistics() if inputs is None else inputs["statistics"]
-        return AlgoState(PpoParameters(actor, critic, statistics), ())
+        rollouts = self.layout.local_shards, self.layout.num_envs // self.layout.shards * self.spec.num_agents
+        return AlgoState(PpoParameters(actor, critic, statistics), self.zero_carry(*rollouts))
 
     def weights(self, state: AlgoState) -> Params:
         return super().weights(state) | {"statistics": state.replicated.statistics}
@@ -399,44 +466,20 @@ class Ppo(Algorithm):
 
     @property
     def batches(self) -> Minibatches:
-        """Return the minibatches of a rollout."""
-        samples, count = (
-            self.layout.num_envs // self.layout.shards * self.steps * self.spec.num_agents,
-            self.num_minibatches,
-        )
-        return Minibatches(self.layout, self.spec.num_agents, samples, count, samples // count)
+        """Return the minibatches of a rollout, of segments with a memory."""
+        kind, row = (Segments, self.steps) if self.recurrent else (Minibatches, 1)
+        samples = self.layout.num_envs // self.layout.shards * self.steps * self.spec.num_agents
+        rows, count = samples // row, self.num_minibatches
+        return kind(self.layout, self.spec.num_agents, rows, count, rows // count, row)
 
     @property
     def gradient_samples(self) -> int:
-        return self.batches.size
+        return self.batches.size * self.batches.row_samples
 
     def summary(self) -> list[str]:
         view = "the centralised view" if self.view == "central" else "what its agent observes"
         return [
             f"An iteration collects {self.steps} steps of {self.layout.num_envs} environments and trains for "
             f"{self.num_epochs} epochs of {self.num_minibatches} minibatches of "
-            f"{self.batches.size * self.layout.shards:,} samples; a critic sees {view}."
+            f"{self.gradient_samples * self.layout.shards:,} samples; a critic sees {view}."
         ]
-
-
-def update_statistics(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
-    """Add samples [S local, m, ...] with weights float32[S local, m] to the statistics that are in use.
-
-    Samples of weight 0 are not counted. Weights must have a mean of 1 over all samples.
-    """
-    weighted_mean = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
-    share_counted = layout.sample_mean((weight > 0).astype(jnp.float32))
-    updated, count = dict(statistics), share_counted * (weight.shape[1] * layout.shards)
-    for name, values in samples.items():
-        if name in updated:
-            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), updated[name].mean.shape
-            mean = weighted_mean(rows)
-            variance = weighted_mean(jnp.square(rows - mean[None, None])).reshape(shape)
-            updated[name] = updated[name].merge(mean.reshape(shape), variance, count)
-    return updated
-
-
-def _normalize(name: str, statistics: Statistics, inputs: Array) -> Array:
-    """Return inputs float32[N, ...], normalised where there are statistics of them."""
-    inputs = inputs.astype(jnp.float32)
-    return jnp.clip(statistics[name].normalize(inputs), -INPUT_LIMIT, INPUT_LIMIT) if name in statistics else inputs

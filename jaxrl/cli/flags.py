@@ -20,6 +20,7 @@ from jaxrl.runtime.config import (
     apply_changes,
     check_value,
     find_fields,
+    find_owners,
     make_schema,
     read_training_run,
     suggestion,
@@ -81,7 +82,7 @@ class Parser(argparse.ArgumentParser):
                 )
             if published_name:
                 raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")
-            if self.algo and (owners := _owners(word.removeprefix("--"))):
+            if self.algo and (owners := find_owners(word.removeprefix("--"))):
                 raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
             raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
@@ -94,11 +95,6 @@ def _find_flag(word: str) -> str | None:
         if word in names:
             return f"did you mean {flag} {word}?"
     return None
-
-
-def _owners(name: str) -> list[str]:
-    fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
-    return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
 @dataclasses.dataclass(frozen=True)

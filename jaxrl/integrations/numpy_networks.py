@@ -12,14 +12,16 @@ import numpy as np
 # Everything below is copied into exported agents.
 
 
-def network(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarray) -> np.ndarray:
+def network(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarray, carry: Any = None) -> np.ndarray:
     """Return the outputs float32[..., A, n] of a team's observations [..., A, *observation].
 
     Args:
         weights: by name.
         settings: "kind" (team, mlp or conv), "scale", "axes" (of an observation), "depth", for images
-            "stride", and for a team "rectify_first", "layer_norm", "communication".
+            "stride", for a team "rectify_first", "layer_norm", "communication", and with a memory "memory" (gru or
+            lstm) and "memory_layers".
         x: numbers.
+        carry: {"hidden1", ...}, float32[..., A, units] of the memory, whose entries are replaced by the next ones.
     """
     x = np.asarray(x, np.float32)
     lead = x.shape[: x.ndim - settings["axes"]]
@@ -30,7 +32,27 @@ def network(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndar
     x = x.reshape(int(np.prod(lead)), -1)
     for layer in range(settings["depth"]):
         x = np.maximum(_dense(weights, x, f"head_fc{layer + 1}"), 0)
+    if "memory" in settings:
+        x = _remember(weights, settings, x.reshape(*lead, -1), carry).reshape(len(x), -1)
     return _dense(weights, x, "head_out").reshape(*lead, -1)
+
+
+def _remember(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarray, carry: Any) -> np.ndarray:
+    """Return the last layer's hidden state [..., units] after a step of the memory of `Recurrent`."""
+    for layer in range(1, settings["memory_layers"] + 1):
+        hidden = carry[f"hidden{layer}"]
+        from_input = _dense(weights, x, f"memory{layer}_input")
+        from_state = _dense(weights, hidden, f"memory{layer}_state")
+        if settings["memory"] == "gru":
+            (reset, update, new), (reset_, update_, new_) = (np.split(y, 3, axis=-1) for y in (from_input, from_state))
+            update = _sigmoid(update + update_)
+            x = (1 - update) * np.tanh(new + _sigmoid(reset + reset_) * new_) + update * hidden
+        else:
+            enter, keep, new, show = np.split(from_input + from_state, 4, axis=-1)
+            cell = _sigmoid(keep) * carry[f"cell{layer}"] + _sigmoid(enter) * np.tanh(new)
+            x, carry[f"cell{layer}"] = _sigmoid(show) * np.tanh(cell), cell
+        carry[f"hidden{layer}"] = x
+    return x
 
 
 def _team(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from jaxrl.algos.student import Student
 from jaxrl.common.errors import UsageError
 from jaxrl.common.types import Params
 from jaxrl.nn.networks import MLP, ConvStack, GaussianOutputs, TeamNet
+from jaxrl.nn.recurrent import Recurrent
 from jaxrl.runtime.policy import Policy
 
 _FOLDER = Path(__file__).parent
@@ -87,14 +88,22 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 
 def agent_files(policy: Policy) -> dict[str, bytes]:
     """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
-    settings, params = agent_settings(policy), policy.params
+    settings, params, moments = agent_settings(policy), policy.params, {}
     if isinstance(policy.algo, Student | Ppo):
         params = params["actor"]
-    if isinstance(policy.algo, Ppo):
-        actor, statistics = params["params"], policy.params["statistics"].get("actor")
-        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}} if statistics else {}
-        params = {"params": dict(actor.get("means", actor)) | moments}  # "means" of `GaussianOutputs`
-    return _files(AGENT, settings, params)
+    if isinstance(policy.algo, Ppo) and (statistics := policy.params["statistics"].get("actor")):
+        moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}}
+    return _files(AGENT, settings, {"params": _network_params(params["params"]) | moments})
+
+
+def _network_params(actor: Params) -> dict[str, Any]:
+    """Return the parameters of a network, of which `Recurrent` and `GaussianOutputs` are a part, by plain names."""
+    actor = dict(actor.get("means", actor))
+    if "memory1_input_kernel" not in actor:
+        return actor
+    encoder, last = actor.pop("encoder", {}), actor.pop("head")
+    last_layer = last.get("means", last)["head"]
+    return {**encoder, **actor, "head": {**encoder.get("head", {}), **last_layer}}
 
 
 def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
@@ -157,6 +166,10 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     """
     module, box = algo.networks["actor"].module, algo.spec.observation
     module = module.means if isinstance(module, GaussianOutputs) else module  # deviations do not change greedy actions
+    memory = {}
+    if isinstance(module, Recurrent):
+        memory = {"memory": module.memory, "memory_size": module.size, "memory_layers": module.layers}
+        module = module.encoder
     kinds: dict[type, str] = {TeamNet: "team", MLP: "mlp", ConvStack: "conv"}
     if type(module) not in kinds or not isinstance(box, Box):
         raise UsageError(
@@ -172,7 +185,7 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     settings = {"kind": kinds[type(module)], "scale": max(abs(box.lowest), abs(box.highest)) if scaled else 1.0}
     settings |= {"axes": len(box.shape), "inputs": math.prod(box.shape), "depth": module.depth}
     names = {TeamNet: ("rectify_first", "layer_norm", "communication"), ConvStack: ("stride",)}.get(type(module), ())
-    return settings | {name: getattr(module, name) for name in names}
+    return settings | memory | {name: getattr(module, name) for name in names}
 
 
 def _files(agent: Path, settings: Mapping[str, Any], params: Params) -> dict[str, bytes]:

@@ -194,7 +194,7 @@ class ConvStack(nn.Module):
 
 
 class _Head(nn.Module):
-    """`depth` hidden dense layers of `hidden_size` and a linear layer to `outputs`."""
+    """`depth` hidden dense layers of `hidden_size` and a linear layer to `outputs`, none if these are 0."""
 
     outputs: int
     hidden_size: int
@@ -208,6 +208,8 @@ class _Head(nn.Module):
             shape = x.shape[-1], self.hidden_size
             kernel, bias = _parameters(self, f"fc{layer + 1}", shape, x.shape[-1], self.initializer)
             x = _rectify(x @ kernel, bias)
+        if not self.outputs:
+            return x
         kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initializer, last=True)
         return (x @ kernel).astype(jnp.float32) + bias[None]
 

@@ -224,7 +224,7 @@ class DataParallel:
         return jax.tree.map(lambda x: x.reshape(shards, rows, *x.shape[2:]), out)
 
     def gradient(
-        self, loss: Callable[[Any, Any], tuple[Array, Any]], params: Any, data: Any
+        self, loss: Callable[[Any, Any], tuple[Array, Any]], params: Any, data: Any, per_row: int = 1
     ) -> tuple[Any, tuple[Array, Any]]:
         """Return the gradient of the mean loss over data [S local, m, ...] of all devices.
 
@@ -232,11 +232,12 @@ class DataParallel:
             loss: (params, samples [n, ...]) -> (mean loss over the samples, dict of mean values).
             params: what to differentiate with respect to; the same on every device.
             data: this device's part of the minibatch.
+            per_row: how many samples a row counts as for `learn_chunk`.
 
         Returns:
             gradients, (loss, dict), equal on every device.
         """
-        _, chunks = self._pieces(data)
+        _, chunks = self._pieces(data, per_row)
         value_and_grad = functools.partial(jax.value_and_grad(loss, has_aux=True), params)
         value, gradient = _mean_over(value_and_grad, chunks)
         if self.devices > 1:

@@ -376,10 +376,13 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
             sections["environment"][name] = value
             continue
         if name not in schema:
+            advice = hint(name, algo, "")
+            if not advice and (owners := find_owners(name)):
+                raise UsageError(
+                    f"{where}: {short_repr(name)} is a setting of {' and '.join(owners)}, not of '{algo}': leave it out"
+                )
             helps = {name: field.help for name, field in schema.items()}
-            raise UsageError(
-                f"{where}: unknown setting {short_repr(name)}: {hint(name, algo, '') or suggestion(name, helps)}"
-            )
+            raise UsageError(f"{where}: unknown setting {short_repr(name)}: {advice or suggestion(name, helps)}")
         settings[name] = check_value(schema[name], value, where)
     for name, field in schema.items():
         sections[field.section][name] = settings[name]
@@ -414,6 +417,12 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
                 f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
             )
     return apply_changes(config, changes)
+
+
+def find_owners(name: str) -> list[str]:
+    """Return the registered algorithms that have a setting of this name."""
+    fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
+    return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:

@@ -198,6 +198,8 @@ class Trainer:
 
             steps = jnp.arange(phase.steps, dtype=jnp.uint32)
             env_carry, (trajectory, episode_sums) = jax.lax.scan(take_step, tuple(loop), steps)
+            if self.algo.stores_carry:
+                trajectory = dataclasses.replace(trajectory, carry=jax.tree.map(lambda x: x[None], loop[0]))
             episode_sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), episode_sums)
             episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
             return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums

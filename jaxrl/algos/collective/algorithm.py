@@ -97,7 +97,6 @@ class Collective(MultiStage):
     num_critics: int = setting(2, "number of critics", between=(1, 100))
     updates_per_call: int = setting(50, "updates per iteration in phases that only learn", between=(1, 100_000))
 
-    recurrent: ClassVar[bool] = True
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample", "zero_code")
     sources: ClassVar[tuple[str, ...]] = ("workers",)
     recordings: ClassVar[tuple[str, ...]] = ("expert_datasets",)
@@ -152,6 +151,10 @@ class Collective(MultiStage):
     def tasks(self) -> tuple[str, ...]:
         """Return the names of all tasks: first the workers' tasks, then tasks only in expert datasets."""
         return tuple(self._resolved["tasks"])
+
+    @property
+    def recurrent(self) -> bool:
+        return True
 
     # Phases
 

@@ -29,8 +29,12 @@ class Policy:
         action_mask: Any = None,
         mask_state: Any = None,
         next_mask: Callable[[Any, np.ndarray, np.ndarray, int], np.ndarray] | None = None,
-    ) -> np.ndarray:
+        carry: dict[str, np.ndarray] | None = None,
+        first: Any = False,
+    ) -> Any:
         """Return the greedy actions int32[..., A], or float[..., A, *action] of continuous ones.
+
+        A policy with a memory returns them and the carry for its next call.
 
         Args:
             observation: [A, ...] or [B, A, ...].
@@ -39,10 +43,13 @@ class Policy:
             mask_state: coverage: int[..., A, 3], the agents' places on the lattice before the actions.
             next_mask: where masks depend on the actions of earlier agents, and the environment is not coverage:
                 (mask_state, action_mask[A, n], chosen int[A], agent) -> bool[n], as `EnvSpec.next_mask`.
+            carry: of a policy with a memory, what the last call returned; None where all episodes begin.
+            first: bool or bool[B], episodes that begin with this observation.
 
         Raises:
             ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an allowed
-                action, one that the policy ignores, or no rule for masks that depend on other agents' actions.
+                action, one that the policy ignores, or no rule for masks that depend on other agents' actions; a carry
+                of other environments, or for a policy without a memory.
         """
         settings, observation = self.settings, np.asarray(observation)
         expected_shape = (settings["agents"], *settings["observation_shape"])
@@ -50,11 +57,12 @@ class Policy:
         if observation.shape[-len(expected_shape) :] != expected_shape or observation.ndim > len(expected_shape) + 1:
             raise ValueError(f"observations need the shape {expected_shape}, with or without a batch axis before it")
         views = self._normalize(observation[None] if single else observation)
+        carry = self._reset(carry, first, views.shape[:2])
         if "frames" in settings:
             views, action_indices = egocentric_views(np.asarray(views, np.float32), np.array(settings["frames"]))
-            outputs = np.take_along_axis(network(self.weights, settings, views), action_indices, -1)
+            outputs = np.take_along_axis(network(self.weights, settings, views, carry), action_indices, -1)
         else:
-            outputs = network(self.weights, settings, views)
+            outputs = network(self.weights, settings, views, carry)
         mask = self._mask(action_mask, outputs, single)
         if settings["actions"] == "box":
             mean = outputs[..., : settings["numbers"]]
@@ -63,7 +71,24 @@ class Policy:
             actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
         else:
             actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
-        return actions[0] if single else actions
+        actions = actions[0] if single else actions
+        return (actions, carry) if "memory" in settings else actions
+
+    def _reset(self, carry: Any, first: Any, batch: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Return the carry [B, A, units], 0 where an episode begins, {} without a memory. Raises ValueError."""
+        settings = self.settings
+        if "memory" not in settings:
+            if carry is not None or first is not False:
+                raise ValueError("the policy has no memory: leave carry and first out")
+            return {}
+        begins = np.broadcast_to(np.asarray(first, bool), batch[:1])[:, None, None]
+        names = ("hidden", "cell") if settings["memory"] == "lstm" else ("hidden",)
+        old = carry or {}
+        if any(len(state) != batch[0] for state in old.values()):
+            raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
+        zeros = np.zeros((*batch, settings["memory_size"]), np.float32)
+        names_by_layer = [f"{name}{layer + 1}" for layer in range(settings["memory_layers"]) for name in names]
+        return {name: np.where(begins, zeros, old.get(name, zeros)) for name in names_by_layer}
 
     def _mask(self, action_mask: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""

@@ -1,0 +1,25 @@
+"""Egocentric views: how networks see an observation from its agent, and whose their outputs are."""
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, EnvSpec
+
+
+def turn(spec: EnvSpec, egocentric: bool, views: Array) -> tuple[Array, Array | None]:
+    """Return views [N, ...] as networks see them, and which of their outputs belongs to each action, int32[N, n]."""
+    if not egocentric:
+        return views, None
+    assert spec.egocentric is not None
+    turned_views, action_order = jax.vmap(spec.egocentric)(views)
+    return turned_views, action_order
+
+
+def reorder(out: Array, action_order: Array | None) -> Array:
+    """Return outputs float32[N, k + n] with the last n in the order of the actions, int32[N, n]; None: as they are."""
+    if action_order is None:
+        return out
+    n = action_order.shape[1]
+    # a product, because the gradient of a gather is a slow scatter
+    chosen = jax.nn.one_hot(action_order, n, dtype=out.dtype)
+    return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
