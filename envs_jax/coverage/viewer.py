@@ -115,16 +115,21 @@ def scene(record: Record) -> Scene:
         borders=borders(truth) * (n * metres / len(truth)),
         positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
         boxes=corners * metres,
-        heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range)),
+        heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range, states.channel)),
     )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any) -> Any:
+def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any, channel: Any = ()) -> Any:
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
-
-    draw = functools.partial(communication.draw_received, failure_rate=env.failure_rate)
-    return jax.vmap(draw)(keys, jnp.arange(len(positions)), positions, comm_range)
+    index = jnp.arange(len(positions), dtype=jnp.int32)
+    if not channel:
+        draw = functools.partial(communication.draw_received, failure_rate=env.failure_rate)
+        return jax.vmap(draw)(keys, index, positions, comm_range)
+    sent = index - channel.delay
+    at = jnp.maximum(sent, 0)
+    received = jax.vmap(communication.draw_received)(keys, at, positions[at], comm_range, channel.failure_rate)
+    return received & (sent >= 0)[:, None, None]
 
 
 def _spread_markers(positions: np.ndarray) -> np.ndarray:

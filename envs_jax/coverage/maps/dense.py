@@ -5,10 +5,13 @@ loops fill whole vector registers. On CPUs the work is cut into stages (see `sta
 chunks whose temporary maps fit into the cache; accelerators get one program for all copies.
 """
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
@@ -72,18 +75,24 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
     @materialize
-    def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
+    def apply(old: Array, change: Array, sent: Any, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
         value = jnp.where(change != 0, storage.fuse(value, change), value)
         touched = change != 0
         for sender in range(agents):
-            gain = jnp.where(heard[:, sender, None], change[sender][None], jnp.zeros_like(change[:1]))
+            message = change[sender][None]
+            if measurements.sent:  # agents fuse the message that arrives, the team's map what is measured now
+                message = jnp.where(np.arange(agents + 1)[:, None] < agents, sent[sender][None], message)
+            gain = jnp.where(heard[:, sender, None], message, jnp.zeros_like(change[:1]))
             value = storage.fuse(value, gain, bound[:, sender, None])
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 
-    changes = materialize(functools.partial(_changes, config))(measurements)
-    return apply(cells, changes.reshape(cells.shape), heard, bound)
+    compute_changes = materialize(functools.partial(_changes, config))
+    changes, sent = compute_changes(dataclasses.replace(measurements, sent=())), ()
+    if measurements.sent:
+        sent = compute_changes(measurements.messages).reshape(cells.shape)
+    return apply(cells, changes.reshape(cells.shape), sent, heard, bound)
 
 
 def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurements) -> tuple[Sums, Array]:
