@@ -51,6 +51,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "channel_ramp": 0.5,
             "show_ages": True,
         },
+        {"q": 3, "num_agents": 5, "budget": 3, "team_sizes": (2, 4), "loss_rate": 0.3, "delay": 1, "start": "corners"},
     ],
     "reach": [
         {"horizon": 3},
@@ -393,6 +394,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("no context", ReadsTheContext, {}, "reset and step do not work without a context: use the context of the start"),
     ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
     ("no task", spec_with(num_tasks=2), {}, "reset returns task of structure .*: make them the same pytree"),
+    ("no present", spec_with(absent_agents=True), {}, "reset returns present of structure .*: make them the same"),
     ("one task", timestep_with(task=lambda t, s: jnp.int32(0)), {}, "returns a task, but spec.num_tasks is 1: set it"),
     (
         "reward dtype",

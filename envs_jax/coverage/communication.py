@@ -15,13 +15,15 @@ start and readings under every channel, and at a higher failure rate loses what 
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.coverage import world
+from envs_jax.coverage import teams, world
+from envs_jax.coverage.teams import Team
 from envs_jax.coverage.world import SPACING
 
 RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fixed
@@ -34,7 +36,9 @@ def draw_range(key: Array) -> Array:
     return jnp.asarray(RANGES, jnp.float32)[jax.random.randint(key, (), 0, len(RANGES), jnp.int32)]
 
 
-def draw_received(key: Array, index: Array, positions: Array, comm_range: Array, failure_rate: Array | float) -> Array:
+def draw_received(
+    key: Array, index: Array, positions: Array, comm_range: Array, failure_rate: Array | float, team: Any = ()
+) -> Array:
     """bool[A, A]: [i, j] = agent i receives the message that agent j sends after measurement `index`.
 
     Args:
@@ -43,8 +47,11 @@ def draw_received(key: Array, index: Array, positions: Array, comm_range: Array,
         positions: int32[A, 3], lattice positions of that measurement.
         comm_range: float32[], m.
         failure_rate: probability that a message within range is lost, independent per ordered pair.
+        team: `Team`, others neither send nor receive; () = all are present.
     """
-    return find_received(positions, comm_range, draw_delivered(key, index, positions.shape[0], failure_rate))
+    delivered = draw_delivered(key, index, positions.shape[0], failure_rate, team)
+    received = find_received(positions, comm_range, delivered)
+    return received & teams.pairs(team.present) if team else received
 
 
 def find_received(positions: Array, comm_range: Array, delivered: Array | bool = True) -> Array:
@@ -57,12 +64,19 @@ def find_received(positions: Array, comm_range: Array, delivered: Array | bool =
     return (squared == 0.0) | ((squared <= comm_range * comm_range) & delivered)
 
 
-def draw_delivered(key: Array, index: Array, num_agents: int, failure_rate: Array | float) -> Array | bool:
-    """bool[A, A]: messages that are not lost; True without failures."""
+def draw_delivered(
+    key: Array, index: Array, num_agents: int, failure_rate: Array | float, team: Any = ()
+) -> Array | bool:
+    """bool[A, A]: messages that are not lost; True without failures. Arguments as of `draw_received`."""
     if isinstance(failure_rate, float) and failure_rate == 0.0:
         return True
     key = jax.random.fold_in(jax.random.fold_in(key, _LINKS), index)
-    return jax.random.uniform(key, (num_agents, num_agents), jnp.float32) >= failure_rate
+    draws = jax.random.uniform(key, (num_agents, num_agents), jnp.float32)
+    if team:  # pairs are numbered as in an array of the team's size
+        numbers = jnp.arange(num_agents, dtype=jnp.int32)
+        places = jnp.minimum(numbers[:, None] * team.size + numbers[None], num_agents**2 - 1)
+        draws = draws.reshape(-1)[places]
+    return draws >= failure_rate
 
 
 # A channel with delay, drawn conditions or counts
@@ -103,6 +117,7 @@ class Channel:
         failure_rate: float32[], of this mission.
         delay: int32[], of this mission, steps.
         history: int32[D, A, 3], lattice positions of the last D measurements, the latest first.
+        senders: bool[D, A], who was present then; () where all are.
         latest: int32[A, A], [i, j] = when the newest message of j that i received was sent; -1: never.
         counts: of this mission.
     """
@@ -110,14 +125,16 @@ class Channel:
     failure_rate: Array
     delay: Array
     history: Array
+    senders: Any
     latest: Array
     counts: Counts
 
 
-def begin(config: ChannelConfig, key: Array, positions: Array, share: Array | None) -> Channel:
+def begin(config: ChannelConfig, key: Array, positions: Array, share: Array | None, team: Any = ()) -> Channel:
     """Return the channel of the mission of a key, before its first measurement at positions int32[A, 3].
 
     `share` float32[] multiplies the failure rate and the delay, which is then rounded; None leaves them as they are.
+    `team` as of `draw_received`.
     """
     rate_key, delay_key = jax.random.split(jax.random.fold_in(key, _CONDITIONS))
     failure_rate = _draw_one(rate_key, jnp.asarray(config.failure_rates, jnp.float32))
@@ -130,6 +147,7 @@ def begin(config: ChannelConfig, key: Array, positions: Array, share: Array | No
         failure_rate=failure_rate,
         delay=delay,
         history=jnp.broadcast_to(positions, (config.max_delay, *positions.shape)),
+        senders=jnp.broadcast_to(team.present, (config.max_delay, agents)) if team else (),
         latest=jnp.full((agents, agents), -1, jnp.int32),
         counts=Counts(zero, zero, zero, zero, zero, jnp.float32(0.0)),
     )
@@ -140,7 +158,13 @@ def _draw_one(key: Array, values: Array) -> Array:
 
 
 def exchange(
-    config: ChannelConfig, channel: Channel, key: Array, index: Array, positions: Array, comm_range: Array
+    config: ChannelConfig,
+    channel: Channel,
+    key: Array,
+    index: Array,
+    positions: Array,
+    comm_range: Array,
+    team: Any = (),
 ) -> tuple[Array, Array, Array, Channel]:
     """Send the messages of measurement `index`, then receive what arrives.
 
@@ -155,13 +179,21 @@ def exchange(
     failure_rate = 0.0 if lossless else channel.failure_rate
     history = jnp.concatenate([positions[None], channel.history])
     sent_index, sent_positions = index - channel.delay, history[channel.delay]
-    arrives = sent_index >= 0
-    sent_index = jnp.maximum(sent_index, 0)
-    received = draw_received(key, sent_index, sent_positions, comm_range, failure_rate) & arrives
+    arrives, sent_index = sent_index >= 0, jnp.maximum(sent_index, 0)
+    present = team.present if team else jnp.ones((agents,), jnp.bool_)
+    senders: Any = ()
+    sent_team: Any = ()
+    if team:
+        senders = jnp.concatenate([present[None], channel.senders])
+        sent_team, senders = Team(team.size, senders[channel.delay]), senders[: config.max_delay]
+    received = draw_received(key, sent_index, sent_positions, comm_range, failure_rate, sent_team) & arrives
+    received &= present[:, None]
 
-    pairs = ~np.eye(agents, dtype=bool)
+    pairs = teams.pairs(present) & ~np.eye(agents, dtype=bool)
     eligible = find_received(positions, comm_range) & pairs
-    passing = draw_received(key, index, positions, comm_range, failure_rate) & pairs
+    passing = draw_received(key, index, positions, comm_range, failure_rate, team)
+    message_bytes = jnp.where(present, _message_bytes(config, positions), 0.0)
+    receivers = jnp.sum(present, dtype=jnp.int32) - 1
     acting = index < config.steps  # nobody acts on what the mission's end shows
 
     def count(total: Array, events: Array) -> Array:
@@ -169,16 +201,17 @@ def exchange(
 
     counts = channel.counts
     counts = Counts(
-        attempts=count(counts.attempts, jnp.asarray(pairs)),
+        attempts=count(counts.attempts, pairs),
         eligible=count(counts.eligible, eligible),
         dropped=count(counts.dropped, eligible & ~passing),
         delivered=count(counts.delivered, received & pairs),
-        agent_steps=count(counts.agent_steps, jnp.ones((agents,), jnp.bool_)),
-        load=counts.load + jnp.where(acting, jnp.sum(_message_bytes(config, positions)) * (agents - 1), 0.0),
+        agent_steps=count(counts.agent_steps, present),
+        load=counts.load + jnp.where(acting, jnp.sum(message_bytes) * receivers.astype(jnp.float32), 0.0),
     )
     channel = dataclasses.replace(
         channel,
         history=history[: config.max_delay],
+        senders=senders,
         latest=jnp.where(received & pairs, sent_index, channel.latest),
         counts=counts,
     )

@@ -26,6 +26,7 @@ from envs_jax.coverage import (
     reward,
     sensor,
     starts,
+    teams,
     terrain,
     world,
 )
@@ -48,7 +49,10 @@ class Coverage(CoverageConfig):
     def spec(self) -> EnvSpec:
         side, agents = world.LATTICE, self.num_agents
         ages = agents if self.show_ages else 0
-        channel_labels = communication.METRICS if self.counts_messages else {}
+        more_labels = dict(communication.METRICS) if self.counts_messages else {}
+        if self.has_teams:
+            more_labels["uavs"] = "UAVs that fly"
+        next_mask = actions.next_team_mask if self.has_teams else actions.next_mask
         return EnvSpec(
             name="coverage",
             num_agents=agents,
@@ -57,7 +61,7 @@ class Coverage(CoverageConfig):
             horizon=self.steps,
             fixed_horizon=True,
             metrics={"entropy": "last", "f1": "last", "coverage": "last", "roi_coverage": "last", "return_abs": "sum"}
-            | dict.fromkeys(channel_labels, "last"),
+            | dict.fromkeys(more_labels, "last"),
             labels={
                 "entropy": "entropy in region, bit",
                 "f1": "F1 score",
@@ -65,22 +69,25 @@ class Coverage(CoverageConfig):
                 "roi_coverage": "share of region seen",
                 "return_abs": "return (absolute gain)",
             }
-            | channel_labels,
+            | more_labels,
             global_state={
                 "maps": Box((side, side, observation.TEAM_CHANNELS), low=0.0, high=1.0),
                 "positions": Box((agents, 3), jnp.int32, low=0, high=side - 1),
             },
             critic_input_spec=Box((side, side, observation.CRITIC_CHANNELS + ages), low=0.0, high=1.0),
-            next_mask=functools.partial(actions.next_mask, num_actions=self.num_actions),
+            next_mask=functools.partial(next_mask, num_actions=self.num_actions),
             critic_input=functools.partial(observation.critic_input, num_actions=self.num_actions),
             egocentric=functools.partial(egocentric.egocentric, num_actions=self.num_actions, ages=ages),
             score="entropy",
             score_mode="min",
+            absent_agents=self.has_teams,
         )
 
     # The deterministic core: readings, messages and moves come from outside
 
-    def begin(self, key: Array, ground: Terrain, positions: Array, comm_range: Array, channel: Any = ()) -> State:
+    def begin(
+        self, key: Array, ground: Terrain, positions: Array, comm_range: Array, channel: Any = (), team: Any = ()
+    ) -> State:
         """The state before the first measurement, with positions int32[A, 3]; follow with `observe_and_fuse`."""
         return State(
             key=key,
@@ -91,13 +98,14 @@ class Coverage(CoverageConfig):
             maps=empty(self.map_config, ground),
             pending_reward=jnp.zeros((2,), jnp.float32),
             channel=channel,
+            team=team,
         )
 
     @functools.partial(jax.jit, static_argnums=0)  # a reset and a step both end with it: it is traced once
     def observe_and_fuse(
         self, state: State, positions: Array, received: Array, source: Any, sent: Any = (), channel: Any = ()
     ) -> tuple[State, TimeStep]:
-        """Let all agents measure at `positions` and fuse the messages they receive; time goes on by one.
+        """Let all agents present measure at `positions` and fuse what they receive; time goes on by one.
 
         Args:
             state: of the time before (t = -1: from `begin`).
@@ -107,7 +115,7 @@ class Coverage(CoverageConfig):
             sent: `Sent`, what these messages hold; () = the measurements at `positions`.
             channel: the `Channel` afterwards, () where there is none.
         """
-        measurements = Measurements(state.terrain, positions, received, source, sent)
+        measurements = self._measure(state, positions, received, source, sent)
         backend = maps.choose(self.map_backend, self.q, batched=False)
         updated, stats = backend.update(self.map_config, state.maps, measurements)
         return self._conclude(state, measurements, updated, stats, channel)
@@ -127,7 +135,7 @@ class Coverage(CoverageConfig):
         return self.observe_and_fuse(state, state.positions, *self._draw(state, state.positions))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
-        positions = actions.move(state.positions, action, self.num_actions)
+        state, positions = self._move(state, action)
         return self.observe_and_fuse(state, positions, *self._draw(state, positions))
 
     def batched(self) -> BatchedEnvironment:
@@ -138,7 +146,7 @@ class Coverage(CoverageConfig):
         if on_cpu():
             backend = "auto" if backend == "pallas" else backend  # which CPUs only interpret
         elif backend == "auto":
-            backend = "pallas" if maps.pallas.compiles() and not self.max_delay else "dense"
+            backend = "pallas" if maps.pallas.compiles() and self.suits_kernels else "dense"
         return dataclasses.replace(self, map_backend=backend)
 
     def step_label(self, step: int) -> str:
@@ -161,11 +169,23 @@ class Coverage(CoverageConfig):
         positions = starts.draw(self.start, key, key_start, self.num_agents)
         fixed_range = jnp.float32(self.communication_range)
         comm_range = communication.draw_range(key_range) if self.random_range else fixed_range
-        channel = ()
+        team: Any = ()
+        if self.has_teams:
+            team = teams.draw(key, self.team_sizes or (self.num_agents,), self.num_agents)
+        channel: Any = ()
         if (config := self.channel_config) is not None:
             share = self.context(start()) if context is None else context
-            channel = communication.begin(config, key, positions, share if self.channel_ramp else None)
-        return self.begin(key, ground, positions, comm_range, channel)
+            channel = communication.begin(config, key, positions, share if self.channel_ramp else None, team)
+        return self.begin(key, ground, positions, comm_range, channel, team)
+
+    def _move(self, state: State, action: Array) -> tuple[State, Array]:
+        """Return the state without the agents that fail now, and positions int32[A, 3] after the actions int32[A]."""
+        positions = actions.move(state.positions, action, self.num_actions)
+        if not self.has_teams:
+            return state, positions
+        team = teams.lose(state.key, state.t + 1, state.team, self.loss_rate)
+        positions = jnp.where(team.present[:, None], positions, state.positions)
+        return dataclasses.replace(state, team=team), positions
 
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise, Any, Any]:
         """Draw what the measurement that follows `state` needs, see `Measurements`.
@@ -175,13 +195,18 @@ class Coverage(CoverageConfig):
         key, index, config = state.key, state.t + 1, self.channel_config
         noise = functools.partial(sensor.noise, key, num_agents=self.num_agents)
         if config is None:
-            received = communication.draw_received(key, index, positions, state.comm_range, self.failure_rate)
+            links = key, index, positions, state.comm_range, self.failure_rate
+            received = communication.draw_received(*links, *((state.team,) if self.has_teams else ()))
             return received, noise(index), (), ()
         received, sent_positions, sent_index, channel = communication.exchange(
-            config, state.channel, key, index, positions, state.comm_range
+            config, state.channel, key, index, positions, state.comm_range, state.team
         )
         sent = Sent(sent_positions, noise(sent_index)) if config.max_delay else ()
         return received, noise(index), sent, channel
+
+    def _measure(self, state: State, positions: Array, received: Array, source: Any, sent: Any) -> Measurements:
+        present = state.team.present if self.has_teams else ()
+        return Measurements(state.terrain, positions, received, source, sent, present)
 
     def _conclude(
         self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats, channel: Any
@@ -196,19 +221,21 @@ class Coverage(CoverageConfig):
         rewards = jnp.stack([training, reward.absolute(before, after, self.n, self.weights)])
         reward_now = rewards if self.reward_timing == "aligned" else state.pending_reward
         reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
-        ages, message_metrics, config = None, {}, self.channel_config
-        if config is not None and self.show_ages:
-            ages = communication.ages(config, channel, t)
+        config, team, more_metrics = self.channel_config, state.team, dict[str, Array]()
+        ages = communication.ages(config, channel, t) if config is not None and self.show_ages else None
         if config is not None and self.counts_messages:
-            message_metrics = communication.metrics(config, channel, t)
-        actor_observation, team = observation.observe(
-            t, measurements, updated.probability, stats.measured, self.budget, self.map_config, ages
+            more_metrics = communication.metrics(config, channel, t)
+        if self.has_teams:
+            more_metrics["uavs"] = jnp.sum(team.present, dtype=jnp.int32).astype(jnp.float32)
+        actor_observation, team_maps = observation.observe(
+            t, measurements, updated.probability, stats.measured, self.budget, self.map_config, ages, team
         )
+        places = measurements.positions
         timestep = TimeStep(
             observation=actor_observation,
             action_mask=actions.boundary_mask(measurements.positions, self.num_actions),
-            mask_state=measurements.positions,
-            global_state={"maps": team, "positions": measurements.positions},
+            mask_state={"positions": places, "present": team.present} if self.has_teams else places,
+            global_state={"maps": team_maps, "positions": measurements.positions},
             reward=jnp.broadcast_to(reward_now[:1], (self.num_agents,)),
             terminated=t == self.steps,
             truncated=jnp.bool_(False),
@@ -216,8 +243,9 @@ class Coverage(CoverageConfig):
             metrics={
                 **reward.metrics(updated.sums, state.terrain.count, self.n),
                 "return_abs": reward_now[1],
-                **message_metrics,
+                **more_metrics,
             },
+            present=team.present if self.has_teams else (),
         )
         state = dataclasses.replace(
             state,
@@ -244,15 +272,14 @@ class CoverageBatch(BatchedEnvironment):
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env = self.env
-        positions = jax.vmap(functools.partial(actions.move, num_actions=env.num_actions))(state.env.positions, action)
-        states, timestep = self._advance(state.env, positions)
+        states, timestep = self._advance(*jax.vmap(env._move)(state.env, action))
         return dataclasses.replace(state, env=states), timestep
 
     @functools.partial(jax.jit, static_argnums=0)  # traced once, as `Coverage.observe_and_fuse`
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
         env = self.env
         *drawn, channel = jax.vmap(env._draw)(states, positions)
-        measurements = Measurements(states.terrain, positions, *drawn)
+        measurements = env._measure(states, positions, *drawn)
         backend = maps.choose(env.map_backend, env.q, batched=True)
         updated, stats = backend.update_batch(env.map_config, states.maps, measurements)
         return jax.vmap(env._conclude)(states, measurements, updated, stats, channel)

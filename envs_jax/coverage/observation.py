@@ -10,6 +10,7 @@ actions of the others. Channel 2 is centred on the agent; resized maps are not, 
 """
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -70,14 +71,15 @@ def neighbours(positions: Array, received: Array, sent: Array | None = None) -> 
 
 
 def footprints(
-    positions: Array, received: Array, cells_per_footprint: int, sent: Array | None = None
-) -> tuple[Array, Array]:
+    positions: Array, received: Array, sent: Array | None = None, present: Array | None = None, *,
+    cells_per_footprint: int,
+) -> tuple[Array, Array]:  # fmt: skip
     """Channel 6, float32[A, 11, 11], and channel 10, float32[11, 11].
 
     Channel 6: own footprint 1, else the footprint of any other agent heard 0, else 0.5. Channel 10: any footprint 1,
     else 0.5. Both are area-resized. The borders of all footprints cut the map into (2 A + 1)^2 rectangles of one value
     each, so resizing needs only their overlap with the 11 x 11 blocks. `sent` as of `neighbours`; footprints in
-    messages are then further ones.
+    messages are then further ones. Agents that are not `present` bool[A] have no footprint now; None: all are.
     """
     agents, n = positions.shape[0], world.map_side(cells_per_footprint)
     first_sent = 0 if sent is None else agents
@@ -95,7 +97,7 @@ def footprints(
         anyone = jnp.zeros_like(inside[:1])
         for j in range(agents):
             others |= heard[:, j, None, None] & inside[first_sent + j][None]
-            anyone |= inside[j][None]
+            anyone |= inside[j][None] if present is None else inside[j][None] & present[j]
         one, half, zero = jnp.float32(1), jnp.float32(0.5), jnp.float32(0)
         views = jnp.where(in_own, one, jnp.where(others, zero, half))
         return jnp.concatenate([views, jnp.where(anyone, one, half)])
@@ -126,12 +128,16 @@ def _strips(low: Array, high: Array, n: int) -> tuple[Array, Array]:
     return world.interval_share(start, stop, n), holds
 
 
-def team_positions(positions: Array) -> Array:
-    """Channel 7, float32[11, 11]: (g_z + 1) / 3 where an agent is (the last one counts), else 0."""
+def team_positions(positions: Array, present: Array | None = None) -> Array:
+    """Channel 7, float32[11, 11]: (g_z + 1) / 3 where an agent is (the last one counts), else 0.
+
+    Agents that are not `present` bool[A] do not show; None: all are.
+    """
     height = (positions[:, 2] + 1).astype(jnp.float32) / LEVELS
     plane = jnp.zeros((LATTICE, LATTICE), jnp.float32)
     for j in range(positions.shape[0]):
-        plane = jnp.where(_is_at(positions[j]), height[j], plane)
+        here = _is_at(positions[j])
+        plane = jnp.where(here if present is None else here & present[j], height[j], plane)
     return plane
 
 
@@ -143,6 +149,7 @@ def observe(
     total: int,
     config: MapConfig,
     ages: Array | None = None,
+    team: Any = (),
 ) -> tuple[Array, Array]:
     """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
 
@@ -154,25 +161,24 @@ def observe(
         total: budget B.
         config: resolution, and importance of cells.
         ages: float32[A, A], see `communication.ages`, for A further channels of observations; None: there are none.
+        team: `Team`, what others observe is 0; () = all are present.
     """
     positions, received = measurements.positions, measurements.received
     agents, weights = config.num_agents, config.weights
     budget_left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
-    agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
+    agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / (team.size.astype(jnp.float32) if team else agents)
+    present = team.present if team else None
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    heard = (positions, received, *((measurements.sent.positions,) if measurements.sent else ()))
-
-    def paint(positions: Array, received: Array, *sent: Array) -> tuple[Array, Array]:
-        return footprints(positions, received, config.cells_per_footprint, *sent)
-
-    agent_footprints, any_footprint = materialize(paint)(*heard)
+    sent = measurements.sent.positions if measurements.sent else None
+    paint = functools.partial(footprints, cells_per_footprint=config.cells_per_footprint)
+    agent_footprints, any_footprint = materialize(paint)(positions, received, sent, present)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
         [
             jnp.full((agents, LATTICE, LATTICE), budget_left),
             jnp.broadcast_to(agent_id[:, None, None], (agents, LATTICE, LATTICE)),
-            materialize(neighbours)(*heard),
+            materialize(neighbours)(positions, received, sent),
             uncertainty[:agents],
             _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights),
             p[:agents],
@@ -181,8 +187,10 @@ def observe(
         ],
         axis=-1,
     )
-    team = jnp.stack([materialize(team_positions)(positions), uncertainty[agents], p[agents], any_footprint], axis=-1)
-    return observation, team
+    if present is not None:
+        observation = jnp.where(present[:, None, None, None], observation, jnp.float32(0.0))
+    team_map = (uncertainty[agents], p[agents], any_footprint)
+    return observation, jnp.stack([materialize(team_positions)(positions, present), *team_map], axis=-1)
 
 
 def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
@@ -192,10 +200,12 @@ def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
     """
     observation, team = timestep.observation, timestep.global_state["maps"]
     positions = timestep.global_state["positions"]
-    agents = positions.shape[0]
+    agents, present = positions.shape[0], timestep.present
     values = (action + 1).astype(jnp.float32) / num_actions
     others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
     for j in range(agents):
-        others = jnp.where(_is_at(positions[j])[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
+        here = _is_at(positions[j])[None] & (np.arange(agents) != j)[:, None, None]
+        here = here if isinstance(present, tuple) else here & present[j]
+        others = jnp.where(here, values[j], others)
     team = jnp.broadcast_to(team.astype(observation.dtype)[None], (agents, *team.shape))
     return jnp.concatenate([observation, team, others[..., None].astype(observation.dtype)], axis=-1)

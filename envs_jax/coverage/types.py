@@ -11,7 +11,7 @@ from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
-MAX_AGENTS = 8
+MAX_AGENTS = 12
 MAX_Q = 200  # below 2 the lowest camera covers no cell
 
 
@@ -28,6 +28,7 @@ class State:
         maps: local beliefs, the team's, and values derived from them.
         pending_reward: float32[2], reward and absolute reward for the last measurement.
         channel: a `communication.Channel` where `CoverageConfig.channel_config` is not None, else ().
+        team: a `teams.Team` where `CoverageConfig.has_teams`, else ().
     """
 
     key: Array
@@ -38,6 +39,7 @@ class State:
     maps: Maps
     pending_reward: Array
     channel: Any = ()
+    team: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,16 @@ class CoverageConfig(Environment):
         ValueError: impossible settings.
     """
 
-    num_agents: int = setting(4, "fly this many UAVs, 1 to 8", between=(1, MAX_AGENTS))
+    num_agents: int = setting(4, "fly this many UAVs, 1 to 12", between=(1, MAX_AGENTS))
+    team_sizes: tuple[int, ...] = setting(
+        (),
+        "draw the number of UAVs of each mission from these, at most num_agents, whose places the others leave empty; "
+        "empty: all fly",
+        between=(1, MAX_AGENTS),
+    )
+    loss_rate: float = setting(
+        0.0, "let each UAV fail for the rest of its mission with this probability per step", between=(0, 1)
+    )
     budget: int = setting(
         14, "let each UAV make this many moves after its first; a mission has budget + 1 steps", between=(1, 10_000)
     )
@@ -130,10 +141,10 @@ class CoverageConfig(Environment):
         check_settings(self)
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
-        if self.start == "corners" and self.num_agents > len(starts.CORNERS):
+        if max(self.team_sizes, default=0) > self.num_agents:
             raise ValueError(
-                f"coverage: start 'corners' has positions for {len(starts.CORNERS)} agents, not {self.num_agents}; "
-                "choose start 'uniform' or fewer agents"
+                f"coverage: a team of {max(self.team_sizes)} UAVs has no room in an array of {self.num_agents}; raise "
+                "num_agents, or lower team_sizes"
             )
 
         for one, several in (("failure_rate", "failure_rates"), ("delay", "delays")):
@@ -147,9 +158,10 @@ class CoverageConfig(Environment):
                 f"coverage: a delay of {self.max_delay} steps is too long for a mission of {self.steps} steps, in "
                 f"which no message would arrive; choose at most {self.budget}"
             )
-        if self.max_delay and self.map_backend == "pallas":
+        if not self.suits_kernels and self.map_backend == "pallas":
             raise ValueError(
-                "coverage: map_backend pallas delivers no delayed messages; choose map_backend auto, or no delay"
+                "coverage: map_backend pallas knows neither delayed messages nor absent UAVs; choose map_backend auto, "
+                "or no delay, team_sizes and loss_rate"
             )
 
     # Derived values
@@ -175,6 +187,16 @@ class CoverageConfig(Environment):
     def max_delay(self) -> int:
         """Longest delay of a mission, steps."""
         return max(self.delays, default=self.delay)
+
+    @property
+    def has_teams(self) -> bool:
+        """Return whether some agents may be absent."""
+        return bool(self.team_sizes) or self.loss_rate > 0
+
+    @property
+    def suits_kernels(self) -> bool:
+        """Return whether the GPU kernels can update the maps."""
+        return not (self.max_delay or self.has_teams)
 
     @property
     def counts_messages(self) -> bool:

@@ -79,6 +79,7 @@ class Ppo(Algorithm):
     """Proximal policy optimisation for discrete actions and for boxes, with one actor for all agents."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    weighs_agents: ClassVar[bool] = True
     compatible_settings: ClassVar[tuple[str, ...]] = ("normalize_observation", "normalize_value")
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",

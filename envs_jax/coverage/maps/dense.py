@@ -62,7 +62,10 @@ def _changes(config: MapConfig, measurements: Measurements) -> Array:
         read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
         gains = jnp.take(jnp.asarray(config.storage.gains), position[2], axis=1, mode="clip")
         gain = jnp.where(read, gains[1], gains[0])
-        return jnp.where(box.holds(rows, columns) & (agent < agents), gain, jnp.zeros_like(gain))
+        measures = agent < agents
+        if not isinstance(measurements.present, tuple):
+            measures &= jnp.take(measurements.present, agent, mode="clip")
+        return jnp.where(box.holds(rows, columns) & measures, gain, jnp.zeros_like(gain))
 
     return jax.vmap(change)(jnp.arange(agents + 1, dtype=jnp.int32))
 
@@ -71,7 +74,9 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
     """Return new beliefs dtype[A + 1, n * n] from the old ones."""
     storage, agents = config.storage, config.num_agents
     heard = measurements.received & ~jnp.eye(agents, dtype=jnp.bool_)
-    heard = jnp.concatenate([heard, jnp.ones((1, agents), jnp.bool_)])
+    everyone = isinstance(measurements.present, tuple)
+    team = jnp.ones((1, agents), jnp.bool_) if everyone else measurements.present[None]
+    heard = jnp.concatenate([heard, team])
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
     @materialize
@@ -149,6 +154,8 @@ def _signs(config: MapConfig, level: int, chosen: Array, measurements: Measureme
         height = jnp.int32(level)
         read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, height, rows, columns, n)
         inside = world.clip_footprint(box, n).holds(rows, columns)
+        if not isinstance(measurements.present, tuple):
+            inside &= measurements.present[agent]
         return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))
 
     readings = jax.vmap(read_signs)(jnp.arange(config.num_agents, dtype=jnp.int32))

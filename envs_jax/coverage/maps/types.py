@@ -51,6 +51,7 @@ class Measurements:
     received: Array  # bool[A, A], [i, j] = agent i receives the message of agent j (the diagonal is not read)
     source: Noise | Array  # noise of the readings, or recorded readings bool[A, n, n]
     sent: Any = ()  # Sent, what the messages received hold; () = these measurements
+    present: Any = ()  # bool[A], agents that measure; () = all
 
     @property
     def messages(self) -> "Measurements":

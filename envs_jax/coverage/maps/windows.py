@@ -136,6 +136,8 @@ def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
     row, column, level = (measurements.positions[..., axis] for axis in range(3))
     full = world.footprint(measurements.positions, config.cells_per_footprint)
     box = world.clip_footprint(full, n)
+    if not isinstance(measurements.present, tuple):  # the absent measure nothing
+        box = jax.tree.map(lambda bound: jnp.where(measurements.present, bound, 0), box)
     last = n - (full.bottom - full.top)
     levels = range(world.LEVELS)
     blocks = jnp.asarray(np.stack([block_shares(config.cells_per_footprint, level)[0] for level in levels]))
@@ -154,7 +156,9 @@ def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
     starts = jnp.sum(level[:, None, :] < jnp.arange(world.LEVELS + 1, dtype=jnp.int32)[None, :, None], axis=2)
 
     hears = jnp.swapaxes(measurements.received, 1, 2) & ~jnp.eye(agents, dtype=jnp.bool_)[None]  # [B, sender, receiver]
-    hears = jnp.concatenate([hears, jnp.ones((copies, agents, 1), jnp.bool_)], axis=2)
+    everyone = isinstance(measurements.present, tuple)
+    team = jnp.ones((copies, agents, 1), jnp.bool_) if everyone else measurements.present[..., None]
+    hears = jnp.concatenate([hears, team], axis=2)
     targets = jnp.argsort(~hears, axis=2, stable=True)[..., :agents]
     first = (agents + 1) * jnp.arange(copies, dtype=jnp.int32)[:, None, None]
 
