@@ -161,7 +161,7 @@ def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
 def test_other_learners_refuse_teams() -> None:
     spec = make(team_sizes=(2, 4)).spec
     with pytest.raises(ValueError, match="ddpg learns from agents that are absent in 'coverage': use coma or ppo"):
-        Ddpg(spec, DataParallel(8))
+        Ddpg(spec, DataParallel(8), masking=False)
     assert not make().spec.absent_agents and make(loss_rate=0.1).spec.absent_agents
 
 
@@ -266,6 +266,7 @@ def test_a_message_under_way_outlives_its_sender() -> None:
     np.testing.assert_array_equal(received, [[0, 0, 0], [0, 1, 1], [0, 1, 1]])
     counts = jax.tree.map(int, channel.counts)
     assert (counts.attempts, counts.eligible, counts.delivered) == (6 + 2 + 2, 10, 4 + 2)
+    np.testing.assert_array_equal(channel.latest, [[-1, -1, -1], [0, -1, 1], [0, 1, -1]])
 
 
 # Starts, pictures, sentences
@@ -303,7 +304,10 @@ def test_pictures_show_those_that_fly() -> None:
         ({"team_sizes": (0, 2)}, "team_sizes must lie between 1 and 12"),
         ({"num_agents": 13}, "num_agents must lie between 1 and 12, not 13"),
         ({"loss_rate": 1.5}, "loss_rate must lie between 0 and 1"),
-        ({"team_sizes": (2,), "map_backend": "pallas"}, "knows neither delayed messages nor absent UAVs"),
+        (
+            {"team_sizes": (2,), "map_backend": "pallas"},
+            "choose map_backend auto, or no delay, team_sizes and loss_rate",
+        ),
     ],
     ids=str,
 )

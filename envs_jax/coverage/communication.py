@@ -189,7 +189,8 @@ def exchange(
     received = draw_received(key, sent_index, sent_positions, comm_range, failure_rate, sent_team) & arrives
     received &= present[:, None]
 
-    pairs = teams.pairs(present) & ~np.eye(agents, dtype=bool)
+    others = ~np.eye(agents, dtype=bool)
+    pairs = teams.pairs(present) & others
     eligible = find_received(positions, comm_range) & pairs
     passing = draw_received(key, index, positions, comm_range, failure_rate, team)
     message_bytes = jnp.where(present, _message_bytes(config, positions), 0.0)
@@ -204,7 +205,7 @@ def exchange(
         attempts=count(counts.attempts, pairs),
         eligible=count(counts.eligible, eligible),
         dropped=count(counts.dropped, eligible & ~passing),
-        delivered=count(counts.delivered, received & pairs),
+        delivered=count(counts.delivered, received & others),
         agent_steps=count(counts.agent_steps, present),
         load=counts.load + jnp.where(acting, jnp.sum(message_bytes) * receivers.astype(jnp.float32), 0.0),
     )
@@ -212,7 +213,7 @@ def exchange(
         channel,
         history=history[: config.max_delay],
         senders=senders,
-        latest=jnp.where(received & pairs, sent_index, channel.latest),
+        latest=jnp.where(received & others, sent_index, channel.latest),
         counts=counts,
     )
     return received, sent_positions, sent_index, channel

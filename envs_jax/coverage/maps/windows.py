@@ -7,8 +7,8 @@ The order of work, for one copy after the other (`_update_copy`):
     3. `_clip` and `_enter`: sender by sender, readings are entered into the maps of those who heard it, and the team's;
     4. `_account`: the sums over the team's map change by the cells of the footprints, each counted once.
 
-Where messages are delayed, step 3 enters readings into the team's map only; the readings that arrive are read again
-last, by a second plan, and entered into the maps of those who heard them.
+Where messages are delayed, step 3 enters readings into the team's map only; those that arrive are then read again, by a
+second plan, and entered into the maps of those who heard them.
 
 Agents, senders and receivers are rolled loops, so that a branch is really a branch: the window of an altitude has a
 static size, and a message that was not received costs nothing. What depends only on positions and messages is computed
@@ -230,12 +230,11 @@ def _update_copy(
     work = by_level(_look, work)  # apart from the next step: a loop that cuts two windows to change one copies the maps
     work = by_level(_enter_own, work)
     work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(agents), send, work)
-    work = by_level(_account, work)
     if delayed:
         work = by_level(_read, work, *delayed)
         arrive = functools.partial(send, plan=delayed[1], to_team=False)
         work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(agents), arrive, work)
-    return work
+    return by_level(_account, work)  # last, or maps would be copied for it before messages arrive
 
 
 def _add_resized(config: MapConfig, level: int, resized: Array, target: Array, agent: Agent, cells: Array) -> Array:
