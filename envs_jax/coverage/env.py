@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep
+from envs_jax.base import Array, Box, Discrete, EnvSpec, Reduction, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage import (
     actions,
@@ -52,6 +52,7 @@ class Coverage(CoverageConfig):
         more_labels = dict(communication.METRICS) if self.counts_messages else {}
         if self.has_teams:
             more_labels["uavs"] = "UAVs that fly"
+        reductions: dict[str, Reduction] = dict.fromkeys(more_labels, "last")
         next_mask = actions.next_team_mask if self.has_teams else actions.next_mask
         return EnvSpec(
             name="coverage",
@@ -60,8 +61,14 @@ class Coverage(CoverageConfig):
             action=Discrete(self.num_actions),
             horizon=self.steps,
             fixed_horizon=True,
-            metrics={"entropy": "last", "f1": "last", "coverage": "last", "roi_coverage": "last", "return_abs": "sum"}
-            | dict.fromkeys(more_labels, "last"),
+            metrics={
+                "entropy": "last",
+                "f1": "last",
+                "coverage": "last",
+                "roi_coverage": "last",
+                "return_abs": "sum",
+                **reductions,
+            },  # fmt: skip
             labels={
                 "entropy": "entropy in region, bit",
                 "f1": "F1 score",

@@ -94,7 +94,8 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
         return jnp.where(touched | (old != storage.unseen), value, old)
 
     compute_changes = materialize(functools.partial(_changes, config))
-    changes, sent = compute_changes(dataclasses.replace(measurements, sent=())), ()
+    changes = compute_changes(dataclasses.replace(measurements, sent=()))
+    sent: Any = ()
     if measurements.sent:
         sent = compute_changes(measurements.messages).reshape(cells.shape)
     return apply(cells, changes.reshape(cells.shape), sent, heard, bound)
