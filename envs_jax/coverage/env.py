@@ -68,7 +68,7 @@ class Coverage(CoverageConfig):
                 "roi_coverage": "last",
                 "return_abs": "sum",
                 **reductions,
-            },  # fmt: skip
+            },
             labels={
                 "entropy": "entropy in region, bit",
                 "f1": "F1 score",
