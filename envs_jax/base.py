@@ -144,6 +144,8 @@ class TimeStep:
         mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
         global_state: input of a centralised critic, pytree following `EnvSpec.global_state`, or ().
         task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
+        present: bool[A], agents that act in this step; what the others do has no effect and counts nowhere. () where
+            all act; see `EnvSpec.absent_agents`.
     """
 
     observation: Any
@@ -156,6 +158,7 @@ class TimeStep:
     mask_state: Any = ()
     global_state: Any = ()
     task: Any = ()
+    present: Any = ()
 
     @property
     def done(self) -> Array:
@@ -248,6 +251,7 @@ class EnvSpec:
             values describe them; networks that know it see only the other values and have their outputs in that order.
         egocentric: view of ONE agent, its observation or its row of `critic_input` -> (the view as the agent sees it,
             in a frame that symmetric situations share, int32[n]: which action of the frame each action is); or None.
+        absent_agents: agents may be absent, see `TimeStep.present`; learners must give them no weight.
     """
 
     name: str
@@ -271,6 +275,7 @@ class EnvSpec:
     compatible_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     action_order: bool = False
     egocentric: Callable[[Array], tuple[Array, Array]] | None = None
+    absent_agents: bool = False
 
     def __hash__(self) -> int:
         return hash((self.name, self.num_agents, self.action, self.horizon))  # the mappings have no hash

@@ -19,7 +19,7 @@ from envs_jax.coverage import communication, maps, reward, terrain, world
     ("settings", "words"),
     [
         ({"num_agents": 0}, "num_agents"),
-        ({"num_agents": 9}, "between 1 and 8"),
+        ({"num_agents": 13}, "between 1 and 12"),
         ({"budget": 0}, "budget"),
         ({"q": 1}, "q must lie between 2 and 200, not 1"),
         ({"num_actions": 9}, "4, 6 or 27"),
@@ -30,7 +30,6 @@ from envs_jax.coverage import communication, maps, reward, terrain, world
         ({"terrain": "splitt"}, "did you mean 'split'"),
         ({"start": "corner"}, "did you mean 'corners'"),
         ({"map_backend": "window"}, "did you mean 'windows'"),
-        ({"start": "corners", "num_agents": 5}, "uniform"),
     ],
 )
 def test_impossible_settings(settings, words):

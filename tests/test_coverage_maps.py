@@ -215,7 +215,7 @@ def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
 
     def measure_both(key):
         state = env._draw_mission(key)
-        received, source = env._draw(state, state.positions)
+        received, source, *_ = env._draw(state, state.positions)
         return dense.resize_readings(env.map_config, Measurements(state.terrain, state.positions, received, source))
 
     keys = jax.random.split(jax.random.key(0), 8)
@@ -233,7 +233,7 @@ def test_footprints_equal_painted_maps():
     @jax.jit
     def both(positions, received):
         box = world.clip_footprint(world.footprint(positions, q), n)
-        return *observation.footprints(positions, received, q), box
+        return *observation.footprints(positions, received, cells_per_footprint=q), box
 
     for _ in range(20):
         positions = rng.integers(0, (11, 11, 3), (agents, 3)).astype(np.int32)

@@ -42,6 +42,16 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 3, "budget": 3, "start": "original", "reward_timing": "original", "map_backend": "windows"},
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
+        {
+            "q": 5,
+            "num_agents": 2,
+            "budget": 3,
+            "delays": (0, 2),
+            "failure_rates": (0.0, 0.3),
+            "channel_ramp": 0.5,
+            "show_ages": True,
+        },
+        {"q": 3, "num_agents": 5, "budget": 3, "team_sizes": (2, 4), "loss_rate": 0.3, "delay": 1, "start": "corners"},
     ],
     "reach": [
         {"horizon": 3},
@@ -386,6 +396,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("no context", ReadsTheContext, {}, "reset and step do not work without a context: use the context of the start"),
     ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
     ("no task", spec_with(num_tasks=2), {}, "reset returns task of structure .*: make them the same pytree"),
+    ("no present", spec_with(absent_agents=True), {}, "reset returns present of structure .*: make them the same"),
     ("one task", timestep_with(task=lambda t, s: jnp.int32(0)), {}, "returns a task, but spec.num_tasks is 1: set it"),
     (
         "reward dtype",

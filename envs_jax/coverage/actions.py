@@ -75,12 +75,24 @@ def collision_mask(position: Array, earlier: Array, moved: Array, boundary: Arra
     return jnp.where(jnp.any(mask), mask, boundary)
 
 
-def next_mask(positions: Array, boundary: Array, chosen: Array, agent: Array, num_actions: int) -> Array:
+def next_mask(
+    positions: Array, boundary: Array, chosen: Array, agent: Array, num_actions: int, present: Array | None = None
+) -> Array:
     """bool[n]: mask of `agent` given the actions int32[A] chosen by agents 0 .. agent - 1 (the rest is ignored).
 
-    `positions` int32[A, 3] are those before the moves, `boundary` bool[A, n] the boundary masks.
+    `positions` int32[A, 3] are those before the moves, `boundary` bool[A, n] the boundary masks. Agents that are not
+    `present` bool[A] close nothing; None: all are.
     """
     moved = jnp.arange(positions.shape[0]) < agent
+    moved = moved if present is None else moved & present
     earlier = move(positions, chosen, num_actions)
     position = jnp.take(positions, agent, axis=0)
     return collision_mask(position, earlier, moved, jnp.take(boundary, agent, axis=0), num_actions)
+
+
+def next_team_mask(
+    mask_state: dict[str, Array], boundary: Array, chosen: Array, agent: Array, num_actions: int
+) -> Array:
+    """`next_mask` where agents may be absent: the state is {"positions": int32[A, 3], "present": bool[A]}."""
+    positions, present = mask_state["positions"], mask_state["present"]
+    return next_mask(positions, boundary, chosen, agent, num_actions, present)

@@ -95,9 +95,11 @@ def ig_scores(env: CoverageConfig, state: State, timestep: TimeStep, communicati
     positions, n = state.positions, env.num_actions
     agents = env.num_agents
     moved = jnp.tri(agents, k=-1, dtype=jnp.bool_)
+    moved = moved & timestep.present[None] if env.has_teams else moved
     mask = jax.vmap(lambda position, earlier, open_: actions.collision_mask(position, positions, earlier, open_, n))(
         positions, moved, timestep.action_mask
     )
+    mask = mask & timestep.present[:, None] if env.has_teams else mask  # the absent want no cell
     targets = _targets(env, positions)
     gains = jax.vmap(functools.partial(_gains, env))(state.maps.beliefs[:agents], targets)
     gains = jnp.where(mask, gains, 0.0)
@@ -131,9 +133,11 @@ def ig_sequential(env: CoverageConfig, state: State, timestep: TimeStep, key: Ar
     targets = _targets(env, positions)
 
     def choose(i: Array, chosen: Array) -> Array:
-        mask = actions.next_mask(positions, timestep.action_mask, chosen, i, env.num_actions)
+        present = timestep.present if env.has_teams else None
+        mask = actions.next_mask(positions, timestep.action_mask, chosen, i, env.num_actions, present)
         box = world.clip_footprint(world.footprint(actions.move(positions, chosen, env.num_actions), env.q), env.n)
         earlier = jnp.arange(agents) < i
+        earlier = earlier if present is None else earlier & present
         claimed = world.Box(box.top, jnp.where(earlier, box.bottom, box.top), box.left, box.right)
         gains = _gains(env, state.maps.beliefs[i], targets[i], claimed)
         return chosen.at[i].set(jnp.argmax(jnp.where(mask, gains, -jnp.inf)).astype(jnp.int32))

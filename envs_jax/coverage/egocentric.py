@@ -16,8 +16,9 @@ from envs_jax.base import Array
 from envs_jax.coverage.actions import MOVES
 from envs_jax.coverage.world import LATTICE
 
-_POSITIONS, _OTHER_ACTIONS = 2, 11  # channels of `observation`
+_POSITIONS, _OTHER_ACTIONS = 2, 11  # channels of `observation` without ages
 _ABSOLUTE = (3, 5, 6, 7, 8, 9, 10, 11)  # channels that are not centred on the agent
+_AGES = 7  # where planes of ages come in, which look the same from everywhere
 
 
 def actions_in_frames(num_actions: int) -> np.ndarray:
@@ -31,7 +32,7 @@ def actions_in_frames(num_actions: int) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
+def egocentric(view: Array, num_actions: int, ages: int = 0) -> tuple[Array, Array]:
     """Turn an agent's view into the frame in which the agent has x <= y <= 5, and add maps centred on it.
 
     On the middle and on the diagonals, where views may be their own mirror images, less is turned.
@@ -39,10 +40,11 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
     Args:
         view: [11, 11, 7], an observation, or [11, 11, 12], a row of `observation.critic_input`.
         num_actions: n.
+        ages: number of further planes that show ages.
 
     Returns:
-        [11, 11, 10] or [11, 11, 20]: the view turned, then its channels 3, 5, 6 (and 7 to 11) around the agent, 0
-        beyond the maps; and int32[n]: which action of the frame each action is.
+        [11, 11, 10] or [11, 11, 20], and `ages` more: the view turned, then its channels 3, 5, 6 (and 7 to 11) around
+        the agent, 0 beyond the maps; and int32[n]: which action of the frame each action is.
     """
     centre = LATTICE // 2
     inside = (view[:, :, _POSITIONS] > 0).astype(jnp.int32)  # the area around the agent
@@ -58,16 +60,18 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
     view = jnp.where(mirror_x, view[::-1], view)
     view = jnp.where(mirror_y, view[:, ::-1], view)
     view = jnp.where(exchange, view.swapaxes(0, 1), view)
-    if view.shape[2] > _OTHER_ACTIONS:
-        action_plane = jnp.round(view[:, :, _OTHER_ACTIONS].astype(jnp.float32) * num_actions)
+    other_actions = _OTHER_ACTIONS + ages
+    if view.shape[2] > other_actions:
+        action_plane = jnp.round(view[:, :, other_actions].astype(jnp.float32) * num_actions)
         action_plane = action_plane.astype(jnp.int32)  # action + 1
         turned = jnp.zeros_like(action_plane)
         for a in range(num_actions):
             turned = jnp.where(action_plane == a + 1, action_indices[a] + 1, turned)
         channel = (turned.astype(jnp.float32) / num_actions).astype(view.dtype)
-        view = jnp.concatenate([view[:, :, :_OTHER_ACTIONS], channel[:, :, None]], axis=2)
+        view = jnp.concatenate([view[:, :, :other_actions], channel[:, :, None]], axis=2)
 
-    maps = view[:, :, np.array([channel for channel in _ABSOLUTE if channel < view.shape[2]])]
+    absolute = [channel + (ages if channel >= _AGES else 0) for channel in _ABSOLUTE]
+    maps = view[:, :, np.array([channel for channel in absolute if channel < view.shape[2]])]
     wide = jnp.pad(maps, ((centre, 0), (centre, 0), (0, 0)))  # the agent has x, y <= 5, so no map ends before its view
     around = jax.lax.dynamic_slice(wide, (jnp.minimum(x, y), jnp.maximum(x, y), jnp.int32(0)), maps.shape)
     return jnp.concatenate([view, around], axis=2), action_indices

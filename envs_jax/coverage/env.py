@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep
+from envs_jax.base import Array, Box, Discrete, EnvSpec, Reduction, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage import (
     actions,
@@ -26,13 +26,15 @@ from envs_jax.coverage import (
     reward,
     sensor,
     starts,
+    teams,
     terrain,
     world,
 )
-from envs_jax.coverage.maps.types import Maps, Measurements, UpdateStats, empty
+from envs_jax.coverage.maps.types import Maps, Measurements, Sent, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.types import CoverageConfig, State
+from envs_jax.progress import Progress, start
 from envs_jax.stages import on_cpu
 
 
@@ -46,36 +48,53 @@ class Coverage(CoverageConfig):
     @functools.cached_property
     def spec(self) -> EnvSpec:
         side, agents = world.LATTICE, self.num_agents
+        ages = agents if self.show_ages else 0
+        more_labels = dict(communication.METRICS) if self.counts_messages else {}
+        if self.has_teams:
+            more_labels["uavs"] = "UAVs that fly"
+        reductions: dict[str, Reduction] = dict.fromkeys(more_labels, "last")
+        next_mask = actions.next_team_mask if self.has_teams else actions.next_mask
         return EnvSpec(
             name="coverage",
             num_agents=agents,
-            observation=Box((side, side, observation.ACTOR_CHANNELS), low=0.0, high=1.0),
+            observation=Box((side, side, observation.ACTOR_CHANNELS + ages), low=0.0, high=1.0),
             action=Discrete(self.num_actions),
             horizon=self.steps,
             fixed_horizon=True,
-            metrics={"entropy": "last", "f1": "last", "coverage": "last", "roi_coverage": "last", "return_abs": "sum"},
+            metrics={
+                "entropy": "last",
+                "f1": "last",
+                "coverage": "last",
+                "roi_coverage": "last",
+                "return_abs": "sum",
+                **reductions,
+            },
             labels={
                 "entropy": "entropy in region, bit",
                 "f1": "F1 score",
                 "coverage": "share of map seen",
                 "roi_coverage": "share of region seen",
                 "return_abs": "return (absolute gain)",
-            },
+            }
+            | more_labels,
             global_state={
                 "maps": Box((side, side, observation.TEAM_CHANNELS), low=0.0, high=1.0),
                 "positions": Box((agents, 3), jnp.int32, low=0, high=side - 1),
             },
-            critic_input_spec=Box((side, side, observation.CRITIC_CHANNELS), low=0.0, high=1.0),
-            next_mask=functools.partial(actions.next_mask, num_actions=self.num_actions),
+            critic_input_spec=Box((side, side, observation.CRITIC_CHANNELS + ages), low=0.0, high=1.0),
+            next_mask=functools.partial(next_mask, num_actions=self.num_actions),
             critic_input=functools.partial(observation.critic_input, num_actions=self.num_actions),
-            egocentric=functools.partial(egocentric.egocentric, num_actions=self.num_actions),
+            egocentric=functools.partial(egocentric.egocentric, num_actions=self.num_actions, ages=ages),
             score="entropy",
             score_mode="min",
+            absent_agents=self.has_teams,
         )
 
     # The deterministic core: readings, messages and moves come from outside
 
-    def begin(self, key: Array, ground: Terrain, positions: Array, comm_range: Array) -> State:
+    def begin(
+        self, key: Array, ground: Terrain, positions: Array, comm_range: Array, channel: Any = (), team: Any = ()
+    ) -> State:
         """The state before the first measurement, with positions int32[A, 3]; follow with `observe_and_fuse`."""
         return State(
             key=key,
@@ -85,31 +104,45 @@ class Coverage(CoverageConfig):
             positions=positions,
             maps=empty(self.map_config, ground),
             pending_reward=jnp.zeros((2,), jnp.float32),
+            channel=channel,
+            team=team,
         )
 
     @functools.partial(jax.jit, static_argnums=0)  # a reset and a step both end with it: it is traced once
-    def observe_and_fuse(self, state: State, positions: Array, received: Array, source: Any) -> tuple[State, TimeStep]:
-        """Let all agents measure at `positions` and fuse the messages they receive; time goes on by one.
+    def observe_and_fuse(
+        self, state: State, positions: Array, received: Array, source: Any, sent: Any = (), channel: Any = ()
+    ) -> tuple[State, TimeStep]:
+        """Let all agents present measure at `positions` and fuse what they receive; time goes on by one.
 
         Args:
             state: of the time before (t = -1: from `begin`).
             positions: int32[A, 3], lattice positions after the move.
             received: bool[A, A], [i, j] = agent i receives the message of agent j.
             source: `sensor.Noise`, or readings bool[A, n, n] (true = read as class 1; read inside footprints only).
+            sent: `Sent`, what these messages hold; () = the measurements at `positions`.
+            channel: the `Channel` afterwards, () where there is none.
         """
-        measurements = Measurements(state.terrain, positions, received, source)
+        measurements = self._measure(state, positions, received, source, sent)
         backend = maps.choose(self.map_backend, self.q, batched=False)
         updated, stats = backend.update(self.map_config, state.maps, measurements)
-        return self._conclude(state, measurements, updated, stats)
+        return self._conclude(state, measurements, updated, stats, channel)
 
     # Environment
 
+    def context(self, progress: Progress) -> Any:
+        """float32[]: the share of failure rates and delays in the missions that begin now; () without a ramp."""
+        return jnp.minimum(progress.fraction / self.channel_ramp, 1.0) if self.channel_ramp else ()
+
+    def for_evaluation(self) -> "Coverage":
+        """Return the environment with the full failure rates and delays."""
+        return dataclasses.replace(self, channel_ramp=0.0) if self.channel_ramp else self
+
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
-        state = self._draw_mission(key)
+        state = self._draw_mission(key, context)
         return self.observe_and_fuse(state, state.positions, *self._draw(state, state.positions))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
-        positions = actions.move(state.positions, action, self.num_actions)
+        state, positions = self._move(state, action)
         return self.observe_and_fuse(state, positions, *self._draw(state, positions))
 
     def batched(self) -> BatchedEnvironment:
@@ -120,7 +153,7 @@ class Coverage(CoverageConfig):
         if on_cpu():
             backend = "auto" if backend == "pallas" else backend  # which CPUs only interpret
         elif backend == "auto":
-            backend = "pallas" if maps.pallas.compiles() else "dense"
+            backend = "pallas" if maps.pallas.compiles() and self.suits_kernels else "dense"
         return dataclasses.replace(self, map_backend=backend)
 
     def step_label(self, step: int) -> str:
@@ -133,7 +166,7 @@ class Coverage(CoverageConfig):
 
     # Parts
 
-    def _draw_mission(self, key: Array) -> State:
+    def _draw_mission(self, key: Array, context: Any = None) -> State:
         key_terrain, key_start, key_range = jax.random.split(key, 3)
         if self.terrain == "split" and self.start == "original":
             ground = terrain.split(*starts.original_split(starts.mission_number(key)), self.n)
@@ -143,16 +176,47 @@ class Coverage(CoverageConfig):
         positions = starts.draw(self.start, key, key_start, self.num_agents)
         fixed_range = jnp.float32(self.communication_range)
         comm_range = communication.draw_range(key_range) if self.random_range else fixed_range
-        return self.begin(key, ground, positions, comm_range)
+        team: Any = ()
+        if self.has_teams:
+            team = teams.draw(key, self.team_sizes or (self.num_agents,), self.num_agents)
+        channel: Any = ()
+        if (config := self.channel_config) is not None:
+            share = self.context(start()) if context is None else context
+            channel = communication.begin(config, key, positions, share if self.channel_ramp else None, team)
+        return self.begin(key, ground, positions, comm_range, channel, team)
 
-    def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:
-        """Draw messages received and noise of the readings of the measurement that follows `state`."""
-        key, index = state.key, state.t + 1
-        received = communication.draw_received(key, index, positions, state.comm_range, self.failure_rate)
-        return received, sensor.noise(key, index, self.num_agents)
+    def _move(self, state: State, action: Array) -> tuple[State, Array]:
+        """Return the state without the agents that fail now, and positions int32[A, 3] after the actions int32[A]."""
+        positions = actions.move(state.positions, action, self.num_actions)
+        if not self.has_teams:
+            return state, positions
+        team = teams.lose(state.key, state.t + 1, state.team, self.loss_rate)
+        positions = jnp.where(team.present[:, None], positions, state.positions)
+        return dataclasses.replace(state, team=team), positions
+
+    def _draw(self, state: State, positions: Array) -> tuple[Array, Noise, Any, Any]:
+        """Draw what the measurement that follows `state` needs, see `Measurements`.
+
+        These are the messages received, the noise of the readings, what the messages hold, and the channel afterwards.
+        """
+        key, index, config = state.key, state.t + 1, self.channel_config
+        noise = functools.partial(sensor.noise, key, num_agents=self.num_agents)
+        if config is None:
+            links = key, index, positions, state.comm_range, self.failure_rate
+            received = communication.draw_received(*links, *((state.team,) if self.has_teams else ()))
+            return received, noise(index), (), ()
+        received, sent_positions, sent_index, channel = communication.exchange(
+            config, state.channel, key, index, positions, state.comm_range, state.team
+        )
+        sent = Sent(sent_positions, noise(sent_index)) if config.max_delay else ()
+        return received, noise(index), sent, channel
+
+    def _measure(self, state: State, positions: Array, received: Array, source: Any, sent: Any) -> Measurements:
+        present = state.team.present if self.has_teams else ()
+        return Measurements(state.terrain, positions, received, source, sent, present)
 
     def _conclude(
-        self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats
+        self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats, channel: Any
     ) -> tuple[State, TimeStep]:
         t = state.t + 1
         scale, offset, before, after = self.reward_scale, self.reward_offset, stats.before, updated.sums.weighted
@@ -164,21 +228,40 @@ class Coverage(CoverageConfig):
         rewards = jnp.stack([training, reward.absolute(before, after, self.n, self.weights)])
         reward_now = rewards if self.reward_timing == "aligned" else state.pending_reward
         reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
-        actor_observation, team = observation.observe(
-            t, measurements, updated.probability, stats.measured, self.budget, self.map_config
+        config, team, more_metrics = self.channel_config, state.team, dict[str, Array]()
+        ages = communication.ages(config, channel, t) if config is not None and self.show_ages else None
+        if config is not None and self.counts_messages:
+            more_metrics = communication.metrics(config, channel, t)
+        if self.has_teams:
+            more_metrics["uavs"] = jnp.sum(team.present, dtype=jnp.int32).astype(jnp.float32)
+        actor_observation, team_maps = observation.observe(
+            t, measurements, updated.probability, stats.measured, self.budget, self.map_config, ages, team
         )
+        places = measurements.positions
         timestep = TimeStep(
             observation=actor_observation,
             action_mask=actions.boundary_mask(measurements.positions, self.num_actions),
-            mask_state=measurements.positions,
-            global_state={"maps": team, "positions": measurements.positions},
+            mask_state={"positions": places, "present": team.present} if self.has_teams else places,
+            global_state={"maps": team_maps, "positions": measurements.positions},
             reward=jnp.broadcast_to(reward_now[:1], (self.num_agents,)),
             terminated=t == self.steps,
             truncated=jnp.bool_(False),
             first=t == 0,
-            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": reward_now[1]},
+            metrics={
+                **reward.metrics(updated.sums, state.terrain.count, self.n),
+                "return_abs": reward_now[1],
+                **more_metrics,
+            },
+            present=team.present if self.has_teams else (),
         )
-        state = dataclasses.replace(state, t=t, positions=measurements.positions, maps=updated, pending_reward=rewards)
+        state = dataclasses.replace(
+            state,
+            t=t,
+            positions=measurements.positions,
+            maps=updated,
+            pending_reward=rewards,
+            channel=channel,
+        )
         return state, timestep
 
 
@@ -190,21 +273,20 @@ class CoverageBatch(BatchedEnvironment):
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env = self.env
-        states = jax.vmap(lambda key, e: env._draw_mission(jax.random.fold_in(key, e)))(keys, episode)
+        states = jax.vmap(lambda key, e: env._draw_mission(jax.random.fold_in(key, e), context))(keys, episode)
         states, timestep = self._advance(states, states.positions)
         return BatchState(env=states, key=keys, episode=episode), timestep
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env = self.env
-        positions = jax.vmap(functools.partial(actions.move, num_actions=env.num_actions))(state.env.positions, action)
-        states, timestep = self._advance(state.env, positions)
+        states, timestep = self._advance(*jax.vmap(env._move)(state.env, action))
         return dataclasses.replace(state, env=states), timestep
 
     @functools.partial(jax.jit, static_argnums=0)  # traced once, as `Coverage.observe_and_fuse`
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
         env = self.env
-        received, source = jax.vmap(env._draw)(states, positions)
-        measurements = Measurements(states.terrain, positions, received, source)
+        *drawn, channel = jax.vmap(env._draw)(states, positions)
+        measurements = env._measure(states, positions, *drawn)
         backend = maps.choose(env.map_backend, env.q, batched=True)
         updated, stats = backend.update_batch(env.map_config, states.maps, measurements)
-        return jax.vmap(env._conclude)(states, measurements, updated, stats)
+        return jax.vmap(env._conclude)(states, measurements, updated, stats, channel)

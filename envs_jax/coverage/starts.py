@@ -13,6 +13,9 @@ from envs_jax.base import Array
 from envs_jax.coverage.world import LATTICE, LEVELS
 
 CORNERS = np.array([(2, 2), (8, 2), (8, 8), (2, 8)], np.int32)  # (10, 10), (40, 10), (40, 40), (10, 40) m
+_SIDES = np.array([(5, 2), (8, 5), (5, 8), (2, 5)], np.int32)  # halfway between them
+_BORDERS = np.array([(0, 0), (10, 0), (10, 10), (0, 10)], np.int32)  # the corners of the area
+_IN_CORNERS = np.concatenate([CORNERS, _SIDES, _BORDERS])
 MISSIONS = 1001  # missions 0 to 1000 of the public repository are tabulated
 _START_SEED = 3
 
@@ -30,14 +33,15 @@ def draw(name: str, mission_key: Array, key: Array, num_agents: int) -> Array:
     """int32[A, 3]: the start, one of NAMES, of the mission of a key; `key` draws what is random.
 
     uniform     independent, uniform over the lattice points of the highest level (they may coincide)
-    corners     fixed, at most four agents, 10 m from the borders
+    corners     fixed: four agents 10 m from two borders, the next four halfway between these, and four more in the
+                corners of the area
     original    of the tabulated mission of the key
     paths_5, paths_10, paths_15    the first poses of the lawn-mower's paths, at this altitude
     """
     if name == "uniform":
         return _with_height(jax.random.randint(key, (num_agents, 2), 0, LATTICE, jnp.int32))
     if name == "corners":
-        return _with_height(jnp.asarray(CORNERS[:num_agents]))
+        return _with_height(jnp.asarray(_IN_CORNERS[:num_agents]))
     if name == "original":
         return original(mission_number(mission_key), num_agents)
     first = PATHS[np.arange(num_agents) % len(PATHS), 0]

@@ -1,15 +1,17 @@
 """State and settings of a mission, shared by the environment, its scripted policies and its viewer."""
 
 import dataclasses
+from typing import Any
 
 from envs_jax.base import Array, Environment, check_settings, pytree, setting, take_exactly
 from envs_jax.coverage import actions, maps, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
+from envs_jax.coverage.communication import ChannelConfig
 from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
-MAX_AGENTS = 8
+MAX_AGENTS = 12
 MAX_Q = 200  # below 2 the lowest camera covers no cell
 
 
@@ -25,6 +27,8 @@ class State:
         positions: int32[A, 3], lattice positions (x / 5 m, y / 5 m, z / 5 m - 1).
         maps: local beliefs, the team's, and values derived from them.
         pending_reward: float32[2], reward and absolute reward for the last measurement.
+        channel: a `communication.Channel` where `CoverageConfig.channel_config` is not None, else ().
+        team: a `teams.Team` where `CoverageConfig.has_teams`, else ().
     """
 
     key: Array
@@ -34,6 +38,8 @@ class State:
     positions: Array
     maps: Maps
     pending_reward: Array
+    channel: Any = ()
+    team: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +50,16 @@ class CoverageConfig(Environment):
         ValueError: impossible settings.
     """
 
-    num_agents: int = setting(4, "fly this many UAVs, 1 to 8", between=(1, MAX_AGENTS))
+    num_agents: int = setting(4, "fly this many UAVs, 1 to 12", between=(1, MAX_AGENTS))
+    team_sizes: tuple[int, ...] = setting(
+        (),
+        "draw the number of UAVs of each mission from these, at most num_agents, whose places the others leave empty; "
+        "empty: all fly",
+        between=(1, MAX_AGENTS),
+    )
+    loss_rate: float = setting(
+        0.0, "let each UAV fail for the rest of its mission with this probability per step", between=(0, 1)
+    )
     budget: int = setting(
         14, "let each UAV make this many moves after its first; a mission has budget + 1 steps", between=(1, 10_000)
     )
@@ -57,6 +72,27 @@ class CoverageConfig(Environment):
     num_actions: int = setting(6, "give each UAV 4 moves (level), 6 (also up and down) or 27 (also diagonals)")
     communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))
     failure_rate: float = setting(0.0, "lose a message within range with this probability", between=(0, 1))
+    failure_rates: tuple[float, ...] = setting(
+        (), "draw the failure_rate of each mission from these; empty: all have failure_rate", between=(0, 1)
+    )
+    delay: int = setting(
+        0, "deliver messages this many steps after they were sent; a longer one makes news older", between=(0, 10_000)
+    )
+    delays: tuple[int, ...] = setting(
+        (), "draw the delay of each mission from these, steps; empty: all have delay", between=(0, 10_000)
+    )
+    channel_ramp: float = setting(
+        0.0,
+        "raise failure rates and delays linearly from 0 over this share of the training, in missions that begin then; "
+        "0 = full from the start",
+        between=(0, 1),
+    )
+    channel_metrics: bool = setting(
+        False, "count each mission's messages: attempted, dropped, delivered, ...; always done where any are delayed"
+    )
+    show_ages: bool = setting(
+        False, "show each UAV how old its last message of every UAV is, in a further plane for each of them"
+    )
     random_range: bool = setting(
         False, "draw the range of each mission from 0, 15, 25 and 100 m in place of communication_range"
     )
@@ -105,10 +141,27 @@ class CoverageConfig(Environment):
         check_settings(self)
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
-        if self.start == "corners" and self.num_agents > len(starts.CORNERS):
+        if max(self.team_sizes, default=0) > self.num_agents:
             raise ValueError(
-                f"coverage: start 'corners' has positions for {len(starts.CORNERS)} agents, not {self.num_agents}; "
-                "choose start 'uniform' or fewer agents"
+                f"coverage: a team of {max(self.team_sizes)} UAVs has no room in an array of {self.num_agents}; raise "
+                "num_agents, or lower team_sizes"
+            )
+
+        for one, several in (("failure_rate", "failure_rates"), ("delay", "delays")):
+            if getattr(self, one) and getattr(self, several):
+                raise ValueError(
+                    f"coverage: {one} {getattr(self, one):g} has no effect where {several} are drawn from a list; set "
+                    f"{one} to 0, or {several} to an empty list"
+                )
+        if self.max_delay > self.budget:
+            raise ValueError(
+                f"coverage: a delay of {self.max_delay} steps is too long for a mission of {self.steps} steps, in "
+                f"which no message would arrive; choose at most {self.budget}"
+            )
+        if not self.suits_kernels and self.map_backend == "pallas":
+            raise ValueError(
+                "coverage: map_backend pallas knows neither delayed messages nor absent UAVs; choose map_backend auto, "
+                "or no delay, team_sizes and loss_rate"
             )
 
     # Derived values
@@ -129,6 +182,34 @@ class CoverageConfig(Environment):
     @property
     def weights(self) -> Weights:
         return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
+
+    @property
+    def max_delay(self) -> int:
+        """Longest delay of a mission, steps."""
+        return max(self.delays, default=self.delay)
+
+    @property
+    def has_teams(self) -> bool:
+        """Return whether some agents may be absent."""
+        return bool(self.team_sizes) or self.loss_rate > 0
+
+    @property
+    def suits_kernels(self) -> bool:
+        """Return whether the GPU kernels can update the maps."""
+        return not (self.max_delay or self.has_teams)
+
+    @property
+    def counts_messages(self) -> bool:
+        return self.channel_metrics or self.max_delay > 0
+
+    @property
+    def channel_config(self) -> ChannelConfig | None:
+        """Return the settings of the missions' channels; None where `communication.draw_received` is all there is."""
+        failure_rates, delays = self.failure_rates or (self.failure_rate,), self.delays or (self.delay,)
+        ramped = self.channel_ramp > 0 and max(failure_rates) > 0
+        if not (self.counts_messages or self.failure_rates or ramped or self.show_ages):
+            return None
+        return ChannelConfig(failure_rates, delays, self.steps, self.q)
 
     @property
     def map_config(self) -> MapConfig:

@@ -19,7 +19,10 @@ from envs_jax.viewing import INK, SOFT, Drawing, LegendEntry, Panel, Record, Sha
 from envs_jax.viewing.drawing import disc, path, rectangle, text, trail
 
 SIDE = 200  # most pixels along a map
-AGENTS = ("#16202b", "#00795c", "#a01f86", "#6a3fc4", "#8c1d2c", "#00667f", "#5b6400", "#5d6673")
+AGENTS = (
+    "#16202b", "#00795c", "#a01f86", "#6a3fc4", "#8c1d2c", "#00667f", "#5b6400", "#5d6673", "#7a4a00", "#1d4fa0",
+    "#4c2a5e", "#2f6b2f",
+)  # fmt: skip
 ALTITUDES = tuple(int(world.SPACING * (level + 1)) for level in range(world.LEVELS))
 DASHES = ((), (1.6, 0.9), (0.25, 0.8))  # of footprints by altitude, m
 
@@ -74,6 +77,7 @@ class Scene:
     positions: np.ndarray  # float[K, A, 3]
     boxes: np.ndarray  # float[K, A, 4], measured footprints: x from, y from, x to, y to
     heard: np.ndarray  # bool[K, A, A], [i, j] = agent i received the message of agent j
+    present: np.ndarray  # bool[K, A], agents that fly
 
 
 def shrink(values: np.ndarray, side: int) -> np.ndarray:
@@ -115,16 +119,23 @@ def scene(record: Record) -> Scene:
         borders=borders(truth) * (n * metres / len(truth)),
         positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
         boxes=corners * metres,
-        heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range)),
+        heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range, states.channel, states.team)),
+        present=np.asarray(states.team.present) if env.has_teams else np.ones(states.positions.shape[:2], bool),
     )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any) -> Any:
+def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any, channel: Any = (), team: Any = ()) -> Any:
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
-
-    draw = functools.partial(communication.draw_received, failure_rate=env.failure_rate)
-    return jax.vmap(draw)(keys, jnp.arange(len(positions)), positions, comm_range)
+    index = jnp.arange(len(positions), dtype=jnp.int32)
+    if not channel:
+        rates = jnp.full(index.shape, env.failure_rate, jnp.float32)
+        return jax.vmap(communication.draw_received)(keys, index, positions, comm_range, rates, team)
+    sent = index - channel.delay
+    at = jnp.maximum(sent, 0)
+    links = keys, at, positions[at], comm_range, channel.failure_rate, jax.tree.map(lambda leaf: leaf[at], team)
+    received = jax.vmap(communication.draw_received)(*links) & (sent >= 0)[:, None, None]
+    return received & team.present[:, :, None] if team else received
 
 
 def _spread_markers(positions: np.ndarray) -> np.ndarray:
@@ -153,17 +164,25 @@ class CoverageViewer(viewing.Viewer):
             *(text("across", (metre, side + 1.9), str(metre)) for metre in range(0, 50, 10)),
             *(text("up", (-0.6, side - metre + 0.6), str(metre)) for metre in range(0, 50, 10)),
             *(path(style, *map(up, mission.borders)) for style in ("border", "truth")),
-            *(trail(style, points) for a, points in enumerate(paths) for style in ("halo", f"path{a}")),
+            *(
+                trail(style, points)
+                for a, points in enumerate(paths)
+                if mission.present[0, a]
+                for style in ("halo", f"path{a}")
+            ),
         ]
 
         def at(step: int) -> list[Shape]:
             places, heard = up(_spread_markers(mission.positions[step])), mission.heard[step]
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
-            for agent, box in enumerate(mission.boxes[step]):
+            flying = np.flatnonzero(mission.present[step])
+            for agent in flying:
+                box = mission.boxes[step, agent]
                 level = round(mission.positions[step, agent, 2] / world.SPACING) - 1
                 (left, bottom), (right, top) = up(box[:2]), up(box[2:])
                 shapes += [rectangle(style, left, top, right, bottom) for style in ("halo", f"box{agent}-{level}")]
-            for agent, place in enumerate(places):
+            for agent in flying:
+                place = places[agent]
                 label = text("number", place + (0, 0.62), str(agent + 1))
                 shapes += [disc(f"agent{agent}", 1.35, place), label]
             return shapes

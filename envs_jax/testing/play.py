@@ -186,6 +186,7 @@ class Check:
             "reward": (number, (agents,)),
             **dict.fromkeys(("terminated", "truncated", "first"), (flag, ())),
             "task": (Box((), jnp.int32) if spec.num_tasks > 1 else (), ()),
+            "present": (flag if spec.absent_agents else (), (agents,)),
             "metrics": (dict.fromkeys(spec.metrics, number), ()),
         }
         if isinstance(spec.action, Discrete) and timestep.action_mask is not None:

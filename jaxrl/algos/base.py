@@ -160,11 +160,17 @@ class Algorithm:
     # The setting that controls the storage in `AlgoState.sharded`, for advice where it does not fit; "" without any.
     storage_setting: ClassVar[str] = ""
     stores_carry: ClassVar[bool] = False  # `learn` reads `Trajectory.carry`
+    weighs_agents: ClassVar[bool] = False  # learning gives no weight to agents that are not `TimeStep.present`
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 
     def __post_init__(self) -> None:
         take_exactly(self)
         check_settings(self)
+        if self.spec.absent_agents and not self.weighs_agents:
+            raise ValueError(
+                f"{type(self).__name__.lower()} learns from agents that are absent in '{self.spec.name}': use coma or "
+                "ppo, or a team that is always complete"
+            )
         for kind, by_part in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
             for name in by_part:
                 if name not in self.parts:

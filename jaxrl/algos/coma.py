@@ -75,6 +75,7 @@ class Coma(Remembering):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    weighs_agents: ClassVar[bool] = True
     compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", "memory")
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",

@@ -148,8 +148,13 @@ class Minibatches:
         return {name: jnp.zeros(epochs * self.per_epoch, jnp.float32) for name in shapes}
 
     def sample_weights(self, trajectory: Trajectory) -> Array:
-        """Return the weight float32[T, B, A] of each transition: 0 after an episode's end, with a mean of 1."""
+        """Return the weight float32[T, B, A] of each transition, with a mean of 1.
+
+        It is 0 after an episode's end, and for agents that are not present.
+        """
         valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape[:3]).astype(jnp.float32)
+        if jax.tree.leaves(trajectory.timestep.present):
+            valid = valid * trajectory.timestep.present.astype(jnp.float32)
         share = self.layout.sample_mean(self.flatten(valid))
         return valid / jnp.maximum(share, 1e-8)
 

@@ -80,6 +80,7 @@ class Ppo(Remembering):
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     stores_carry: ClassVar[bool] = True
+    weighs_agents: ClassVar[bool] = True
     compatible_settings: ClassVar[tuple[str, ...]] = ("normalize_observation", "normalize_value", "memory")
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",

@@ -77,6 +77,11 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
         }
+    if spec.absent_agents:
+        raise UsageError(
+            "the numpy format does not know which UAVs are absent: choose --format stablehlo or onnx, or a run without "
+            "team_sizes and loss_rate"
+        )
     rule = "each" if spec.next_mask is independent_mask else "sequential"
     masking = rule if algo.respects_masks and policy._blank.action_mask is not None else "none"
     settings |= {"actions": "discrete", "masking": masking}

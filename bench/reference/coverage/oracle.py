@@ -49,6 +49,7 @@ class Settings:
         num_actions: 6 (up, four sides, down), 4 (four sides) or 27 (every neighbour of the 3-D lattice).
         communication_range: metres, altitude included.
         failure_rate: probability that a message within range is lost.
+        delay: steps after which a message arrives, with the position and the measurement of when it was sent.
         fix_range: if False the range is drawn once per mission from 0, 15, 25 and 100 m.
         prior: initial probability of class 1.
         class_weights: weight in the entropy of cells believed to be class 0 and class 1.
@@ -64,6 +65,7 @@ class Settings:
     num_actions: int = 6
     communication_range: float = 25.0
     failure_rate: float = 0.0
+    delay: int = 0
     fix_range: bool = True
     prior: float = 0.5
     class_weights: tuple[float, float] = (0.0, 1.0)
@@ -572,15 +574,16 @@ class Mission:
         truth: [n, n] bool ground truth.
         start: [N, 3] start positions in metres.
         readings: callable (k, agent, clipped footprint) -> bool array over that footprint, True = "occupied".
-        comm: [T, N, N] bool, [t, i, j]: i receives j's message at step t. A row T may follow; without it, messages
-            after the last step follow the range rule without failures.
+        comm: [T, N, N] bool, [t, i, j]: i receives what j sends at step t (`delay` steps later). A row T may follow;
+            without it, messages after the last step follow the range rule without failures.
         keep_measured: also keep the local beliefs as they were before the messages.
 
     Attributes:
         t: number of steps made; the mission is over at t = T.
         positions: [N, 3] int metres.
         measurements: the latest measurement of each agent.
-        received: [N, N] bool, the messages of the present step.
+        messages: the measurements in the messages that arrive in the present step, one of each agent.
+        received: [N, N] bool, who receives them.
         local_beliefs: [N, n, n] float64, after fusing the messages of the present step.
         measured_beliefs: [N, n, n] float64 or None: the same before fusing (kept only with `keep_measured`).
         global_belief: [n, n] float64, all measurements of the team.
@@ -616,6 +619,7 @@ class Mission:
         if not settings.fix_range and comm is None:
             self.range = RANDOM_RANGES[self.rng.integers(len(RANDOM_RANGES))]
         self.t = 0
+        self._sent: list[tuple[list[Measurement], np.ndarray]] = []  # of every step so far
         self.seen = np.zeros((self.n, self.n), dtype=bool)
         self.local_beliefs = np.full((settings.num_agents, self.n, self.n), float(settings.prior))
         self.global_belief = np.full((self.n, self.n), float(settings.prior))
@@ -660,10 +664,13 @@ class Mission:
             update_own(belief, measurement, prior)
         if self._keep_measured:
             self.measured_beliefs = self.local_beliefs.copy()
-        self.received = self._messages()
+        self._sent.append((self.measurements, self._messages()))
+        self.messages, self.received = self._sent[max(self.t - self.settings.delay, 0)]
+        if self.t < self.settings.delay:
+            self.received = np.zeros_like(self.received)
         for i, belief in enumerate(self.local_beliefs):
             for j in self._heard(i):
-                fuse(belief, self.measurements[j], prior)
+                fuse(belief, self.messages[j], prior)
         self.previous_global_belief = self.global_belief
         self.global_belief = self.global_belief.copy()
         for measurement in self.measurements:
@@ -738,7 +745,7 @@ class Mission:
         obs = np.empty((LATTICE, LATTICE, 7))
         heard = self._heard(agent)
         measurement = self.measurements[agent]
-        others = [self.measurements[j] for j in heard]
+        others = [self.messages[j] for j in heard]
         belief = resize(self.local_beliefs[agent])
         obs[..., 0] = (self.settings.budget - self.t) / self.settings.budget
         obs[..., 1] = (agent + 1) / self.settings.num_agents

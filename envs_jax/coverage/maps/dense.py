@@ -5,10 +5,13 @@ loops fill whole vector registers. On CPUs the work is cut into stages (see `sta
 chunks whose temporary maps fit into the cache; accelerators get one program for all copies.
 """
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
@@ -59,7 +62,10 @@ def _changes(config: MapConfig, measurements: Measurements) -> Array:
         read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, position[2], rows, columns, n)
         gains = jnp.take(jnp.asarray(config.storage.gains), position[2], axis=1, mode="clip")
         gain = jnp.where(read, gains[1], gains[0])
-        return jnp.where(box.holds(rows, columns) & (agent < agents), gain, jnp.zeros_like(gain))
+        measures = agent < agents
+        if not isinstance(measurements.present, tuple):
+            measures &= jnp.take(measurements.present, agent, mode="clip")
+        return jnp.where(box.holds(rows, columns) & measures, gain, jnp.zeros_like(gain))
 
     return jax.vmap(change)(jnp.arange(agents + 1, dtype=jnp.int32))
 
@@ -68,22 +74,31 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
     """Return new beliefs dtype[A + 1, n * n] from the old ones."""
     storage, agents = config.storage, config.num_agents
     heard = measurements.received & ~jnp.eye(agents, dtype=jnp.bool_)
-    heard = jnp.concatenate([heard, jnp.ones((1, agents), jnp.bool_)])
+    everyone = isinstance(measurements.present, tuple)
+    team = jnp.ones((1, agents), jnp.bool_) if everyone else measurements.present[None]
+    heard = jnp.concatenate([heard, team])
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
     @materialize
-    def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
+    def apply(old: Array, change: Array, sent: Any, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
         value = jnp.where(change != 0, storage.fuse(value, change), value)
         touched = change != 0
         for sender in range(agents):
-            gain = jnp.where(heard[:, sender, None], change[sender][None], jnp.zeros_like(change[:1]))
+            message = change[sender][None]
+            if measurements.sent:  # agents fuse the message that arrives, the team's map what is measured now
+                message = jnp.where(np.arange(agents + 1)[:, None] < agents, sent[sender][None], message)
+            gain = jnp.where(heard[:, sender, None], message, jnp.zeros_like(change[:1]))
             value = storage.fuse(value, gain, bound[:, sender, None])
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 
-    changes = materialize(functools.partial(_changes, config))(measurements)
-    return apply(cells, changes.reshape(cells.shape), heard, bound)
+    compute_changes = materialize(functools.partial(_changes, config))
+    changes = compute_changes(dataclasses.replace(measurements, sent=()))
+    sent: Any = ()
+    if measurements.sent:
+        sent = compute_changes(measurements.messages).reshape(cells.shape)
+    return apply(cells, changes.reshape(cells.shape), sent, heard, bound)
 
 
 def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurements) -> tuple[Sums, Array]:
@@ -140,6 +155,8 @@ def _signs(config: MapConfig, level: int, chosen: Array, measurements: Measureme
         height = jnp.int32(level)
         read = sensor.reads_occupied(measurements.source, measurements.terrain, agent, height, rows, columns, n)
         inside = world.clip_footprint(box, n).holds(rows, columns)
+        if not isinstance(measurements.present, tuple):
+            inside &= measurements.present[agent]
         return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))
 
     readings = jax.vmap(read_signs)(jnp.arange(config.num_agents, dtype=jnp.int32))

@@ -1,6 +1,7 @@
 """Types that all map backends share: their inputs, maps and reports."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -34,6 +35,14 @@ class MapConfig:
 
 
 @pytree
+class Sent:
+    """The measurements that arriving messages hold, where these were sent earlier."""
+
+    positions: Array  # int32[A, 3], lattice positions that they were taken from
+    source: Noise | Array  # noise of their readings, or recorded readings bool[A, n, n]
+
+
+@pytree
 class Measurements:
     """One round of measurements and messages."""
 
@@ -41,6 +50,13 @@ class Measurements:
     positions: Array  # int32[A, 3], lattice positions that the measurements are taken from
     received: Array  # bool[A, A], [i, j] = agent i receives the message of agent j (the diagonal is not read)
     source: Noise | Array  # noise of the readings, or recorded readings bool[A, n, n]
+    sent: Any = ()  # Sent, what the messages received hold; () = these measurements
+    present: Any = ()  # bool[A], agents that measure; () = all
+
+    @property
+    def messages(self) -> "Measurements":
+        """Return the measurements that the messages hold."""
+        return Measurements(self.terrain, self.sent.positions, self.received, self.sent.source) if self.sent else self
 
 
 @pytree

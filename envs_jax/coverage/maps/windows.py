@@ -7,6 +7,9 @@ The order of work, for one copy after the other (`_update_copy`):
     3. `_clip` and `_enter`: sender by sender, readings are entered into the maps of those who heard it, and the team's;
     4. `_account`: the sums over the team's map change by the cells of the footprints, each counted once.
 
+Where messages are delayed, step 3 enters readings into the team's map only; those that arrive are then read again, by a
+second plan, and entered into the maps of those who heard them.
+
 Agents, senders and receivers are rolled loops, so that a branch is really a branch: the window of an altitude has a
 static size, and a message that was not received costs nothing. What depends only on positions and messages is computed
 before, for all copies at once, and packed in few arrays (`Plan`): on CPUs a small kernel costs as much as thousands of
@@ -75,8 +78,12 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
         change=jnp.zeros((agents, side, side), maps.beliefs.dtype),
         old=jnp.zeros((agents, side, side), maps.beliefs.dtype),
     )
-    plan = materialize(functools.partial(make_plan, config))(measurements)
-    update = functools.partial(_update_copy, config, measurements, plan)
+    make = materialize(functools.partial(make_plan, config))
+    delayed: Any = ()
+    if measurements.sent:
+        delayed = measurements.messages, make(measurements.messages)
+        measurements = dataclasses.replace(measurements, received=jnp.zeros_like(measurements.received), sent=())
+    update = functools.partial(_update_copy, config, measurements, make(measurements), delayed)
     work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(copies), update, work)
     before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
     maps = Maps(
@@ -129,6 +136,8 @@ def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
     row, column, level = (measurements.positions[..., axis] for axis in range(3))
     full = world.footprint(measurements.positions, config.cells_per_footprint)
     box = world.clip_footprint(full, n)
+    if not isinstance(measurements.present, tuple):  # the absent measure nothing
+        box = jax.tree.map(lambda bound: jnp.where(measurements.present, bound, 0), box)
     last = n - (full.bottom - full.top)
     levels = range(world.LEVELS)
     blocks = jnp.asarray(np.stack([block_shares(config.cells_per_footprint, level)[0] for level in levels]))
@@ -147,7 +156,9 @@ def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
     starts = jnp.sum(level[:, None, :] < jnp.arange(world.LEVELS + 1, dtype=jnp.int32)[None, :, None], axis=2)
 
     hears = jnp.swapaxes(measurements.received, 1, 2) & ~jnp.eye(agents, dtype=jnp.bool_)[None]  # [B, sender, receiver]
-    hears = jnp.concatenate([hears, jnp.ones((copies, agents, 1), jnp.bool_)], axis=2)
+    everyone = isinstance(measurements.present, tuple)
+    team = jnp.ones((copies, agents, 1), jnp.bool_) if everyone else measurements.present[..., None]
+    hears = jnp.concatenate([hears, team], axis=2)
     targets = jnp.argsort(~hears, axis=2, stable=True)[..., :agents]
     first = (agents + 1) * jnp.arange(copies, dtype=jnp.int32)[:, None, None]
 
@@ -182,11 +193,18 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
 
 
-def _update_copy(config: MapConfig, measurements: Measurements, plan: Plan, b: Array, work: _Work) -> _Work:
-    """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made."""
+def _update_copy(
+    config: MapConfig, measurements: Measurements, plan: Plan, delayed: Any, b: Array, work: _Work
+) -> _Work:
+    """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made.
+
+    `delayed` is () or the measurements of messages that arrive later than they were sent, with their plan.
+    """
     agents = config.num_agents
 
-    def by_level(step: Callable[..., _Work], work: _Work) -> _Work:
+    def by_level(
+        step: Callable[..., _Work], work: _Work, measurements: Measurements = measurements, plan: Plan = plan
+    ) -> _Work:
         """Every agent's step: a loop for each altitude, whose windows have a size of their own."""
         for level in range(world.LEVELS):
 
@@ -196,8 +214,9 @@ def _update_copy(config: MapConfig, measurements: Measurements, plan: Plan, b: A
             work = jax.lax.fori_loop(at(plan.starts, b, level), at(plan.starts, b, level + 1), turn, work)
         return work
 
-    def send(sender: Array, work: _Work) -> _Work:
+    def send(sender: Array, work: _Work, plan: Plan = plan, to_team: bool = True) -> _Work:
         count, targets = at(plan.heard, b, sender), at(plan.targets, b, sender)
+        count = count if to_team else count - 1
         sender_level = agent_of(plan, b, sender).level
         for level in range(world.LEVELS):
 
@@ -211,7 +230,11 @@ def _update_copy(config: MapConfig, measurements: Measurements, plan: Plan, b: A
     work = by_level(_look, work)  # apart from the next step: a loop that cuts two windows to change one copies the maps
     work = by_level(_enter_own, work)
     work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(agents), send, work)
-    return by_level(_account, work)
+    if delayed:
+        work = by_level(_read, work, *delayed)
+        arrive = functools.partial(send, plan=delayed[1], to_team=False)
+        work = jax.lax.fori_loop(jnp.int32(0), jnp.int32(agents), arrive, work)
+    return by_level(_account, work)  # last, or maps would be copied for it before messages arrive
 
 
 def _add_resized(config: MapConfig, level: int, resized: Array, target: Array, agent: Agent, cells: Array) -> Array:
@@ -248,12 +271,11 @@ def _overflow(config: MapConfig, stored: Array) -> Array:
 # The steps of an update
 
 
-def _look(
-    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
-) -> _Work:
-    """Read the cells of a footprint; store the readings, and the team's map there before the update."""
+def _read_changes(
+    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent
+) -> Array:
+    """dtype[side * side]: the readings of a footprint as summands, 0 outside it."""
     side, agents = window_side(config, level), config.num_agents
-    team = b * (agents + 1) + agents
     free, occupied = (jnp.asarray(gain) for gain in config.storage.gains[:, level])
 
     @materialize
@@ -269,13 +291,32 @@ def _look(
         inside = (marks >> agent.number) & 1 == 1
         return jnp.where(inside, jnp.where(read, occupied, free), jnp.zeros_like(free))
 
+    copy_measurements = jax.tree.map(lambda leaf: at(leaf, b), measurements)
+    return changes(copy_measurements, *marks_of(plan, b, agent, side), agent).reshape(-1)
+
+
+def _read(
+    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+) -> _Work:
+    """Read the cells of a footprint again, when its message arrives; store the readings."""
+    change = _read_changes(config, level, measurements, plan, b, agent)
+    return dataclasses.replace(work, change=paste(work.change, agent.number, 0, 0, window_side(config, level), change))
+
+
+def _look(
+    config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+) -> _Work:
+    """Read the cells of a footprint; store the readings, and the team's map there before the update."""
+    side, agents = window_side(config, level), config.num_agents
+    team = b * (agents + 1) + agents
+    free, occupied = (jnp.asarray(gain) for gain in config.storage.gains[:, level])
+
     @materialize
     def signs(change: Array) -> Array:
         """+1 for class 1, -1 for class 0, 0 outside the footprint."""
         return (change == occupied).astype(jnp.float32) - (change == free).astype(jnp.float32)
 
-    copy_measurements = jax.tree.map(lambda leaf: at(leaf, b), measurements)
-    change = changes(copy_measurements, *marks_of(plan, b, agent, side), agent).reshape(-1)
+    change = _read_changes(config, level, measurements, plan, b, agent)
     measured = _resize(jnp.asarray(footprint_shares(config.cells_per_footprint, level)), agent, signs(change))
     return dataclasses.replace(
         work,

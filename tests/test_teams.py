@@ -1,0 +1,329 @@
+"""Teams of coverage: sizes drawn per mission, UAVs that fail, and learners that give the absent no weight."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.coverage import make
+from helpers.programs import get_programs
+
+import jaxrl
+from envs_jax.coverage import actions, communication, starts, teams, viewer
+from envs_jax.coverage.teams import Team
+from envs_jax.progress import start
+from envs_jax.viewing import Record
+from jaxrl.algos.base import Trajectory
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.ppo import Ppo
+from jaxrl.common.errors import UsageError
+from jaxrl.integrations.standalone import agent_settings
+from jaxrl.rl.data_parallel import DataParallel
+
+SIZE, LENGTH = 4, 12
+
+
+def paired(**settings: Any) -> tuple[Any, Any]:
+    """A team of four, and the same in an array of twelve."""
+    return make(num_agents=SIZE, **settings), make(num_agents=LENGTH, team_sizes=(SIZE,), **settings)
+
+
+def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
+    """Pairs ((state, time step) of both) of missions in which the first four agents do the same."""
+    programs, rng = [get_programs(env) for env in (small, large)], np.random.default_rng(3)
+    pair = [one.reset(key, ()) for one in programs]
+    seen = [tuple(pair)]
+    for _ in range(small.steps):
+        mask = np.asarray(pair[1][1].action_mask)
+        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+        chosen = (action[:SIZE], action)
+        pair = [one.step(state, x, ()) for one, (state, _), x in zip(programs, pair, chosen, strict=True)]
+        seen.append(tuple(pair))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"failure_rate": 0.3, "random_range": True},
+        {"failure_rate": 0.3, "delay": 2, "communication_range": 50.0},
+        pytest.param({"terrain": "mixed", "start": "corners", "num_actions": 27}, marks=pytest.mark.long),
+        pytest.param({"delay": 1, "map_backend": "windows", "q": 5}, marks=pytest.mark.long),
+        {"map_backend": "windows"},
+    ],
+    ids=str,
+)
+def test_a_team_in_a_longer_array_flies_the_same_mission(settings: dict[str, Any]) -> None:
+    small, large = paired(**settings)
+    critic = [jax.jit(env.spec.critic_input) for env in (small, large)]
+    mask = [jax.jit(env.spec.next_mask) for env in (small, large)]
+    for (a, ts_a), (b, ts_b) in play_pair(small, large, jax.random.key(21)):
+        np.testing.assert_array_equal(a.positions, b.positions[:SIZE])
+        np.testing.assert_array_equal(a.maps.beliefs[:SIZE], b.maps.beliefs[:SIZE])
+        np.testing.assert_array_equal(a.maps.beliefs[-1], b.maps.beliefs[-1])
+        np.testing.assert_array_equal(ts_a.reward, ts_b.reward[:SIZE])
+        np.testing.assert_allclose(ts_a.observation, ts_b.observation[:SIZE], atol=1e-6)
+        np.testing.assert_allclose(ts_a.global_state["maps"], ts_b.global_state["maps"], atol=1e-6)
+        np.testing.assert_array_equal(ts_a.action_mask, ts_b.action_mask[:SIZE])
+        for name, value in ts_a.metrics.items():
+            np.testing.assert_allclose(value, ts_b.metrics[name], atol=1e-6, err_msg=name)
+        assert float(ts_b.metrics["uavs"]) == SIZE
+        assert not np.any(ts_b.observation[SIZE:]) and np.all(np.asarray(b.maps.beliefs)[SIZE:-1] == -32768)
+        assert np.asarray(ts_b.present).tolist() == [True] * SIZE + [False] * (LENGTH - SIZE)
+        action = np.arange(LENGTH, dtype=np.int32) % 6
+        views = [np.asarray(one(ts, action[: len(ts.reward)])) for one, ts in zip(critic, (ts_a, ts_b), strict=True)]
+        np.testing.assert_allclose(views[0], views[1][:SIZE], atol=1e-6)
+        for agent in range(SIZE):
+            masks = [
+                np.asarray(one(ts.mask_state, ts.action_mask, action[: len(ts.reward)], np.int32(agent)))
+                for one, ts in zip(mask, (ts_a, ts_b), strict=True)
+            ]
+            np.testing.assert_array_equal(*masks)
+
+
+def test_scripted_policies_do_the_same_in_a_longer_array() -> None:
+    small, large = paired(start="corners")
+    key = jax.random.key(4)
+    for name in ("random", "ig", "ig_sequential", "lawnmower"):
+        pair = []
+        for env in (small, large):
+            programs = get_programs(env)
+            state, timestep = programs.reset(key, ())
+            pair.append(np.asarray(programs.policy(name)(state, timestep, key))[:SIZE])
+        np.testing.assert_array_equal(*pair, err_msg=name)
+
+
+# Learners
+
+
+BATCH = 2  # missions
+TRAINED: dict[str, tuple[type, dict[str, Any]]] = {
+    "coma": (Coma, {"minibatch_size": 10**6, "scale_advantage": True, "advantage": "return", "clip_ratio": 0.2}),
+    "ppo": (Ppo, {"rollout_steps": 0, "num_minibatches": 1, "normalize_observation": "always"}),
+}
+
+
+@pytest.mark.parametrize("name", list(TRAINED))
+def test_the_absent_have_no_weight_in_losses_and_gradients(name: str) -> None:
+    """All transitions of two missions as one minibatch, from an array of four agents and from one of twelve."""
+    cls, settings = TRAINED[name]
+    learned = []
+    for env in paired(failure_rate=0.2, q=3, budget=3):
+        algo = cls(env.spec, DataParallel(BATCH), hidden_size=4, depth=1, **settings)
+        state = jax.jit(lambda algo=algo: algo.init(jax.random.key(0), None))()
+        learned.append(jax.tree.map(np.asarray, learn_once(algo, env, state)))
+    (updated, gradients, metrics), (updated_large, gradients_large, metrics_large) = learned
+    assert set(metrics) == set(metrics_large) and len(metrics) > 5
+    for key, value in metrics.items():
+        np.testing.assert_allclose(value, metrics_large[key], rtol=2e-4, atol=2e-6, err_msg=key)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(gradients_large), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * max(1e-3, np.abs(one).max()))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-6
+    for one, other in zip(jax.tree.leaves(updated), jax.tree.leaves(updated_large), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)  # moments of inputs
+
+
+def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
+    """Statistics, first moments of the optimizers and metrics after a step on whole missions."""
+    programs, keys = get_programs(env), jax.random.split(jax.random.key(6), BATCH)
+    act = jax.jit(lambda timestep, keys: algo.act(algo.policy(state), (), timestep, keys, start(), "explore"))
+    env_state, timestep = programs.reset_batch(keys, ())
+    rows = []
+    for t in range(env.steps):
+        action, _, extras = act(timestep, jax.vmap(lambda key, t=t: jax.random.fold_in(key, t))(keys))
+        rows.append(Trajectory(timestep, action, extras))
+        env_state, timestep = programs.play(env_state, action, ())
+    trajectory = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+
+    @jax.jit
+    def update(trajectory: Trajectory, last: Any) -> tuple[Any, Any, Any]:
+        if isinstance(algo, Ppo):
+            params, batch, metrics = algo.compute_transitions(state.replicated, trajectory, last)
+            params, more = algo.update(params, batch, start())
+            learners, metrics = (params.actor, params.critic), metrics | more
+            learning = algo.begin_learning(state, trajectory, last, jax.random.key(1), start())
+            statistics = algo.end_learning(learning)[0].replicated.statistics
+        else:
+            batch = algo.compute_transitions(state.replicated, trajectory, last, jax.random.key(1), start())
+            critic, metrics = algo.update_critic(state.replicated.critic, batch, start())
+            values = algo.values(state.replicated.critic.params, batch["critic_input"][0])[None]
+            actor, more = algo.update_actor(state.replicated.actor, batch | {"values": values}, start())
+            learners, metrics, statistics = (actor, critic), metrics | more, ()
+        moments = [part.mu for one in learners for part in one.opt_state if hasattr(part, "mu")]
+        return statistics, moments, metrics
+
+    return update(trajectory, timestep)
+
+
+def test_other_learners_refuse_teams() -> None:
+    spec = make(team_sizes=(2, 4)).spec
+    with pytest.raises(ValueError, match="ddpg learns from agents that are absent in 'coverage': use coma or ppo"):
+        Ddpg(spec, DataParallel(8), masking=False)
+    assert not make().spec.absent_agents and make(loss_rate=0.1).spec.absent_agents
+
+
+# Sizes and losses
+
+
+def test_sizes_are_drawn_from_the_list() -> None:
+    env = make(num_agents=6, team_sizes=(2, 4, 6))
+    draw = jax.jit(jax.vmap(lambda key: env._draw_mission(key).team))
+    team = jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(0), 300)))
+    assert set(team.size.tolist()) == {2, 4, 6} and min(np.mean(team.size == size) for size in (2, 4, 6)) > 0.25
+    np.testing.assert_array_equal(team.present, np.arange(6)[None] < team.size[:, None])
+
+
+def test_agents_fail_for_good_at_the_rate() -> None:
+    rate, steps = 0.2, 5
+    lose = jax.jit(lambda key, k, team: teams.lose(key, k, team, rate))
+    flown = np.zeros((200, steps + 1, 6), bool)
+    for mission, key in enumerate(jax.random.split(jax.random.key(2), 200)):
+        team = Team(jnp.int32(6), jnp.ones(6, bool))
+        flown[mission, 0] = True
+        for k in range(1, steps + 1):
+            team = lose(key, jnp.int32(k), team)
+            flown[mission, k] = team.present
+    assert np.all(flown[:, 1:] <= flown[:, :-1])
+    np.testing.assert_allclose(flown.mean((0, 2)), 0.8 ** np.arange(steps + 1), atol=0.05)
+
+
+def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
+    env = make(num_agents=3, loss_rate=0.25, budget=6, communication_range=100.0, channel_metrics=True)
+    programs, rng = get_programs(env), np.random.default_rng(0)
+    state, timestep = programs.reset(jax.random.key(3), ())
+    sizes, attempts = [3], [6]
+    for _ in range(env.steps):
+        mask = np.asarray(timestep.action_mask)
+        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+        before, (state, timestep) = state, programs.step(state, action, ())
+        gone = ~np.asarray(state.team.present)
+        np.testing.assert_array_equal(state.positions[gone], before.positions[gone])
+        np.testing.assert_array_equal(state.maps.beliefs[:-1][gone], before.maps.beliefs[:-1][gone])
+        assert not np.any(np.asarray(timestep.observation)[gone]) and np.all(np.asarray(timestep.present) == ~gone)
+        np.testing.assert_array_equal(timestep.mask_state["present"], ~gone)
+        flying = int(np.sum(~gone))
+        sizes.append(flying)
+        attempts.append(attempts[-1] + flying * (flying - 1))
+        if flying == 0:
+            np.testing.assert_array_equal(state.maps.beliefs, before.maps.beliefs)
+            assert float(timestep.reward[0]) == env.reward_offset
+        if flying:  # the last budget + 1 steps count
+            shown = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
+            np.testing.assert_allclose(shown, (np.flatnonzero(~gone) + 1) / 3, atol=1e-6)
+    assert float(timestep.metrics["attempts"]) == attempts[env.steps - 1]
+    assert sizes[-1] < 3 and sorted(sizes, reverse=True) == sizes
+    assert {"uavs", "attempts"} <= set(env.spec.labels) and "uavs" not in communication.METRICS
+    all_gone = make(num_agents=3, loss_rate=1.0)
+    state, timestep = get_programs(all_gone).reset(jax.random.key(0), ())
+    state, timestep = get_programs(all_gone).step(state, np.zeros(3, np.int32), ())
+    assert float(timestep.metrics["uavs"]) == 0 and float(timestep.reward[0]) == all_gone.reward_offset
+
+
+def test_missions_are_the_same_until_somebody_fails() -> None:
+    """A UAV that fails closes no cell to others either: masks look at those that fly."""
+    usual = {"num_agents": 4, "budget": 5, "failure_rate": 0.2, "q": 3}
+    envs = make(**usual), make(**usual, loss_rate=0.1)
+    compared = 0
+    for key in jax.random.split(jax.random.key(1), 4):
+        pair = [get_programs(env).reset(key, ()) for env in envs]
+        rng = np.random.default_rng(0)
+        for _ in range(6):
+            mask = np.asarray(pair[0][1].action_mask)
+            action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+            pair = [get_programs(env).step(state, action, ()) for env, (state, _) in zip(envs, pair, strict=True)]
+            if not np.all(pair[1][0].team.present):
+                break
+            compared += 1
+            np.testing.assert_array_equal(pair[0][0].maps.beliefs, pair[1][0].maps.beliefs)
+            np.testing.assert_allclose(pair[0][1].observation, pair[1][1].observation, atol=1e-6)
+    assert compared > 3
+
+
+def test_the_absent_close_no_moves() -> None:
+    positions = np.int32([[5, 5, 2], [5, 7, 2]])
+    boundary = np.ones((2, 6), bool)
+    chosen = np.int32([3, 0])  # agent 0 flies to y + 1, next to agent 1
+    for present, is_open in (([True, True], False), ([False, True], True)):
+        state = {"positions": positions, "present": np.array(present)}
+        mask = actions.next_team_mask(state, boundary, chosen, jnp.int32(1), num_actions=6)
+        assert bool(mask[2]) is is_open  # y - 1
+
+
+def test_a_message_under_way_outlives_its_sender() -> None:
+    """Agent 0 fails after measurement 0: what it sent then arrives after the next one; nothing arrives at it."""
+    config = communication.ChannelConfig((0.0,), (1,), 4, 3)
+    positions, full = np.int32([[2, 2, 2], [3, 2, 2], [4, 2, 2]]), Team(jnp.int32(3), jnp.ones(3, bool))
+    channel = communication.begin(config, jax.random.key(0), positions, None, full)
+    key, comm_range = jax.random.key(0), jnp.float32(25)
+    _, _, _, channel = communication.exchange(config, channel, key, jnp.int32(0), positions, comm_range, full)
+    rest = Team(jnp.int32(3), jnp.array([False, True, True]))
+    received, *_, channel = communication.exchange(config, channel, key, jnp.int32(1), positions, comm_range, rest)
+    np.testing.assert_array_equal(received, [[0, 0, 0], [1, 1, 1], [1, 1, 1]])
+    received, *_, channel = communication.exchange(config, channel, key, jnp.int32(2), positions, comm_range, rest)
+    np.testing.assert_array_equal(received, [[0, 0, 0], [0, 1, 1], [0, 1, 1]])
+    counts = jax.tree.map(int, channel.counts)
+    assert (counts.attempts, counts.eligible, counts.delivered) == (6 + 2 + 2, 10, 4 + 2)
+    np.testing.assert_array_equal(channel.latest, [[-1, -1, -1], [0, -1, 1], [0, 1, -1]])
+
+
+# Starts, pictures, sentences
+
+
+def test_twelve_starts_in_the_corners() -> None:
+    expected = [(10, 10), (40, 10), (40, 40), (10, 40), (25, 10), (40, 25), (25, 40), (10, 25)]
+    expected += [(0, 0), (50, 0), (50, 50), (0, 50)]
+    positions = np.asarray(starts.draw("corners", jax.random.key(0), jax.random.key(1), 12))
+    np.testing.assert_array_equal(5 * positions[:, :2], expected)
+    assert np.all(positions[:, 2] == 2)
+
+
+def test_pictures_show_those_that_fly() -> None:
+    env = make(num_agents=5, team_sizes=(3,), failure_rate=0.3, delay=1)
+    states = []
+    state, timestep = get_programs(env).reset(jax.random.key(2), ())
+    for _ in range(3):
+        states.append((state, timestep))
+        state, timestep = get_programs(env).step(state, np.zeros(5, np.int32), ())
+    states_, timesteps = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    record = Record(env, "title", "subtitle", "random", states_, timesteps, np.zeros((2, 5), np.int32), {})
+    scene = viewer.scene(record)
+    assert scene.present[:, :3].all() and not scene.present[:, 3:].any()
+    assert not scene.heard[:, 3:].any() and not scene.heard[:, :, 3:].any() and scene.heard[1:].any()
+    shapes = viewer.CoverageViewer().drawing(record).panels[0].steps[1]
+    styles = {shape.style for shape in shapes}
+    assert "agent2" in styles and not styles & {"agent3", "agent4"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_agents": 4, "team_sizes": (2, 6)}, "a team of 6 UAVs has no room in an array of 4; raise num_agents"),
+        ({"team_sizes": (0, 2)}, "team_sizes must lie between 1 and 12"),
+        ({"num_agents": 13}, "num_agents must lie between 1 and 12, not 13"),
+        ({"loss_rate": 1.5}, "loss_rate must lie between 0 and 1"),
+        (
+            {"team_sizes": (2,), "map_backend": "pallas"},
+            "choose map_backend auto, or no delay, team_sizes and loss_rate",
+        ),
+    ],
+    ids=str,
+)
+def test_impossible_teams(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(**settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", ["coma", "ppo"])
+def test_teams_are_trained(algo: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"num_envs": 8, "hidden_size": 8, "eval_every": 0, "runs": str(tmp_path)}
+    sizes |= {"minibatch_size": 64} if algo == "coma" else {"rollout_steps": 4, "num_minibatches": 2}
+    done = jaxrl.train(
+        algo, "coverage", q=3, budget=3, num_agents=6, team_sizes=(2, 4, 6), loss_rate=0.1, total_env_steps=320, **sizes
+    )
+    assert 1 < np.nanmean(done.metrics["rollout/uavs"]) < 4.5
+    with pytest.raises(UsageError, match="does not know which UAVs are absent"):
+        agent_settings(done.policy)
