@@ -95,7 +95,7 @@ def test_an_episode_that_has_ended_rests_without_auto_reset() -> None:
     action = jnp.ones((2, 1), jnp.int32)
     for t in range(1, 6):
         state, timestep = batch.step_without_reset(state, action, ())
-        np.testing.assert_array_equal(timestep.observation[:, 0, 0, 0, 0] * 255, [min(t, 3)] * 2)
+        np.testing.assert_allclose(timestep.observation[:, 0, 0, 0, 0] * 255, [min(t, 3)] * 2, rtol=1e-6)
         np.testing.assert_array_equal(timestep.truncated, [t >= 3] * 2)
         np.testing.assert_array_equal(timestep.reward, [[float(t <= 3)]] * 2)
 
@@ -270,15 +270,16 @@ def test_a_resumed_run_truncates_its_episodes(tmp_path: Path, monkeypatch: pytes
     cut = Session._cut_episodes
 
     def record(self: Session, state: Any) -> Any:
-        recorded.append((state.timestep, cut(self, state).timestep, state.env.episode))
-        return cut(self, state)
+        after = cut(self, state)
+        recorded.extend(jax.device_get([state.timestep, after.timestep]))
+        return after
 
     monkeypatch.setattr(Session, "_cut_episodes", record)
     words = f"{PPO} --total_env_steps 64".split()
     assert train.main(words) == 0
     run = (tmp_path / "runs" / "latest").read_text().strip()
     assert train.main(["--resume", run, "--total_env_steps", "128"]) == 0
-    before, after, _ = recorded[0]
+    before, after = recorded
     np.testing.assert_array_equal(after.observation, before.observation)
     assert (np.asarray(after.truncated) == ~np.asarray(before.terminated)).all() and after.done.all()
 
@@ -333,7 +334,7 @@ def test_large_arrays_on_one_core_end_in_time() -> None:
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "sequence"}'}, "of the kind Sequence in 'other'"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "many"}'}, "6 integers as an action, with 531,441 comb"),
         ("gymnasium:host/Parts-v0", {"arguments": "other"}, "arguments must be a JSON object, such as"),
-        ("gymnasium:host/Parts-v0", {"arguments": '{"size": 3}'}, "the package cannot make .* TypeError"),
+        ("gymnasium:host/Parts-v0", {"arguments": '{"size": 3}'}, "the package cannot make .*TypeError"),
         ("gymnasium:host/Parts-v0", {"observe": "boxes"}, "has no part 'boxes': did you mean 'box'"),
     ],
 )

@@ -152,14 +152,17 @@ def join_mask(mask: Any, space: Any) -> Array:
         mask: of the package: of all combinations, in the shape of `counts`, or of each integer, [integers, values].
         space: of the actions.
     """
-    counts, mask = integer_counts(space), jnp.asarray(mask) > 0
+    counts, mask = integer_counts(space), jnp.asarray(mask).astype(jnp.bool_)
     if counts is None or counts.ndim == 0 or mask.shape == tuple(counts.flat):
         return mask.reshape(-1)
     if mask.ndim != 2 or len(mask) != counts.size:
         raise UnfitError(f"has a mask of shape {mask.shape} for actions of {list(counts.flat)} values: choose another")
-    parts = [row[: int(count)] for row, count in zip(mask, counts.flat, strict=True)]
-    joint = parts[0]
-    for part in parts[1:]:
+    longest = jnp.pad(
+        mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
+    )  # values without a mask are closed
+    first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
+    joint = first
+    for part in others:
         joint = (joint[:, None] & part[None]).reshape(-1)
     return joint
 

@@ -30,10 +30,12 @@ from envs_jax.adapters.common import (
     describe_error,
     integer_counts,
     join_mask,
+    quiet,
 )
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, TimeStep, pytree, setting, short_repr
 from envs_jax.batch import BatchedEnvironment, BatchState
 
+NO_SEED = -1
 MASK = "action_mask"  # the part of an observation that says which actions are open, by PettingZoo's convention
 
 
@@ -167,22 +169,21 @@ class HostVector:
         self._copies: list[Copy] = []
         self._moved: int | None = None  # the copy that steps now
 
-    def advance(self, calls: Any, restart: Any, seeds: Any, action: Any) -> HostStep:
-        """Restart the copies of `restart` and step the others; a copy whose episode has ended keeps its last arrays.
+    def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
+        """Restart copies that have a seed, and step the others; a copy whose episode has ended keeps its last arrays.
 
         Args:
             calls: int32[], of the state that is stepped; ignored where all copies are restarted.
-            restart: bool[B].
-            seeds: uint32[B], of the episodes that begin.
+            seeds: int32[B], of the episodes that begin, NO_SEED in the other copies.
             action: [B, A, ...] of the package.
         """
         began = time.perf_counter()
-        restart, seeds, action = np.asarray(restart), np.asarray(seeds), np.asarray(action)
+        seeds, action = np.asarray(seeds), np.asarray(action)
         with self._lock:
-            if len(restart) != self._size:
-                self._allocate(len(restart))
+            if len(seeds) != self._size:
+                self._allocate(len(seeds))
             if self.failure is None:
-                self._try_to_advance(int(calls), restart, seeds, action)
+                self._try_to_advance(int(calls), seeds, action)
             if self.failure is not None:
                 self._reward[:], self._terminated[:], self._truncated[:] = np.nan, True, False
             self._calls = (self._calls + 1) % 2**31
@@ -191,7 +192,8 @@ class HostVector:
             self.seconds += time.perf_counter() - began
             return HostStep(np.int32(self._calls), parts, self._reward.copy(), *ends)
 
-    def _try_to_advance(self, calls: int, restart: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
+    def _try_to_advance(self, calls: int, seeds: np.ndarray, action: np.ndarray) -> None:
+        restart = seeds != NO_SEED
         name, whole = self.env.full_name, bool(restart.all())
         if not whole and (calls != self._calls or not self._started):
             self.failure = (
@@ -214,6 +216,7 @@ class HostVector:
     def _allocate(self, size: int) -> None:
         agents, parts, _ = self.env.spaces
         self._copies, self._size, self._started = [], size, False
+        self._readers = parts
         self._parts = {part.name: np.zeros((size, agents, *part.shape), part.dtype) for part in parts}
         self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
         self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
@@ -240,8 +243,8 @@ class HostVector:
         self._moved = None
 
     def _write(self, i: int, observations: Sequence[Any]) -> None:
-        for part in self.env.spaces.parts:
-            rows = self._parts[part.name][i]
+        for part, array in zip(self._readers, self._parts.values(), strict=True):
+            rows = array[i]
             for agent, observation in enumerate(observations):
                 rows[agent] = 0 if observation is None else part.read(observation)
 
@@ -318,8 +321,7 @@ class HostAdapter(Adapter):
         return _first(_single(self).start_episodes(key[None]))
 
     def step(self, state: HostState, action: Array, context: Any = None) -> tuple[HostState, TimeStep]:
-        single, keys = _single(self), jnp.zeros(1, jnp.uint32)
-        return _first(single.advance(state.calls, jnp.zeros(1, jnp.bool_), keys, action[None]))
+        return _first(_single(self).advance(state.calls, jnp.full(1, NO_SEED, jnp.int32), action[None]))
 
 
 @functools.cache
@@ -363,8 +365,7 @@ class HostBatch(BatchedEnvironment):
         return BatchState(env=env, key=keys, episode=episode), timestep
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        restart, seeds = jnp.zeros(len(action), jnp.bool_), jnp.zeros(len(action), jnp.uint32)
-        env, timestep = self.advance(state.env.calls[0], restart, seeds, action)
+        env, timestep = self.advance(state.env.calls[0], jnp.full(len(action), NO_SEED, jnp.int32), action)
         return dataclasses.replace(state, env=env), timestep
 
     def step(
@@ -372,18 +373,19 @@ class HostBatch(BatchedEnvironment):
     ) -> tuple[BatchState, TimeStep]:
         episode = state.episode + previous.done.astype(jnp.uint32)
         seeds = make_seeds(jax.vmap(jax.random.fold_in)(state.key, episode))
-        env, timestep = self.advance(state.env.calls[0], previous.done, seeds, action)
+        seeds = jnp.where(previous.done, seeds, jnp.int32(NO_SEED))
+        env, timestep = self.advance(state.env.calls[0], seeds, action)
         return BatchState(env=env, key=state.key, episode=episode), timestep
 
     def start_episodes(self, keys: Array) -> tuple[HostState, TimeStep]:
         """Start an episode from key[B] in all copies."""
         action, count = self.spec.action, len(keys)
         actions = jnp.zeros((count, self.spec.num_agents, *action.shape), action.dtype)
-        return self.advance(jnp.int32(0), jnp.ones(count, jnp.bool_), make_seeds(keys), actions)
+        return self.advance(jnp.int32(0), make_seeds(keys), actions)
 
-    def advance(self, calls: Array, restart: Array, seeds: Array, action: Array) -> tuple[HostState, TimeStep]:
+    def advance(self, calls: Array, seeds: Array, action: Array) -> tuple[HostState, TimeStep]:
         """Call the host; see `HostVector.advance`. Actions are of the spec; results have the axis [B]."""
-        env, count = self.env, len(restart)
+        env, count = self.env, len(seeds)
         assert isinstance(env, HostAdapter)
         agents, parts, _ = env.spaces
         shape = jax.ShapeDtypeStruct
@@ -394,12 +396,14 @@ class HostBatch(BatchedEnvironment):
             terminated=shape((count,), jnp.bool_),
             truncated=shape((count,), jnp.bool_),
         )
-        step = io_callback(self.vector.advance, shapes, calls, restart, seeds, env.to_package_action(action))
         axes = HostStep(None, 0, 0, 0, 0)  # type: ignore[arg-type]
-        timestep = jax.vmap(env.to_timestep, in_axes=(axes, 0))(step, restart)
+        with quiet():
+            step = io_callback(self.vector.advance, shapes, calls, seeds, env.to_package_action(action))
+            timestep = jax.vmap(env.to_timestep, in_axes=(axes, 0))(step, seeds != NO_SEED)
         return HostState(jnp.broadcast_to(step.calls, (count,))), timestep
 
 
 def make_seeds(keys: Array) -> Array:
-    """Return the seeds uint32[B] of the episodes with these keys [B], each below 2^31."""
-    return jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32))(keys) >> jnp.uint32(1)
+    """Return the seeds int32[B] of the episodes with these keys [B], none of which is negative."""
+    bits = jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32))(keys)
+    return (bits >> jnp.uint32(1)).astype(jnp.int32)
