@@ -261,6 +261,24 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert cut == ("coma" not in case)  # whose iterations begin with new episodes
 
 
+@pytest.mark.parametrize("algo", ["ppo", "ddpg"])
+def test_a_run_equals_that_of_the_same_environment_in_jax(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk in which nothing is random: metrics of episodes and of learning, and evaluations."""
+    monkeypatch.chdir(tmp_path)
+    settings = "--rollout_steps 16 --num_minibatches 2" if algo == "ppo" else "--learning_starts 16 --batch_size 16"
+    runs = []
+    for env in ("gymnasium:host/Line-v0", "helpers.host:JaxLine"):
+        words = f"--algo {algo} --env {env} {settings} {SMALL} --seed 1 --total_env_steps 512 --eval_every 128"
+        assert train.main(words.split()) == 0
+        runs.append(rows_of(Path((tmp_path / "runs" / "latest").read_text().strip())))
+    assert len(runs[0]) == len(runs[1]) > 4 and any("return" in name for row in runs[0] for name in row)
+    for row, other in zip(*runs, strict=True):
+        assert row.keys() == other.keys()
+        np.testing.assert_allclose(list(row.values()), list(other.values()), rtol=1e-4, atol=1e-6)
+
+
 def test_a_resumed_run_truncates_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last time step before the stop becomes a truncation, the next one the first of a new episode."""
     monkeypatch.chdir(tmp_path)

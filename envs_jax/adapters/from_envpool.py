@@ -31,7 +31,7 @@ class EnvPoolVector(HostVector):
         self._reward[:, 0] = np.where(moving, reward, 0)
         active = restart | moving
         self._terminated[active] = np.asarray(terminated, np.bool_)[active]
-        self._truncated[active] = (np.asarray(truncated, np.bool_) & ~np.asarray(terminated, np.bool_))[active]
+        self._truncated[active] = np.asarray(truncated, np.bool_)[active]
         self._take(active, observations)
 
     def _take(self, rows: np.ndarray, observations: Any) -> None:

@@ -165,9 +165,17 @@ class HostVector:
         self.env = env
         self.failure: str | None = None
         self.seconds, self.steps = 0.0, 0  # spent on steps of copies, and their number
-        self._size, self._calls, self._lock = 0, 0, threading.Lock()
-        self._copies: list[Copy] = []
+        self._calls, self._lock = 0, threading.Lock()
+        self._allocate(0)
         self._moved: int | None = None  # the copy that steps now
+
+    def _allocate(self, size: int) -> None:
+        agents, parts, _ = self.env.spaces
+        self._size, self._started, self._readers = size, False, parts
+        self._copies: list[Copy] = []
+        self._parts = {part.name: np.zeros((size, agents, *part.shape), part.dtype) for part in parts}
+        self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
+        self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
 
     def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
         """Restart copies that have a seed, and step the others; a copy whose episode has ended keeps its last arrays.
@@ -213,14 +221,6 @@ class HostVector:
         self._started = True
         self.steps += int(moving.sum())
 
-    def _allocate(self, size: int) -> None:
-        agents, parts, _ = self.env.spaces
-        self._copies, self._size, self._started = [], size, False
-        self._readers = parts
-        self._parts = {part.name: np.zeros((size, agents, *part.shape), part.dtype) for part in parts}
-        self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
-        self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-
     def start(self, seeds: np.ndarray) -> None:
         """Start an episode in all copies."""
         if not self._copies:
@@ -230,15 +230,15 @@ class HostVector:
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
         """Restart copies, and step those that are `moving`."""
         self._reward[:] = 0
-        for i in np.flatnonzero(restart):
+        for i in np.flatnonzero(restart).tolist():
             self._lengths[i], self._terminated[i], self._truncated[i] = 0, False, False
             self._write(i, self._copies[i].reset(int(seeds[i])))
-        for i in np.flatnonzero(moving):
-            self._moved = int(i)
+        for i in np.flatnonzero(moving).tolist():
+            self._moved = i
             observations, self._reward[i], terminated, truncated = self._copies[i].step(action[i])
             self._lengths[i] += 1
-            truncated = truncated or self._lengths[i] >= self.env.horizon
-            self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
+            self._terminated[i] = terminated
+            self._truncated[i] = truncated or self._lengths[i] >= self.env.horizon
             self._write(i, observations)
         self._moved = None
 

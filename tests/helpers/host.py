@@ -1,8 +1,13 @@
 """Environments of Gymnasium and a team of PettingZoo, which run on the host, for tests of their adapters."""
 
+import dataclasses
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
+
+import envs_jax
+from envs_jax.base import pytree
 
 try:
     import gymnasium
@@ -102,9 +107,54 @@ class Fragile(_Env):
         return self.place, float(-np.square(self.place).sum()), False, False, {}
 
 
+class Line(_Env):
+    """A walk from 0 to 3 or -3, in which nothing is random; `JaxLine` is the same in JAX."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.t = 0
+        return np.array([0, 0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.place, self.t = self.place + 2 * action - 1, self.t + 1
+        observation = np.array([self.place, self.t], np.float32)
+        return observation, 1 + self.place / 4, abs(self.place) >= 3, False, {}
+
+
+@pytree
+class LineState:
+    """place, t: int32[]."""
+
+    place: Any
+    t: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxLine(envs_jax.Environment):
+    """`Line` in JAX."""
+
+    @property
+    def spec(self) -> envs_jax.EnvSpec:
+        return envs_jax.EnvSpec("line", 1, envs_jax.Box((2,)), envs_jax.Discrete(2), LIMIT)
+
+    def reset(self, key: Any, context: Any = None) -> Any:
+        return LineState(jnp.int32(0), jnp.int32(0)), envs_jax.restart(jnp.zeros((1, 2), jnp.float32))
+
+    def step(self, state: Any, action: Any, context: Any = None) -> Any:
+        place, t = state.place + 2 * action[0] - 1, state.t + 1
+        observation = jnp.stack([place, t]).astype(jnp.float32)[None]
+        over = jnp.abs(place) >= 3
+        reward = 1 + place.astype(jnp.float32) / 4
+        return LineState(place, t), envs_jax.transition(reward, observation, over, ~over & (t >= LIMIT))
+
+
 def register() -> None:
     """Make the environments known to Gymnasium."""
-    for name, kind in (("Parts", Parts), ("Screen", Screen), ("Fragile", Fragile)):
+    for name, kind in (("Parts", Parts), ("Screen", Screen), ("Fragile", Fragile), ("Line", Line)):
         if f"host/{name}-v0" not in gymnasium.registry:
             gymnasium.register(f"host/{name}-v0", entry_point=kind, max_episode_steps=LIMIT)
 
