@@ -71,7 +71,10 @@ register("snakes_2p", "envs_jax.snakes.env:Snakes2p")
 register("snakes_5p", "envs_jax.snakes.env:Snakes5p")
 
 ADAPTERS["brax"] = "envs_jax.adapters.brax:Brax"
+ADAPTERS["envpool"] = "envs_jax.adapters.from_envpool:FromEnvPool"
+ADAPTERS["gymnasium"] = "envs_jax.adapters.from_gymnasium:FromGymnasium"
 ADAPTERS["gymnax"] = "envs_jax.adapters.gymnax:Gymnax"
 ADAPTERS["jaxmarl"] = "envs_jax.adapters.jaxmarl:JaxMarl"
 ADAPTERS["jumanji"] = "envs_jax.adapters.jumanji:Jumanji"
+ADAPTERS["pettingzoo"] = "envs_jax.adapters.from_pettingzoo:FromPettingZoo"
 ADAPTERS["playground"] = "envs_jax.adapters.brax:Playground"

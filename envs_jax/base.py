@@ -27,6 +27,7 @@ from envs_jax.settings import exact_settings as exact_settings
 from envs_jax.settings import format_bound as format_bound
 from envs_jax.settings import is_decorated as is_decorated
 from envs_jax.settings import load as load
+from envs_jax.settings import load_module as load_module
 from envs_jax.settings import register as register
 from envs_jax.settings import registered as registered
 from envs_jax.settings import setting as setting

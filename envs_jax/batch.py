@@ -8,7 +8,7 @@ reset is one branch taken once per episode; otherwise it is a branch taken when 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,21 @@ class BatchedEnvironment:
 
     env: Environment
 
+    on_host: ClassVar[bool] = False  # steps are made outside of the compiled program, see `adapters.host`
+
     @property
     def spec(self) -> EnvSpec:
         return self.env.spec
+
+    @property
+    def failure(self) -> str | None:
+        """Return the sentence about what made all results since then invalid, None if nothing did."""
+        return None
+
+    def describe_time(self, seconds: float) -> str | None:
+        """Return a sentence about the share of `seconds` that steps took; None where it is not known."""
+        del seconds
+        return None
 
     @functools.cached_property
     def shapes(self) -> tuple[BatchState, TimeStep]:

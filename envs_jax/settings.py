@@ -220,16 +220,22 @@ def load(path: str, what: str) -> type:
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ValueError(f"{what} {short_repr(path)} is not a class: write module:Class, such as my_games:Corridor")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(load_module(module, what, path), attribute)
+    except AttributeError:
+        raise ValueError(
+            f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}"
+        ) from None
+
+
+def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
+    """Import the module of `path`, which `what` names. Raises ValueError where it does not exist."""
+    try:
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise  # the module exists, one of its imports does not
         raise ValueError(
-            f"{what} {short_repr(path)}: there is no module {short_repr(module)} on the Python path"
-        ) from None
-    except AttributeError:
-        raise ValueError(
-            f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}"
+            f"{what} {short_repr(path or module)}: there is no module {short_repr(module)} on the Python path"
         ) from None
 
 

@@ -161,6 +161,11 @@ def make_train(
             f"'{config.algo}' with jaxrl.train if it begins with other runs"
         )
     run = build_run(config, custom=_custom(networks, optimizers))
+    if run.env.on_host:
+        raise UsageError(
+            f"make_train makes a function that JAX can map and repeat, but '{run.env.spec.name}' runs on the host: use "
+            "jaxrl.train"
+        )
     remaining = Position().remaining(run.algo.phases, run.trainer.layout.num_envs, run.config.run.total_env_steps)
     whole = run.trainer.make_train_fn(remaining)
     with usage_errors(traced=True):
@@ -258,10 +263,10 @@ def _config_and_source(algo: Any, env: Any, preset: str | None, settings: dict[s
     if library in (*ADAPTERS, "mujoco_playground"):
         name = {"mujoco_playground": "playground"}.get(library, library)
         raise UsageError(f"env is an object of {library}: pass its name instead, such as env='{name}:NAME'")
-    if library in ("gym", "gymnasium", "pettingzoo", "dm_env", "dm_control"):
+    if library in ("gym", "dm_env", "dm_control"):
         raise UsageError(
-            f"env is an object of {library}, which steps in Python and cannot be compiled: write it as an "
-            "envs_jax.Environment, or name one of ours or of a library for JAX, such as env='gymnax:CartPole-v1'"
+            f"env is an object of {library}: register its class with Gymnasium, and pass its name, such as "
+            "env='gymnasium:my_module:MyEnv-v0'"
         )
     if not isinstance(algo, str | type) or not isinstance(env, str | type | Environment | None):
         raise UsageError("name the algorithm and the environment, or give a class or an environment")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from envs_jax import check_env, make
-from envs_jax.adapters.common import quiet
+from envs_jax.adapters.common import UnfitError, join_mask, quiet
 from envs_jax.base import find
 from jaxrl.cli import evaluate, train
 from jaxrl.runtime.config import make_schema
@@ -332,8 +332,6 @@ def test_unknown_names(library, name, closest):
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ("jumanji:Tetris-v0", "'jumanji:Tetris-v0' has actions of the kind MultiDiscreteArray: only one integer"),
-        ("jumanji:MultiCVRP-v0", "has several integers as an action"),
         ("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
         ("jaxmarl:MPE_simple_tag_v3", "has agents of several kinds, whose observations differ"),
         ("jaxmarl:MPE_simple_speaker_listener_v4", "has agents of several kinds, whose actions differ"),
@@ -434,8 +432,12 @@ def test_a_made_up_package(monkeypatch):
     ("name", "options", "sentence"),
     [
         ("b", {"space": Space((2,), -np.inf, np.inf)}, "'gymnax:Walk-b' has actions without bounds"),
-        ("c", {"space": Space((2,), 0, 3, np.int32)}, "'gymnax:Walk-c' has several integers as an action"),
-        ("d", {"space": ()}, "'gymnax:Walk-d' has actions of the kind tuple: only one integer, or a box of floats"),
+        (
+            "c",
+            {"space": Space((7,), 0, 3, np.int32)},
+            "'gymnax:Walk-c' has 7 integers as an action, with 16,384 combinati",
+        ),
+        ("d", {"space": ()}, "'gymnax:Walk-d' has actions of the kind tuple: only integers, or a box of floats"),
         ("e", {"observation": lambda place: {}}, "the observation of 'gymnax:Walk-e' is empty"),
         (
             "f",
@@ -449,6 +451,46 @@ def test_refusals_of_a_made_up_package(monkeypatch, name, options, sentence):
     sentence = sentence.replace("tuple", "object")
     with pytest.raises(ValueError, match=sentence):
         walk(monkeypatch, f"Walk-{name}", **options)
+
+
+def test_several_integers_are_one(monkeypatch):
+    """The index of their combination: 1 and -1 of [-1, 1] x [-2, 2] is 2 * 5 + 1."""
+    env = walk(monkeypatch, "Walk-g", space=Space((2,), np.array([-1, -2]), np.array([1, 2]), np.int32))
+    assert env.spec.action.n == 3 * 5
+    rows = episode(env, [11, 14, 0])
+    assert [float(row.observation[0, 4]) for row in rows] == [0, 0, 3, 0]
+
+
+def test_images_of_bytes_are_divided(monkeypatch):
+    """Also with a number as a plane; other bytes stay as they are."""
+    image = {"image": jnp.full((9, 9, 1), 51, jnp.uint8), "flag": jnp.bool_(True)}
+    spec = walk(monkeypatch, "Walk-h", observation=lambda place: image).spec.observation
+    rows = episode(make("gymnax:Walk-h"), [[0.0, 0.0]])
+    assert (spec.shape, spec.low, spec.high) == ((9, 9, 2), 0, 1)
+    np.testing.assert_allclose(rows[1].observation[0], np.broadcast_to([1, 0.2], (9, 9, 2)))
+    env = walk(monkeypatch, "Walk-i", observation=lambda place: jnp.full(4, 51, jnp.uint8))
+    assert env.spec.observation.highest == np.inf and episode(env, [[0.0, 0.0]])[0].observation[0, 0] == 51
+
+
+def test_masks_of_several_integers():
+    """Of each integer, or of all combinations: open where all parts are."""
+    space = Space((3,), 0, np.array([1, 2, 1]), np.int32)
+    each = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0]])
+    joint = [each[0, i] and each[1, j] and each[2, k] for i in range(2) for j in range(3) for k in range(2)]
+    np.testing.assert_array_equal(join_mask(each, space), np.array(joint, bool))
+    np.testing.assert_array_equal(join_mask(np.reshape(joint, (2, 3, 2)), space), np.array(joint, bool))
+    with pytest.raises(UnfitError, match=r"a mask of shape \(2, 2\)"):
+        join_mask(np.ones((2, 2)), space)
+
+
+@pytest.mark.parametrize("name", ["Tetris-v0", "MultiCVRP-v0"])
+def test_jumanji_with_several_integers(name):
+    """Any open combination is one that the package's own mask allows."""
+    needs("jumanji")
+    env = make(f"jumanji:{name}", horizon=3)
+    rows = episode(env, [0])
+    assert rows[0].action_mask.shape == (1, env.spec.action.n) and rows[0].action_mask.any()
+    assert not rows[0].action_mask.all()
 
 
 class Team:

@@ -255,7 +255,8 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),
         ({"env": 3}, "name the algorithm and the environment"),
         ({"env": type("CartPole", (), {"__module__": "gymnax.cartpole"})()}, "name instead, such as env='gymnax:NAME'"),
-        ({"env": type("Env", (), {"__module__": "gymnasium.core"})()}, "object of gymnasium, which steps in Python"),
+        ({"env": type("Env", (), {"__module__": "gymnasium.core"})()}, "object of gymnasium: pass its name"),
+        ({"env": type("Env", (), {"__module__": "gym.core"})()}, "object of gym: register its class with Gymnasium"),
     )
     for arguments, words in wrong:
         with pytest.raises(UsageError, match=words):

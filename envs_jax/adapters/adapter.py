@@ -94,6 +94,11 @@ class Adapter(Environment):
         raise NotImplementedError
 
     @classmethod
+    def is_known(cls, name: str) -> bool:
+        """Return whether there is an environment of this name."""
+        return name in cls.names()
+
+    @classmethod
     def limit(cls) -> int:
         """Return the package's own limit of steps."""
         return DEFAULT_HORIZON
@@ -141,17 +146,21 @@ class Adapter(Environment):
     def spec(self) -> EnvSpec:
         return _spec(self)
 
-    def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
+    def to_package_action(self, action: Array) -> Array:
+        """Return actions [..., A, ...] of the spec as the package's."""
+        return _actions(self)[1](action)
+
+    def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
         key_reset, key_steps = jax.random.split(key)
         with quiet():
             inner, output = self.package_reset(jax.random.key_data(key_reset))
             state = State(strong(inner), key_steps, jnp.int32(0))
             return state, dataclasses.replace(self._timestep(output, state.t), first=jnp.bool_(True))
 
-    def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
+    def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
         with quiet():
             key = jax.random.key_data(jax.random.fold_in(state.key, state.t))
-            inner, output = self.package_step(state.inner, _actions(self)[1](action), key)
+            inner, output = self.package_step(state.inner, self.to_package_action(action), key)
             state = State(strong(inner), state.key, state.t + 1)
             return state, self._timestep(output, state.t)
 
@@ -191,9 +200,8 @@ def _metric(name: str) -> str:
 
 @functools.cache
 def _class_of(cls: Any, name: str) -> type[Environment]:
-    known = cls.names()
-    if name not in known:
-        raise ValueError(f"unknown environment {short_repr(f'{cls.library}:{name}')}: {closest(name, known)}")
+    if not cls.is_known(name):
+        raise ValueError(f"unknown environment {short_repr(f'{cls.library}:{name}')}: {closest(name, cls.names())}")
     named = type(name, (cls,), {"name": name})
     limit = call_package(f"{cls.library}:{name}", named.limit)  # type: ignore[attr-defined]
     horizon = "horizon", int, with_default(cls, "horizon", limit)

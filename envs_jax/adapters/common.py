@@ -46,7 +46,7 @@ def package(module: str, library: str) -> Any:
     except Exception as error:
         raise AdapterError(
             f"environments of {library}: the package '{module}' does not work with jax {jax.__version__} "
-            f"({type(error).__name__}: {_line(error)}): {extra} installs a version that does"
+            f"({describe_error(error)}): {extra} installs a version that does"
         ) from error
 
 
@@ -60,11 +60,13 @@ def call_package(name: str, make: Callable[[], Any]) -> Any:
     except UnfitError as error:
         raise AdapterError(f"'{name}' {error}") from None
     except Exception as error:  # a download that fails, a missing argument, ...
-        raise AdapterError(f"the package cannot make '{name}' ({type(error).__name__}: {_line(error)})") from error
+        raise AdapterError(f"the package cannot make '{name}' ({describe_error(error)})") from error
 
 
-def _line(error: Exception) -> str:
-    return short_repr((str(error).strip() or "no message").splitlines()[0].rstrip("."), 200)[1:-1]
+def describe_error(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message."""
+    line = short_repr((str(error).strip() or "no message").splitlines()[0].rstrip("."), 200)[1:-1]
+    return f"{type(error).__name__}: {line}"
 
 
 def strong(tree: Any) -> Any:
@@ -77,33 +79,104 @@ def strong(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+LARGEST_JOINT = 4096  # combinations of several integers, which are one integer here
+
+
 def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
     """Return the description of one agent's space of actions in a package, and how actions become the package's.
 
+    Several integers become one, the index of their combination; see `join_integers`.
+
     Raises:
-        UnfitError: neither one integer nor a bounded box of floats.
+        UnfitError: neither integers nor a bounded box of floats, or too many combinations of integers.
     """
 
     def read(*names: str) -> Any:  # of the packages
         return next((getattr(space, name) for name in names if hasattr(space, name)), None)
 
-    n, low, high = read("n", "num_values"), read("low", "minimum"), read("high", "maximum")
-    if n is not None and np.ndim(n) == 0:
-        return Discrete(int(n)), lambda action: action
-    if n is not None or low is None:
-        kind = type(space).__name__
-        raise UnfitError(f"has actions of the kind {kind}: only one integer, or a box of floats, can be chosen here")
+    low, high, kind = read("low", "minimum"), read("high", "maximum"), type(space).__name__
+    counts, start = integer_counts(space), read("start", "low", "minimum")
+    if counts is not None:
+        return join_integers(counts, np.asarray(0 if start is None else start, np.int32))
+    if low is None:
+        raise UnfitError(f"has actions of the kind {kind}: only integers, or a box of floats, can be chosen here")
     return bounded(tuple(space.shape), space.dtype, low, high)
+
+
+def integer_counts(space: Any) -> np.ndarray | None:
+    """Return the number of values of each integer of an action, int64[...]; None for a space of another kind."""
+    kind = type(space).__name__
+    if kind == "MultiBinary":
+        return np.full(space.shape, 2, np.int64)
+    for name in ("n", "num_values", "nvec", "num_categories"):
+        counts = getattr(space, name, None)
+        if counts is not None:
+            return np.asarray(counts, np.int64)
+    dtype = getattr(space, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        return None
+    low, high = (getattr(space, a, getattr(space, b, None)) for a, b in (("low", "minimum"), ("high", "maximum")))
+    if low is None or high is None:
+        return None
+    low, high = (np.asarray(bound, np.int64) for bound in (low, high))
+    return np.broadcast_to(high - low + 1, tuple(space.shape))
+
+
+def join_integers(counts: np.ndarray, start: np.ndarray) -> tuple[Discrete, ActionMap]:
+    """Return one integer that stands for several with `counts` values each, from `start` on; the last one varies first.
+
+    Raises:
+        UnfitError: there are more than LARGEST_JOINT combinations.
+    """
+    if counts.ndim == 0:
+        return Discrete(int(counts)), (lambda action: action + start) if start.any() else (lambda action: action)
+    sizes = [int(count) for count in counts.flat]
+    if (combinations := math.prod(sizes)) > LARGEST_JOINT:
+        raise UnfitError(
+            f"has {len(sizes)} integers as an action, with {combinations:,} combinations: at most {LARGEST_JOINT:,} "
+            "can be chosen from here"
+        )
+    first = np.broadcast_to(start, counts.shape)
+
+    def split_action(action: Array) -> Array:
+        parts = jnp.stack(jnp.unravel_index(action, sizes), axis=-1).astype(jnp.int32)
+        return parts.reshape(*action.shape, *counts.shape) + first
+
+    return Discrete(combinations), split_action
+
+
+def join_mask(mask: Any, space: Any) -> Array:
+    """Return which combinations of an agent's integers are open, bool[n], as `join_integers` counts them.
+
+    Args:
+        mask: of the package: of all combinations, in the shape of `counts`, or of each integer, [integers, values].
+        space: of the actions.
+    """
+    counts, mask = integer_counts(space), jnp.asarray(mask).astype(jnp.bool_)
+    if counts is None or counts.ndim == 0 or mask.shape == tuple(counts.flat):
+        return mask.reshape(-1)
+    if mask.ndim != 2 or len(mask) != counts.size:
+        raise UnfitError(f"has a mask of shape {mask.shape} for actions of {list(counts.flat)} values: choose another")
+    longest = jnp.pad(
+        mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
+    )  # values without a mask are closed
+    first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
+    joint = first
+    for part in others:
+        joint = (joint[:, None] & part[None]).reshape(-1)
+    return joint
 
 
 def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, ActionMap]:
     """Return the description of a box of floats; bounds that differ between its numbers are scaled to [-1, 1].
 
     Raises:
-        UnfitError: no bounds, or integers.
+        UnfitError: no bounds, or no floats.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise UnfitError("has several integers as an action: only one, or a box of floats, can be chosen here")
+        raise UnfitError(
+            f"has actions of {np.dtype(dtype).name}: only integers, or a box of floats, can be chosen here"
+        )
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise UnfitError("has actions without bounds: only bounded ones can be chosen here")
@@ -118,14 +191,17 @@ class Joined:
     """How the parts of an observation become one array.
 
     A single image stays an image, to which single numbers are added as constant planes; all else becomes one vector.
+    An image of bytes is divided by 255.
 
     Attributes:
         parts: (name, shape) of each part that is used.
-        boolean: all of them are booleans.
+        unit: all numbers of the array lie in [0, 1]: booleans, and images of bytes.
+        pixels: names of the parts that are images of bytes.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
-    boolean: bool
+    unit: bool
+    pixels: tuple[str, ...] = ()
 
     @classmethod
     def from_observation(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
@@ -159,10 +235,11 @@ class Joined:
                 )
         if not leaves:
             raise ValueError(f"the observation of '{env}' is empty: use another environment")
-        return cls(
-            tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items()),
-            all(leaf.dtype == jnp.bool_ for leaf in leaves.values()),
-        )
+        parts = tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items())
+        is_image = cls(parts, False).image is not None
+        pixels = [name for name, leaf in leaves.items() if is_image and leaf.ndim == 3 and leaf.dtype == jnp.uint8]
+        unit = all(leaf.dtype == jnp.bool_ or name in pixels for name, leaf in leaves.items())
+        return cls(parts, unit, tuple(pixels))
 
     @property
     def image(self) -> tuple[int, int] | None:
@@ -175,7 +252,7 @@ class Joined:
     @property
     def box(self) -> Box:
         """Return the description of the array; packages do not keep the bounds that they state."""
-        bounds = {"low": 0.0, "high": 1.0} if self.boolean else {}
+        bounds = {"low": 0.0, "high": 1.0} if self.unit else {}
         if self.image:
             return Box((*self.image, sum(shape[2] if shape else 1 for _, shape in self.parts)), **bounds)
         return Box((sum(math.prod(shape) for _, shape in self.parts),), **bounds)
@@ -184,6 +261,7 @@ class Joined:
         """Return the array float32[...] of an observation."""
         named = _leaves_by_name(observation)
         leaves = [jnp.asarray(named[name]).astype(jnp.float32) for name, _ in self.parts]
+        leaves = [x / 255 if name in self.pixels else x for x, (name, _) in zip(leaves, self.parts, strict=True)]
         if self.image:
             planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
             return jnp.concatenate(planes, axis=-1)

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
-from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, package
+from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, join_mask, package
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -49,4 +49,7 @@ class Jumanji(Adapter):
         ended, final = timestep.last(), timestep.discount == 0
         reward = jnp.asarray(timestep.reward)
         output = PackageStep([timestep.observation], reward, ended & final, ended & ~final)
-        return inner, output if mask is None else output._replace(action_mask=mask[None])
+        return inner, output if mask is None else output._replace(action_mask=self._open(mask))
+
+    def _open(self, mask: Any) -> Array:
+        return join_mask(mask, self.env.action_spec)[None]

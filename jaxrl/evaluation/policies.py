@@ -125,7 +125,7 @@ class PolicySet:
             policy_params = params if opponents is None else params[0]
             return algo.init_carry(policy_params[1], timestep, indices) if algo else ()
 
-        devices = min(jax.local_device_count(), episodes)
+        devices = 1 if self.env.on_host else min(jax.local_device_count(), episodes)
         local = -(-episodes // devices)
         rounds = -(-local // (chunk or self.default_chunk))
         size = -(-local // rounds)

@@ -4,6 +4,7 @@ No large array is allocated and no file is written here: that is for `Session`.
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ class Run:
     notes: list[str]  # sentences for the user
     resuming: bool  # whether it continues a run, whose settings are fixed
 
-    @property
+    @functools.cached_property
     def eval_env(self) -> BatchedEnvironment:
         return batched(self.env.env.for_evaluation())
 
@@ -101,12 +102,19 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     config = config if resuming else for_this_device(config)
     settings, env = config.run, batched(config.make_env())
     _check_environment(env.env)
+    if env.on_host:
+        settings = _settings_on_host(settings, env.spec.name)
     with usage_errors():
         layout, warning = _layout(config, env.spec), None
         combined = combinations(config)
         for values in combined:  # to check them
             _make_algorithm(config, env.spec, layout, custom, values)
         trials = settings.num_seeds * len(combined)
+        if env.on_host and trials > 1:
+            raise UsageError(
+                f"'{env.spec.name}' runs on the host, which steps the environments of one policy: start a run for each "
+                "seed, without num_seeds and sweep"
+            )
         if trials > 1:
             devices = _choose_trial_devices(settings, trials)
         else:
@@ -174,6 +182,15 @@ def _check_environment(env: Environment) -> None:
         check_types(env)
     except ContractError as error:
         raise UsageError(str(error)) from None
+
+
+def _settings_on_host(settings: RunSettings, env: str) -> RunSettings:
+    """Return the settings with one device, to which the host gives its steps. Raises UsageError: more are requested."""
+    if settings.devices > 1 or hosts.count_hosts() > 1:
+        raise UsageError(
+            f"'{env}' runs on the host, which steps the environments of one device: use --devices 1, and one host"
+        )
+    return dataclasses.replace(settings, devices=1)
 
 
 def _choose_trial_devices(settings: RunSettings, trials: int) -> int:
@@ -382,7 +399,8 @@ def compile_run(
         return Program(make, report)
 
     def make_block(phase: Phase) -> Program | Pieces:
-        single = trainer.trials == 1 and hosts.count_hosts() == 1  # hosts would choose different pieces
+        # hosts would choose different pieces; steps on the host cannot be dropped, as pieces that are measured are
+        single = trainer.trials == 1 and hosts.count_hosts() == 1 and not run.env.on_host
         if single and needs_pieces(algo, phase, jax.default_backend()):
             return make_pieces(phase)
         count = trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)

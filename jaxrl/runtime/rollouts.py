@@ -14,6 +14,7 @@ from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
 from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
+from jaxrl.common.errors import UserError
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import make_env_key
@@ -285,6 +286,7 @@ class Evaluator:
                 actions.append(more_actions)
                 if not spec.fixed_horizon and np.asarray(carry[2].done).all():
                     break
+            check_host(self.env)
             return jax.tree.map(_join, *pieces), jax.tree.map(_join, *actions)
 
         return trace
@@ -311,6 +313,12 @@ class Evaluator:
     def _see(self, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
         task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
         return values(statistics) | task
+
+
+def check_host(env: BatchedEnvironment) -> None:
+    """Raise UserError if environments on the host have failed."""
+    if env.failure:
+        raise UserError(env.failure)
 
 
 def _fetch(tree: Any) -> Any:

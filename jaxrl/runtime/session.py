@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from envs_jax.batch import BatchedEnvironment
 from jaxrl.algos.base import Phase
+from jaxrl.common.errors import UserError
 from jaxrl.report.console import Console, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
@@ -84,6 +86,7 @@ class Session:
         # of each trial, fields in which its environments gave values that are not finite
         self._faulty: list[set[str]] = [set() for _ in range(self.trials)]
         self._shown: dict[str, Any] = {}  # the console's last data
+        self._reported_host_time = False
 
     # The first state
 
@@ -113,7 +116,19 @@ class Session:
             )
         self.checkpoints.discard_after(step)
         self._saved_iteration = step
-        return state
+        return self._cut_episodes(state) if self.run.env.on_host else state
+
+    def _cut_episodes(self, state: TrainState) -> TrainState:
+        """Truncate the running episodes, whose environments were on the host and are lost."""
+        if not self.run.trainer.keeps_envs:
+            return state
+        self.console.say(
+            "the environments run on the host, which does not save them: all begin new episodes, and the run is not "
+            "what it would have been without the stop"
+        )
+        ends = state.timestep.terminated, state.timestep.truncated
+        truncated = jax.device_put(~np.asarray(ends[0]), ends[1].sharding)
+        return dataclasses.replace(state, timestep=dataclasses.replace(state.timestep, truncated=truncated))
 
     def _make_lines(self, groups: Sequence[Any]) -> list[MetricAggregator]:
         """Return the lines of metrics of each writer; `groups` are the incomplete ones of the process before."""
@@ -160,6 +175,7 @@ class Session:
                     self.abandoned, reason = True, self._find_reason_to_stop()
                 assert reason is not None
                 self._report_block()
+                self._report_host_time(0.0)
                 self._save_final(state)
             except _GivenUpError:
                 self.abandoned = True
@@ -297,6 +313,8 @@ class Session:
             return
         (metrics, position, count), self._running = self._running, None
         fetched: BlockMetrics = self._fetch(metrics)
+        self._check_host(self.run.env)
+        self._report_host_time(PROGRESS_SECONDS)
         for trial, fields in enumerate(self._faulty):
             fields |= faulty_fields(fetched, trial)
             check_masks(fields, position.iterations + count)
@@ -324,6 +342,19 @@ class Session:
             several, faulty = self.trials > 1, self._faulty[trial]
             raise not_finite_error(fetched, several, names, before, phase, steps, self.directory, faulty)
         self._show_block(after, phase)
+
+    def _check_host(self, env: BatchedEnvironment) -> None:
+        """Raise UserError if environments on the host have failed."""
+        if env.failure:
+            self.checkpoints.wait()
+            raise UserError(env.failure)
+
+    def _report_host_time(self, after: float) -> None:
+        """Say once, after so many seconds, which share of the time environments on the host take."""
+        sentence = self.run.env.describe_time(self._elapsed())
+        if sentence and not self._reported_host_time and self._elapsed() >= after:
+            self._reported_host_time = True
+            self.console.say(f"warning: {sentence}")
 
     def _fetch(self, tree: Any) -> Any:
         """Fetch arrays when they are ready; signals are handled meanwhile.
@@ -403,6 +434,7 @@ class Session:
         try:
             self._compile(program, "the evaluation", state)
             finals = self._fetch(program(*self._place_by_trial((trainer.policies(state), keys)), context))
+            self._check_host(self.run.eval_env)
         except (StopRequestedError, _GivenUpError):
             self.abandoned = True
             return False

@@ -1,0 +1,71 @@
+"""Environments of EnvPool, which steps all copies in threads of C++: `--env envpool:CartPole-v1`. Extra: envpool.
+
+Its seeds are fixed when copies are made, so copies are made anew whenever all of them start, from the first copy's
+seed; later episodes of a copy go on with its random numbers. `max_episode_steps` is the horizon, and truncates.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envs_jax.adapters.adapter import DEFAULT_HORIZON
+from envs_jax.adapters.common import package
+from envs_jax.adapters.host import HostAdapter, HostVector
+
+
+class EnvPoolVector(HostVector):
+    """Copies of an environment of EnvPool; a copy whose episode has ended is restarted by the next step."""
+
+    pool: Any = None
+
+    def start(self, seeds: np.ndarray) -> None:
+        env: Any = self.env
+        self.pool = env.make_pool(len(seeds), int(seeds[0]))
+        self._take(np.ones(len(seeds), np.bool_), self.pool.reset()[0])
+        self._reward[:], self._terminated[:], self._truncated[:] = 0, False, False
+
+    def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
+        observations, reward, terminated, truncated, _ = self.pool.step(action[:, 0])
+        self._reward[:, 0] = np.where(moving, reward, 0)
+        active = restart | moving
+        self._terminated[active] = np.asarray(terminated, np.bool_)[active]
+        self._truncated[active] = np.asarray(truncated, np.bool_)[active]
+        self._take(active, observations)
+
+    def _take(self, rows: np.ndarray, observations: Any) -> None:
+        for part in self.env.spaces.parts:
+            self._parts[part.name][rows, 0] = part.read(observations)[rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class FromEnvPool(HostAdapter):
+    """An environment of EnvPool."""
+
+    library = "envpool"
+
+    @classmethod
+    def names(cls) -> Sequence[str]:
+        return tuple(package("envpool", cls.library).list_all_envs())
+
+    @classmethod
+    def limit(cls) -> int:
+        config = package("envpool", cls.library).make_spec(cls.name).config
+        return int(getattr(config, "max_episode_steps", 0) or DEFAULT_HORIZON)
+
+    def package_spaces(self) -> tuple[int, Any, Any]:
+        spec = package("envpool", self.library).make_spec(self.name, **self._settings)
+        return 1, spec.gymnasium_observation_space, spec.gymnasium_action_space
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"max_episode_steps": self.horizon, **self.keywords}
+
+    def make_vector(self) -> HostVector:
+        return EnvPoolVector(self)
+
+    def make_pool(self, copies: int, seed: int) -> Any:
+        """Make copies that step together."""
+        envpool = package("envpool", self.library)
+        return envpool.make_gymnasium(self.name, num_envs=copies, seed=seed, **self._settings)

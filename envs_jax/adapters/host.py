@@ -1,0 +1,409 @@
+"""Environments that run on the host: one callback from the compiled program steps all copies at once.
+
+A callback (`jax.experimental.io_callback`) cannot be undone, so the program counts the calls in its state: each call
+needs the number that the one before returned, which orders them, and a state that is stepped a second time is noticed.
+
+Errors on the host are not raised in the callback, where JAX would print its traceback: they become the `failure` of the
+batch, and from then on rewards are NaN and all episodes over.
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from envs_jax.adapters.adapter import Adapter, PackageStep
+from envs_jax.adapters.common import (
+    ActionMap,
+    AdapterError,
+    UnfitError,
+    describe_actions,
+    describe_error,
+    integer_counts,
+    join_mask,
+    quiet,
+)
+from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, TimeStep, pytree, setting, short_repr
+from envs_jax.batch import BatchedEnvironment, BatchState
+
+NO_SEED = -1
+MASK = "action_mask"  # the part of an observation that says which actions are open, by PettingZoo's convention
+
+
+class Part(NamedTuple):
+    """An array of an observation.
+
+    Attributes:
+        path: keys and indices that lead to it.
+        shape, dtype: of the array that `encode` returns.
+        encode: a value of the space, or values [B, ...] -> the array, or arrays [B, ...].
+    """
+
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    encode: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.path))
+
+    def read(self, observation: Any) -> Any:
+        """Return the array of an observation."""
+        return self.encode(functools.reduce(lambda value, key: value[key], self.path, observation))
+
+
+def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:
+    """Yield the arrays of a space of Gymnasium: integers become one-hot, images channels-last, other numbers float32.
+
+    Raises:
+        UnfitError: a space that is no array, such as Text, Graph and Sequence.
+    """
+    spaces, kind = importlib.import_module("gymnasium.spaces"), type(space).__name__
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        entries = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, entry in entries:
+            yield from describe_parts(entry, (*path, key))
+    elif isinstance(space, spaces.Box):
+        yield _describe_box(path, space.shape, np.dtype(space.dtype))
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        counts = integer_counts(space)
+        assert counts is not None
+        sizes, start = [int(count) for count in counts.flat], np.asarray(space.start).reshape(-1)
+        integers = space.shape
+
+        def encode(value: Any) -> np.ndarray:
+            values = np.asarray(value)
+            values = values.reshape(*values.shape[: values.ndim - len(integers)], len(sizes))
+            columns = [values[..., k, None] - start[k] == np.arange(size) for k, size in enumerate(sizes)]
+            return np.concatenate(columns, axis=-1)
+
+        yield Part(path, (sum(sizes),), np.bool_, encode)
+    elif isinstance(space, spaces.MultiBinary):
+        yield Part(path, tuple(space.shape), np.bool_, np.asarray)
+    else:
+        part = f" in '{'.'.join(map(str, path))}'" if path else ""
+        raise UnfitError(f"has observations of the kind {kind}{part}: only arrays of a fixed shape can be learned from")
+
+
+def _describe_box(path: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> Part:
+    """Return the part of a box; bytes stay bytes in images, of which single planes and channels-first are known."""
+    if dtype != np.uint8:
+        return Part(path, shape, np.bool_ if dtype == np.bool_ else np.float32, np.asarray)
+    if len(shape) == 2 and min(shape) >= SMALLEST_IMAGE:
+        return Part(path, (*shape, 1), np.uint8, lambda value: np.asarray(value)[..., None])
+    if len(shape) == 3 and shape[0] < SMALLEST_IMAGE <= min(shape[1:]):
+        return Part(path, (*shape[1:], shape[0]), np.uint8, lambda value: np.moveaxis(value, -3, -1))
+    image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
+    return Part(path, shape, np.uint8 if image else np.float32, np.asarray)
+
+
+class Spaces(NamedTuple):
+    """The agents of an environment, and what one of them sees and does."""
+
+    agents: int
+    parts: tuple[Part, ...]
+    action: Any  # space of Gymnasium
+
+    @property
+    def mask(self) -> Part | None:
+        """Return the part that says which actions are open, if there is one."""
+        counts = integer_counts(self.action)
+        masks = [part for part in self.parts if part.path == (MASK,)]
+        return masks[0] if masks and counts is not None and masks[0].shape == (int(counts.sum()),) else None
+
+
+class HostStep(NamedTuple):
+    """Arrays of one call for all copies.
+
+    Attributes:
+        calls: int32[], number of this call.
+        parts: {name: [B, A, ...]} of the observations.
+        reward: float32[B, A].
+        terminated, truncated: bool[B].
+    """
+
+    calls: Any
+    parts: dict[str, Any]
+    reward: Any
+    terminated: Any
+    truncated: Any
+
+
+@pytree
+class HostState:
+    """State of an environment on the host: int32[], the number of calls that led to it, equal in all copies."""
+
+    calls: Array
+
+
+class Copy:
+    """A copy of an environment on the host. Observations are one for each agent, None where it no longer plays."""
+
+    def reset(self, seed: int) -> Sequence[Any]:
+        """Start an episode; return observations."""
+        raise NotImplementedError
+
+    def step(self, action: np.ndarray) -> tuple[Sequence[Any], Any, bool, bool]:
+        """Step with actions [A, ...] of the package; return observations, rewards [A], terminated, truncated."""
+        raise NotImplementedError
+
+
+class HostVector:
+    """The copies of an environment on the host, and their last arrays; copies are made when all are started."""
+
+    def __init__(self, env: "HostAdapter") -> None:
+        self.env = env
+        self.failure: str | None = None
+        self.seconds, self.steps = 0.0, 0  # spent on steps of copies, and their number
+        self._calls, self._lock = 0, threading.Lock()
+        self._allocate(0)
+        self._moved: int | None = None  # the copy that steps now
+
+    def _allocate(self, size: int) -> None:
+        agents, parts, _ = self.env.spaces
+        self._size, self._started, self._readers = size, False, parts
+        self._copies: list[Copy] = []
+        self._parts = {part.name: np.zeros((size, agents, *part.shape), part.dtype) for part in parts}
+        self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
+        self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+
+    def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
+        """Restart copies that have a seed, and step the others; a copy whose episode has ended keeps its last arrays.
+
+        Args:
+            calls: int32[], of the state that is stepped; ignored where all copies are restarted.
+            seeds: int32[B], of the episodes that begin, NO_SEED in the other copies.
+            action: [B, A, ...] of the package.
+        """
+        began = time.perf_counter()
+        seeds, action = np.asarray(seeds), np.asarray(action)
+        with self._lock:
+            if len(seeds) != self._size:
+                self._allocate(len(seeds))
+            if self.failure is None:
+                self._try_to_advance(int(calls), seeds, action)
+            if self.failure is not None:
+                self._reward[:], self._terminated[:], self._truncated[:] = np.nan, True, False
+            self._calls = (self._calls + 1) % 2**31
+            parts = {name: array.copy() for name, array in self._parts.items()}
+            ends = self._terminated.copy(), self._truncated.copy()
+            self.seconds += time.perf_counter() - began
+            return HostStep(np.int32(self._calls), parts, self._reward.copy(), *ends)
+
+    def _try_to_advance(self, calls: int, seeds: np.ndarray, action: np.ndarray) -> None:
+        restart = seeds != NO_SEED
+        name, whole = self.env.full_name, bool(restart.all())
+        if not whole and (calls != self._calls or not self._started):
+            self.failure = (
+                f"'{name}' runs on the host, where a state can be stepped only once: step the state that the last call "
+                "returned"
+            )
+            return
+        moving = ~restart & ~self._terminated & ~self._truncated
+        try:
+            if whole:
+                self.start(seeds)
+            else:
+                self.move(restart, moving, seeds, action)
+        except Exception as error:
+            where = "" if self._moved is None else f" in step {self._lengths[self._moved] + 1} of copy {self._moved}"
+            self.failure = f"'{name}' failed on the host{where} ({describe_error(error)}): correct it and start again"
+        self._started = True
+        self.steps += int(moving.sum())
+
+    def start(self, seeds: np.ndarray) -> None:
+        """Start an episode in all copies."""
+        if not self._copies:
+            self._copies = [self.env.make_copy() for _ in seeds]
+        self.move(np.ones(len(seeds), np.bool_), np.zeros(len(seeds), np.bool_), seeds, np.zeros(0))
+
+    def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
+        """Restart copies, and step those that are `moving`."""
+        self._reward[:] = 0
+        for i in np.flatnonzero(restart).tolist():
+            self._lengths[i], self._terminated[i], self._truncated[i] = 0, False, False
+            self._write(i, self._copies[i].reset(int(seeds[i])))
+        for i in np.flatnonzero(moving).tolist():
+            self._moved = i
+            observations, self._reward[i], terminated, truncated = self._copies[i].step(action[i])
+            self._lengths[i] += 1
+            self._terminated[i] = terminated
+            self._truncated[i] = truncated or self._lengths[i] >= self.env.horizon
+            self._write(i, observations)
+        self._moved = None
+
+    def _write(self, i: int, observations: Sequence[Any]) -> None:
+        for part, array in zip(self._readers, self._parts.values(), strict=True):
+            rows = array[i]
+            for agent, observation in enumerate(observations):
+                rows[agent] = 0 if observation is None else part.read(observation)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostAdapter(Adapter):
+    """Base class of environments on the host. A subclass defines what raises NotImplementedError here, and `names`."""
+
+    arguments: str = setting("", 'arguments of the environment as JSON, such as {"continuous": true}')
+
+    def package_spaces(self) -> tuple[int, Any, Any]:
+        """Return the number of agents, and the spaces of one agent's observations and actions."""
+        raise NotImplementedError
+
+    def make_copy(self) -> Copy:
+        """Make a copy."""
+        raise NotImplementedError
+
+    def make_vector(self) -> HostVector:
+        """Return the copies of a batch, none of which is started."""
+        return HostVector(self)
+
+    @property
+    def spaces(self) -> Spaces:
+        spaces: Spaces = self.env
+        return spaces
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments. Raises AdapterError: no JSON object."""
+        try:
+            keywords = json.loads(self.arguments or "{}")
+        except ValueError:
+            keywords = None
+        if not isinstance(keywords, dict):
+            raise AdapterError(
+                f'arguments must be a JSON object, such as {{"continuous": true}}, not {short_repr(self.arguments)}'
+            )
+        return keywords
+
+    def package_env(self) -> Spaces:
+        agents, observation, action = self.package_spaces()
+        return Spaces(agents, tuple(describe_parts(observation)), action)
+
+    def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
+        return describe_actions(self.spaces.action)
+
+    def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
+        """Return a step of zeros, of which only the shapes matter."""
+        agents, parts, _ = self.spaces
+        return (), self._to_package_step({p.name: jnp.zeros((agents, *p.shape), p.dtype) for p in parts})
+
+    def _to_package_step(self, parts: dict[str, Array], *outcome: Any) -> PackageStep:
+        """Return a step of one copy from its arrays [A, ...]."""
+        agents, _, space = self.spaces
+        mask = self.spaces.mask
+        seen = {name: array for name, array in parts.items() if mask is None or name != MASK}
+        observations = [{name: array[agent] for name, array in seen.items()} for agent in range(agents)]
+        step = PackageStep(observations, *outcome)
+        if mask is None:
+            return step
+        return step._replace(action_mask=jnp.stack([join_mask(row, space) for row in parts[MASK]]))
+
+    def to_timestep(self, step: HostStep, first: Array) -> TimeStep:
+        """Return the time step of one copy."""
+        output = self._to_package_step(step.parts, step.reward, step.terminated, step.truncated)
+        return dataclasses.replace(self._timestep(output, jnp.int32(0)), first=first)  # the host counts the steps
+
+    def batched(self) -> "HostBatch":
+        return HostBatch(self)
+
+    def reset(self, key: Array, context: Any = None) -> tuple[HostState, TimeStep]:
+        """Start the one copy that `reset` and `step` of equal environments share."""
+        return _first(_single(self).start_episodes(key[None]))
+
+    def step(self, state: HostState, action: Array, context: Any = None) -> tuple[HostState, TimeStep]:
+        return _first(_single(self).advance(state.calls, jnp.full(1, NO_SEED, jnp.int32), action[None]))
+
+
+@functools.cache
+def _single(env: HostAdapter) -> "HostBatch":
+    return HostBatch(env)
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+class HostBatch(BatchedEnvironment):
+    """Copies on the host, of this object only: those of training and of evaluation never meet.
+
+    `step` restarts ended copies in the same call in which the others step. Each episode is seeded from its key.
+    """
+
+    on_host = True
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @functools.cached_property
+    def vector(self) -> HostVector:
+        adapter: Any = self.env
+        vector: HostVector = adapter.make_vector()
+        return vector
+
+    @property
+    def failure(self) -> str | None:
+        return self.vector.failure
+
+    def describe_time(self, seconds: float) -> str | None:
+        """Return a sentence about the share of `seconds` in which the host stepped; None before the first step."""
+        vector = self.vector
+        if not vector.steps or seconds <= 0:
+            return None
+        share, rate = min(vector.seconds / seconds, 1), vector.steps / vector.seconds
+        return f"'{self.spec.name}' steps on the host, which took {share:.0%} of the time ({rate:,.0f} steps/s there)"
+
+    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        env, timestep = self.start_episodes(jax.vmap(jax.random.fold_in)(keys, episode))
+        return BatchState(env=env, key=keys, episode=episode), timestep
+
+    def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        env, timestep = self.advance(state.env.calls[0], jnp.full(len(action), NO_SEED, jnp.int32), action)
+        return dataclasses.replace(state, env=env), timestep
+
+    def step(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
+    ) -> tuple[BatchState, TimeStep]:
+        episode = state.episode + previous.done.astype(jnp.uint32)
+        seeds = make_seeds(jax.vmap(jax.random.fold_in)(state.key, episode))
+        seeds = jnp.where(previous.done, seeds, jnp.int32(NO_SEED))
+        env, timestep = self.advance(state.env.calls[0], seeds, action)
+        return BatchState(env=env, key=state.key, episode=episode), timestep
+
+    def start_episodes(self, keys: Array) -> tuple[HostState, TimeStep]:
+        """Start an episode from key[B] in all copies."""
+        action, count = self.spec.action, len(keys)
+        actions = jnp.zeros((count, self.spec.num_agents, *action.shape), action.dtype)
+        return self.advance(jnp.int32(0), make_seeds(keys), actions)
+
+    def advance(self, calls: Array, seeds: Array, action: Array) -> tuple[HostState, TimeStep]:
+        """Call the host; see `HostVector.advance`. Actions are of the spec; results have the axis [B]."""
+        env, count = self.env, len(seeds)
+        assert isinstance(env, HostAdapter)
+        agents, parts, _ = env.spaces
+        shape = jax.ShapeDtypeStruct
+        shapes = HostStep(
+            calls=shape((), jnp.int32),
+            parts={part.name: shape((count, agents, *part.shape), part.dtype) for part in parts},
+            reward=shape((count, agents), jnp.float32),
+            terminated=shape((count,), jnp.bool_),
+            truncated=shape((count,), jnp.bool_),
+        )
+        axes = HostStep(None, 0, 0, 0, 0)  # type: ignore[arg-type]
+        with quiet():
+            step = io_callback(self.vector.advance, shapes, calls, seeds, env.to_package_action(action))
+            timestep = jax.vmap(env.to_timestep, in_axes=(axes, 0))(step, seeds != NO_SEED)
+        return HostState(jnp.broadcast_to(step.calls, (count,))), timestep
+
+
+def make_seeds(keys: Array) -> Array:
+    """Return the seeds int32[B] of the episodes with these keys [B], none of which is negative."""
+    bits = jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32))(keys)
+    return (bits >> jnp.uint32(1)).astype(jnp.int32)
