@@ -227,9 +227,7 @@ class Evaluator:
         def observe_all(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        # One episode takes no time on a CPU, but its programs are large: do not wait for the compiler's best
-        quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
-        trace = self._make_trace(observe_all, 1, with_actions=True, options=graphs() | quick)
+        trace = self._make_trace(observe_all, 1, with_actions=True)
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             rows, actions = trace(params, key, context, index)
@@ -238,19 +236,14 @@ class Evaluator:
         return rollout
 
     def _make_trace(
-        self,
-        extract: Callable[..., Any],
-        size: int,
-        with_actions: bool = False,
-        options: dict[str, Any] | None = None,
+        self, extract: Callable[..., Any], size: int, with_actions: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
         """Return (parameters, key, context, first) -> `extract` at each step [T + 1, B, ...], and actions [T, B, ...].
 
         Without `with_actions` there are none. B are `size` episodes of each device, from its `first` on. T is the
         horizon or, if all of them end earlier, a smaller multiple of `STEPS`, the steps that a device holds at a time;
-        rows are on the host. `options` are of the compiler.
+        rows are on the host.
         """
-        options = graphs() if options is None else options
         spec, local = self.env.spec, self.episodes // self.devices
         piece = min(spec.horizon, STEPS)
 
@@ -272,9 +265,9 @@ class Evaluator:
 
         common, rows_spec = (REPLICATED,) * 4, jax.sharding.PartitionSpec(None, AXIS)
         on_devices = on_mesh(begin, self._used_mesh, common, (SPLIT, rows_spec))
-        jitted_begin = jax.jit(on_devices, compiler_options=options)
+        jitted_begin = jax.jit(on_devices, compiler_options=graphs())
         on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
-        jitted_piece = jax.jit(on_devices, compiler_options=options)
+        jitted_piece = jax.jit(on_devices, compiler_options=graphs())
 
         def trace(*arguments: Any) -> tuple[Any, Any]:
             carry, row = jitted_begin(*arguments)
