@@ -212,7 +212,7 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
         ("ddpg_masked", ["observation", "action_mask"]),
         ("student", ["observation"]),
         ("collective", ["observation", "reward", "first"]),
-        ("ppo_gru", ["observation", "action_mask", "first"]),
+        ("ppo_gru", ["observation", "first", "action_mask"]),
     ):
         export(case(name).policy, "stablehlo", tmp_path / name)
         manifest = json.loads((tmp_path / name / "policy.json").read_text())
