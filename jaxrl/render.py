@@ -1,6 +1,9 @@
 """python -m jaxrl.render: see `jaxrl.cli.render`."""
 
-from jaxrl.cli.render import main
+import signal
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+    from jaxrl.cli.render import main
+
     raise SystemExit(main())

@@ -1,8 +1,9 @@
 """python -m jaxrl.runs: see `jaxrl.cli.runs`."""
 
-import sys
-
-from jaxrl.cli.runs import main
+import signal
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+    from jaxrl.cli.runs import main
+
+    raise SystemExit(main())

@@ -3,6 +3,7 @@
 import math
 import os
 import pwd
+import signal
 import subprocess
 import sys
 import tempfile
@@ -169,3 +170,18 @@ raise {error}
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == code and "FATAL" not in done.stderr
     assert code != 1 or done.stderr.endswith("ValueError: of the user\n")
+
+
+def test_an_interrupt_while_modules_are_imported_ends_without_a_traceback() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "jaxrl.train", "--algo", "sac"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.rstrip().endswith(" numpy"):
+                process.send_signal(signal.SIGINT)
+                break
+        lines += process.stderr
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in "".join(lines)

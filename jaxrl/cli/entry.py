@@ -93,14 +93,16 @@ def _interrupt(first: int, number: int, frame: types.FrameType | None) -> None:
 def hide_repeated_errors() -> None:
     """Hide the tracebacks of a failed write to disk, which our command reports in one sentence.
 
-    Orbax and asyncio log them, and TensorStore prints one for each array that is written after orbax has given up.
+    Orbax and asyncio log them, and TensorStore prints one for each array that is written after orbax has given up. Hide
+    interrupts, too, that are raised where Python ignores exceptions: `_interrupt` raises them again.
     """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        error = unraisable.exc_value
+        if str(error) != "Event loop is closed" and not isinstance(error, KeyboardInterrupt):
             show(unraisable)
 
     sys.unraisablehook = show_others
