@@ -484,7 +484,7 @@ def test_a_cue_is_recalled_with_a_memory_only(algorithm: Any, seed: int) -> None
 
 
 def test_a_cue_is_recalled() -> None:
-    assert recall_score(Ppo, "gru", 0, 100) > 0.9
+    assert recall_score(Ppo, "gru", 0, 50) > 0.9
 
 
 # ---------------------------------------------------------------- runs, policies, refusals
