@@ -219,10 +219,11 @@ def test_an_episode_of_envpool_that_has_ended_rests_without_auto_reset() -> None
     pytest.importorskip("envpool", reason="envpool is not installed (extra 'envpool')")
     batch = batched(envs_jax.make("envpool:CartPole-v1", horizon=12))
     state, timestep = batch.reset(jax.random.split(jax.random.key(0), COPIES))
-    step = jax.jit(batch.step_without_reset)
+    step, timestep = jax.jit(batch.step_without_reset), jax.device_get(timestep)
     for _ in range(18):
         state, after = step(state, jnp.ones((COPIES, 1), jnp.int32), ())
-        np.testing.assert_array_equal(after.reward[:, 0], 1.0 - timestep.done)
+        after = jax.device_get(after)
+        np.testing.assert_array_equal(after.reward[:, 0], ~timestep.done)
         changed = (after.observation != timestep.observation).any(axis=(1, 2))
         np.testing.assert_array_equal(changed, ~timestep.done)
         timestep = after
