@@ -1,9 +1,10 @@
-"""Keep the compiler from fusing code that is faster unfused."""
+"""Keep the compiler from fusing code that is faster unfused, and from copying arrays that are changed in place."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
 _F = TypeVar("_F", bound=Callable)
@@ -31,3 +32,12 @@ def materialize(function: _F) -> _F:
         return set_xla_metadata(compiled(*args), inlineable="false")
 
     return cast(_F, call_unfused)
+
+
+def when(condition: jax.Array, function: Callable[[jax.Array, Any], Any], operand: Any) -> Any:
+    """function(zero, operand) if condition, else operand: a branch that changes big arrays in place (`cond` copies).
+
+    It is a loop of one iteration or none. A compiler may hoist loop invariants and compute them in any case. `zero` is
+    int32 0, which a compiler cannot know: what is computed from an index that `zero` was added to stays inside.
+    """
+    return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)

@@ -109,6 +109,7 @@ CHANNELS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings", [pytest.param(x, marks=[] if i > 2 else pytest.mark.long) for i, x in enumerate(CHANNELS)], ids=str
 )
@@ -138,7 +139,7 @@ def test_more_failures_lose_what_fewer_lose_and_more() -> None:
 @pytest.mark.parametrize(
     ("settings", "backend"),
     [
-        ({"delays": (0, 2), "show_ages": True}, "dense"),
+        pytest.param({"delays": (0, 2), "show_ages": True}, "dense", marks=pytest.mark.long),
         pytest.param({"channel_metrics": True}, "dense", marks=pytest.mark.long),
         pytest.param({"delays": (0, 2)}, "windows", marks=pytest.mark.long),
     ],
@@ -282,6 +283,7 @@ def test_a_hundred_delayed_missions_equal_the_oracles(settings: dict[str, Any]) 
     check_missions(make(**{**DELAYED, **settings}), 100)
 
 
+@pytest.mark.long
 def test_windows_and_dense_maps_agree_on_delayed_messages() -> None:
     usual = {"q": 4, "budget": 5, "num_agents": 3, "delays": (1, 2), "failure_rate": 0.2, "communication_range": 100.0}
     envs = [make(**usual, map_backend=name) for name in ("dense", "windows")]
@@ -305,6 +307,7 @@ def play_batch(env: Any, key: jax.Array) -> list[tuple[Any, Any]]:
     return steps_seen
 
 
+@pytest.mark.long
 def test_windows_deliver_in_place() -> None:
     env = make(q=20, map_backend="windows", num_agents=2, delay=2)
     state = jax.eval_shape(jax.vmap(env._draw_mission), jax.random.split(jax.random.key(0), 8))

@@ -119,7 +119,7 @@ class Block:
     @property
     def name(self) -> str | None:
         """The file that its first line names."""
-        match = re.match(r"# (\w+\.py)\n", self.text)
+        match = re.match(r"# (\w+\.(?:py|yaml))\b.*\n", self.text)
         return match[1] if match else None
 
 
@@ -165,7 +165,7 @@ def cases(texts: Sequence[tuple[str, str]]) -> list[Any]:
 
 
 def test_every_block_has_a_language_and_every_exception_a_command() -> None:
-    assert {block.language for block in BLOCKS} == {"bash", "python", "text"}
+    assert {block.language for block in BLOCKS} == {"bash", "python", "text", "yaml"}
     texts = [*COMMANDS, *SCRIPTS]
     for page, start in EXCEPT:
         assert any(text_page == page and text.startswith(start) for text_page, text in texts), f"{page} has no {start}"
@@ -225,7 +225,8 @@ def perform(line: str) -> None:
 def test_a_command_runs(
     page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_files(OWN_FILES if page == "docs/commands.md" else page, tmp_path)
+    for files in (page, OWN_FILES) if page == "docs/commands.md" else (page,):
+        write_files(files, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     line = " ".join(NAMES.get(word, word) for word in line.split())
     provide("runs/latest" if line.split()[2] == "jaxrl.runs" and "runs/" not in line else line, trained_runs, tmp_path)

@@ -483,6 +483,7 @@ def test_a_cue_is_recalled_with_a_memory_only(algorithm: Any, seed: int) -> None
     assert recall_score(algorithm, "none", seed, 150) < 0.4  # of four cues
 
 
+@pytest.mark.long
 def test_a_cue_is_recalled() -> None:
     assert recall_score(Ppo, "gru", 0, 50) > 0.9
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.runs import outcome, resume, run
+from helpers.tiny import Corridor
 
 import envs_jax
 from envs_jax.base import Array
@@ -57,7 +58,7 @@ class Echo(BatchedEnvironment):
     [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
 )
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
-    env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
+    env: Any = SelfPlay(None, Echo(None), Sum(Corridor().spec, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
     own_action = jnp.full((8, 1), 7)
     _, action = env.step_without_reset(jnp.arange(8), own_action, ("own", jnp.array([1, 2])))
     np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))

@@ -48,11 +48,11 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"failure_rate": 0.3, "random_range": True},
+        pytest.param({"failure_rate": 0.3, "random_range": True}, marks=pytest.mark.long),
         {"failure_rate": 0.3, "delay": 2, "communication_range": 50.0},
         pytest.param({"terrain": "mixed", "start": "corners", "num_actions": 27}, marks=pytest.mark.long),
         pytest.param({"delay": 1, "map_backend": "windows", "q": 5}, marks=pytest.mark.long),
-        {"map_backend": "windows"},
+        pytest.param({"map_backend": "windows"}, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -106,7 +106,7 @@ TRAINED: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(TRAINED))
+@pytest.mark.parametrize("name", ["ppo", pytest.param("coma", marks=pytest.mark.long)])
 def test_the_absent_have_no_weight_in_losses_and_gradients(name: str) -> None:
     """All transitions of two missions as one minibatch, from an array of four agents and from one of twelve."""
     cls, settings = TRAINED[name]
@@ -141,7 +141,7 @@ def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
     @jax.jit
     def update(trajectory: Trajectory, last: Any) -> tuple[Any, Any, Any]:
         if isinstance(algo, Ppo):
-            params, batch, metrics = algo.compute_transitions(state.replicated, trajectory, last)
+            params, batch, metrics, _ = algo.compute_transitions(state.replicated, trajectory, last, state.sharded)
             params, more = algo.update(params, batch, start())
             learners, metrics = (params.actor, params.critic), metrics | more
             learning = algo.begin_learning(state, trajectory, last, jax.random.key(1), start())

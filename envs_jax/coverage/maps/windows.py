@@ -37,7 +37,7 @@ from envs_jax.coverage.belief import P_MIN, probability, read_word
 from envs_jax.coverage.maps.fixed_point import carry, count_flags, pack_flags, to_fixed_point, totals
 from envs_jax.coverage.maps.types import ClipOverflow, MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.coverage.world import LATTICE
-from envs_jax.stages import materialize
+from envs_jax.stages import materialize, when
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -184,22 +184,12 @@ def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
 # The order of work
 
 
-def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) -> Any:
-    """function(zero, operand) if condition, else operand: a branch that changes big arrays in place (`cond` copies).
-
-    It is a loop of one iteration or none. A compiler may hoist loop invariants and compute them in any case. `zero` is
-    int32 0, which a compiler cannot know: what is computed from an index that `zero` was added to stays inside.
-    """
-    return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
-
-
 def _update_copy(
     config: MapConfig, measurements: Measurements, plan: Plan, delayed: Any, b: Array, work: _Work
 ) -> _Work:
     """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made.
 
-    `delayed` is () or the measurements of messages that arrive later than they were sent, with their plan.
-    """
+    `delayed` is () or the measurements of messages that arrive later than they were sent, with their plan."""
     agents = config.num_agents
 
     def by_level(
