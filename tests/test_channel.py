@@ -319,6 +319,7 @@ def test_windows_deliver_in_place() -> None:
 # Ages
 
 
+@pytest.mark.long
 def test_planes_of_ages() -> None:
     """Everyone hears everyone from step 2 on, what was sent two steps before; agent 2 is out of range at first."""
     env = make(num_agents=3, num_actions=4, budget=4, delay=2, show_ages=True, communication_range=100.0)
@@ -402,6 +403,7 @@ def test_training_follows_the_ramp(tmp_path: Path) -> None:
 # Pictures, sentences
 
 
+@pytest.mark.long
 def test_pictures_show_the_messages_that_arrive() -> None:
     env = make(q=3, num_agents=4, communication_range=100.0, failure_rate=0.5, delay=2)
     steps_seen = play(env, jax.random.key(9))

@@ -498,6 +498,7 @@ COMMAND = (
 )
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """The memories of actor and critic in the middle of episodes are part of a checkpoint."""
     with shared_programs():
