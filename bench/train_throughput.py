@@ -94,9 +94,9 @@ def learning_flop(run: Run) -> float:
         return flops.count(learn, state.algo, trajectory, last, key, progress)
 
     # Stages run in loops whose length is an argument, so that their steps are counted one by one.
-    begun = state.algo, trajectory, last, key, progress
-    learning, index = jax.eval_shape(algo.begin_learning, *begun), jax.ShapeDtypeStruct((), jnp.int32)
-    flop = flops.count(algo.begin_learning, *begun) + flops.count(algo.end_learning, learning)
+    learn_inputs = state.algo, trajectory, last, key, progress
+    learning, index = jax.eval_shape(algo.begin_learning, *learn_inputs), jax.ShapeDtypeStruct((), jnp.int32)
+    flop = flops.count(algo.begin_learning, *learn_inputs) + flops.count(algo.end_learning, learning)
     for stage in algo.learn_stages:
 
         def step(learning: Any, epoch: Any, index: Any, progress: Any, name: str = stage.name) -> Any:

@@ -93,7 +93,7 @@ def test_every_preset_can_be_read(name: str) -> None:
 def test_one_kind_of_total_replaces_the_other() -> None:
     values = flat("--algo", "coma", "--total_env_steps", "1e6")
     assert (values["total_env_steps"], values["total_episodes"]) == (1_000_000, 0)
-    for zero in ((), ("--total_env_steps", "0")):  # beside another total it says only that this one is not in use
+    for zero in ((), ("--total_env_steps", "0")):  # with another total it says only that this one is not in use
         values = flat("--algo", "coma", "--total_episodes", "10", *zero)
         assert (values["total_env_steps"], values["total_episodes"]) == (0, 10)
 

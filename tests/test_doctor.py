@@ -210,7 +210,7 @@ def test_other_processes_on_a_gpu(gpu, environ, state, words):
 
 
 def test_the_advised_share_fits():
-    """Whatever is free: the variable that the sentence names ends the complaint."""
+    """The variable that the sentence names ends the complaint, however much memory is free."""
     for used in range(10, 76, 5):
         gpu = GpuMemory(80 * GIB, used * GIB)
         _, finding = check_memory({0: gpu}, {})

@@ -46,7 +46,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_pythons_that_differ_have_markers() -> None:
-    """Whatever the Python, also one that was not tried, each package has exactly one version."""
+    """Each package has exactly one version for every Python, also one that was not tried."""
     versions = {
         "3.11": {"jax": "0.10", "numpy": "2.0", "flax": "1"},
         "3.12": {"jax": "0.12", "numpy": "2.1", "flax": "1"},

@@ -99,7 +99,7 @@ class ChannelConfig:
 
 @pytree
 class Counts:
-    """What happened on the channel in the steps of a mission so far: int32[] each, and bytes float32[]."""
+    """Counts of the messages of a mission so far: int32[] each; `load` is float32[], bytes."""
 
     attempts: Array
     eligible: Array

@@ -83,8 +83,8 @@ def footprints(
     """
     agents, n = positions.shape[0], world.map_side(cells_per_footprint)
     first_sent = 0 if sent is None else agents
-    shown = positions if sent is None else jnp.concatenate([positions, sent])
-    box = world.clip_footprint(world.footprint(shown, cells_per_footprint), n)
+    all_positions = positions if sent is None else jnp.concatenate([positions, sent])
+    box = world.clip_footprint(world.footprint(all_positions, cells_per_footprint), n)
     row_share, row_holds = _strips(box.top, box.bottom, n)
     column_share, column_holds = _strips(box.left, box.right, n)
     heard = received & ~np.eye(agents, dtype=bool)

@@ -20,7 +20,7 @@ from jaxrl.nn.recurrent import Carry, Recurrent, zero_carry
 
 
 class Remembering(Algorithm):
-    """What algorithms share that have these settings (declared by each, in the order of its help)."""
+    """Base class of algorithms with these settings, which each declares in the order of its help."""
 
     memory: Literal["none", "gru", "lstm"]
     memory_size: int

@@ -30,7 +30,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one policy reached in one condition.
+    """Result of one policy in one condition.
 
     Attributes:
         ends: {metric: float[N], or float[S, N] of S seeds}, at the ends of N episodes.

@@ -187,9 +187,7 @@ def make_plan(config: MapConfig, measurements: Measurements) -> Plan:
 def _update_copy(
     config: MapConfig, measurements: Measurements, plan: Plan, delayed: Any, b: Array, work: _Work
 ) -> _Work:
-    """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made.
-
-    `delayed` is () or the measurements of messages that arrive later than they were sent, with their plan."""
+    """Update copy b in the order above; `delayed` is () or the measurements of messages that arrive, and their plan."""
     agents = config.num_agents
 
     def by_level(
