@@ -147,6 +147,8 @@ class TimeStep:
         task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
         present: bool[A], agents that act in this step; what the others do has no effect and counts nowhere. () where
             all act; see `EnvSpec.absent_agents`.
+        links: int32[A, A], [i, j] = how many steps ago agent j sent the message that reaches i with this time step, -1
+            if none does. () where every agent hears all others at once; see `EnvSpec.links`.
     """
 
     observation: Any
@@ -160,6 +162,7 @@ class TimeStep:
     global_state: Any = ()
     task: Any = ()
     present: Any = ()
+    links: Any = ()
 
     @property
     def done(self) -> Array:
@@ -253,6 +256,10 @@ class EnvSpec:
         egocentric: view of ONE agent, its observation or its row of `critic_input` -> (the view as the agent sees it,
             in a frame that symmetric situations share, int32[n]: which action of the frame each action is); or None.
         absent_agents: agents may be absent, see `TimeStep.present`; learners must give them no weight.
+        links: time steps say who hears whom, see `TimeStep.links`, for learners whose agents exchange messages.
+        max_link_age: the largest age of a message, steps.
+        agent_types: the type of each agent, 0 or above, for learners that do not share parameters between types; ()
+            where every agent is a type of its own.
     """
 
     name: str
@@ -277,6 +284,9 @@ class EnvSpec:
     action_order: bool = False
     egocentric: Callable[[Array], tuple[Array, Array]] | None = None
     absent_agents: bool = False
+    links: bool = False
+    max_link_age: int = 0
+    agent_types: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.name, self.num_agents, self.action, self.horizon))  # the mappings have no hash
