@@ -16,9 +16,10 @@ learns in this order:
    settings take y in place of Q(s, a) in A (`advantage: return`), clip ratios and add an entropy bonus.
 
 The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
-average. With `memory` the actor is recurrent, as in Foerster et al., and minibatches hold segments; the critic, which
-sees the state, is not. The file goes on in this order: settings, targets and losses, the training step, acting,
-networks, sizes. Minibatches are in `on_policy` and `segments`.
+average. With `memory` the actor is recurrent, as in Foerster et al.; the critic, which sees the state, is not. With
+`message_passing` the actor also hears other agents; without `share_parameters` each type of agent has networks of its
+own: see `team` and `segments`. The file goes on in this order: settings, targets and losses, the training step, acting,
+networks, sizes.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
 episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
@@ -43,17 +44,18 @@ from jaxrl.algos import base, on_policy
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Learning, Mode, Phase, Stage, Trajectory, setting
 from jaxrl.algos.egocentric import reorder, turn
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
-from jaxrl.algos.segments import Remembering, Segments, flatten_segments, unroll_step
+from jaxrl.algos.segments import Segments
+from jaxrl.algos.team import Situation, TeamAlgorithm
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
-from jaxrl.nn.networks import MLP, Network
+from jaxrl.nn.networks import Network
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.nn.recurrent import Carry
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
 STAGES = ("critic", "actor")  # of an epoch, in order
-BATCH_KEYS = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target", "first")
+BATCH_KEYS = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target", "situation")
 
 
 @pytree
@@ -71,12 +73,12 @@ class ComaParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coma(Remembering):
+class Coma(TeamAlgorithm):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     weighs_agents: ClassVar[bool] = True
-    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", "memory")
+    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", "memory", "message_passing", "share_parameters")
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
         "entropy_final",
@@ -132,18 +134,7 @@ class Coma(Remembering):
     )  # fmt: skip
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(1, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
-    memory: Literal["none", "gru", "lstm"] = setting(
-        "none", "gru, lstm: the actor remembers earlier steps of the episode; minibatches hold whole episodes of agents"
-    )  # fmt: skip
-    memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
-    memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
-    stride: int = setting(
-        1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
-    )
-    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
-        "auto", "how convolutions are computed; auto = the fastest way on the backend"
-    )
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -166,8 +157,6 @@ class Coma(Remembering):
                 f"entropy_anneal {self.entropy_anneal} and entropy_anneal_fraction {self.entropy_anneal_fraction:g} "
                 "exclude each other: set one of them to 0 (--entropy_anneal_fraction 0 where the preset has it)"
             )
-        if self.recurrent and "actor" in self.custom.networks:
-            raise ValueError("an actor of your own has no memory: use memory none, or leave networks out")
         if self.actor_epochs > self.num_epochs:
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
 
@@ -181,10 +170,11 @@ class Coma(Remembering):
         """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2."""
 
         def loss(critic: Params, sample: Arrays) -> tuple[Array, Any]:
+            sample = self.flatten_rows(sample)
             value = select_action_value(self.values(critic, sample["critic_input"]), sample["action"])
             return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
 
-        gradient, (critic_loss, _) = self.layout.gradient(loss, critic.params, batch)
+        gradient, (critic_loss, _) = self.layout.gradient(loss, critic.params, batch, self.batches.row_samples)
         critic, norm = self.step("critic", critic, gradient, progress)
         return critic, {"critic_loss": critic_loss, "critic_grad_norm": norm}
 
@@ -219,9 +209,8 @@ class Coma(Remembering):
             return self.compute_advantages(sample, apply_action_mask(mixed, sample["mask"])).reshape(shape)
 
         if self.scale_advantage:
-            batches, weight = self.batches, self.batches.merge(batch["weight"])
-            values = batches.merge(self.layout.apply(advantages, batch, batches.row_samples))
-            batch = batch | {"scale": batches.deviation(values, weight).reshape(batch["weight"].shape)}
+            values = self.layout.apply(advantages, batch, self.batches.row_samples)
+            batch = batch | {"scale": self.batches.deviation(values, batch["weight"])}
 
         def loss(actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
             logits, sample = self.apply_actor(actor, sample)
@@ -280,11 +269,8 @@ class Coma(Remembering):
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *names) | {"values": values[:, 0]})
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
         updates = {"critic": self.update_critic, "actor": self.update_actor}
-        rows = {"critic": jax.eval_shape(self.batches.merge_all, batch), "actor": batch}
         metrics = {
-            stage: self.batches.empty_metrics(
-                update, getattr(params, stage), rows[stage], progress, epochs=epochs[stage]
-            )
+            stage: self.batches.empty_metrics(update, getattr(params, stage), batch, progress, epochs=epochs[stage])
             for stage, update in updates.items()
         }
         return Learning(data, values, (params, metrics, target_mean))
@@ -298,7 +284,6 @@ class Coma(Remembering):
         data, values, (params, metrics, target_mean) = learning.data, learning.sharded, learning.replicated
         batch = pick(data, data["order"][:, epoch, index], *(name for name in BATCH_KEYS if name in data))
         if stage == "critic":
-            batch = self.batches.merge_all(batch)
             if self.tau:
                 rate = jnp.where(index == 0, self.tau, 0.0)
                 target = optax.incremental_update(params.critic.params, params.target, rate)
@@ -306,10 +291,11 @@ class Coma(Remembering):
             learner, update_metrics = self.update_critic(params.critic, batch, progress)
 
             def compute_values(sample: Arrays) -> Array:
-                return self.values(learner.params, sample["critic_input"])
+                rows = self.values(learner.params, self.flatten_rows(sample)["critic_input"])
+                return rows.reshape(*sample["action"].shape, -1)
 
-            batch_values = self.layout.apply(compute_values, batch)
-            values = values.at[:, index].set(batch_values.reshape(values.shape[0], *values.shape[2:]))
+            batch_values = self.layout.apply(compute_values, batch, self.batches.row_samples)
+            values = values.at[:, index].set(batch_values)
             row = epoch * self.batches.per_epoch + index
         else:
             learner, update_metrics = self.update_actor(params.actor, batch | {"values": values[:, index]}, progress)
@@ -329,8 +315,10 @@ class Coma(Remembering):
         layout, batches = self.layout, self.batches
         transitions = batches.flatten_all(critic_input=self.critic_inputs(trajectory), action=trajectory.action)
 
-        def compute_value(sample: Arrays) -> Array:
-            return select_action_value(self.values(params.target, sample["critic_input"]), sample["action"])
+        def compute_value(rows: Arrays) -> Array:
+            sample = self.flatten_rows(rows)
+            value = select_action_value(self.values(params.target, sample["critic_input"]), sample["action"])
+            return value.reshape(rows["action"].shape)
 
         def compute_last_value(rows: tuple[Carry, TimeStep, Array]) -> Array:
             """Return the value [B, A] of the actions that the policy would take after the trajectory."""
@@ -340,19 +328,24 @@ class Coma(Remembering):
             values = self.values(params.target, inputs.reshape(-1, *inputs.shape[2:]))
             return select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
-        value = layout.apply(compute_value, transitions)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
-        carry: Any = ()
-        observation = trajectory.timestep.observation
+        situation, carry = self.situation(trajectory.timestep), self.team_carry("actor")
+        observation, rows = trajectory.timestep.observation, transitions
         if isinstance(batches, Segments):
-            function = functools.partial(self.unroll, params.actor.params)
-            carry = batches.join_carry(batches.unroll(function, observation, trajectory.timestep, None)[1])
-        last_value = layout.apply(compute_last_value, layout.split((carry, last, keys)), per_row=self.spec.num_agents)
+            rows = {name: batches.cut(x) for name, x in transitions.items()}
+        value = layout.apply(compute_value, rows, batches.row_samples).reshape(layout.local_shards, -1)
+        if isinstance(batches, Segments) and self.recurrent:
+            unroll = functools.partial(self.team_logits, params.actor.params)
+            _, carry = batches.unroll(unroll, observation, situation, carry)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
+        ends = carry, *layout.split((last, keys))
+        last_value = layout.apply(compute_last_value, ends, per_row=self.spec.num_agents)
         last_value = last_value.reshape(-1, self.spec.num_agents)
         target = self.compute_targets(trajectory, last, batches.unflatten(value), last_value)
         weight = batches.sample_weights(trajectory)
         transitions |= batches.flatten_all(observation=observation, **trajectory.extras, target=target, weight=weight)
-        return batches.cut_samples(transitions, trajectory) if isinstance(batches, Segments) else transitions
+        if isinstance(batches, Segments):
+            return batches.cut_samples(transitions, trajectory, situation)
+        return transitions
 
     def critic_inputs(self, trajectory: Trajectory) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype of its stored observations."""
@@ -384,8 +377,10 @@ class Coma(Remembering):
         """Compute the logits of all agents at once, then select their actions one after another."""
         epsilon = self.epsilon(progress) if mode == "explore" else 0.0
         batch_shape = timestep.observation.shape[:2]
-        if self.recurrent:
-            logits, carry = unroll_step(functools.partial(self.unroll, policy_params), timestep, carry)
+        if self.learns_by_team:
+            situation = self.situation(jax.tree.map(lambda x: x[:, None], timestep))
+            logits, carry = self.team_logits(policy_params, timestep.observation[:, None], situation, carry)
+            logits = logits[:, 0]
         else:
             flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
             logits = self.logits(policy_params, flat).reshape(*batch_shape, -1)
@@ -399,19 +394,13 @@ class Coma(Remembering):
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
         """Return the actor, with a logit for each action, and the critic, with a value for each, 1 + n if dueling."""
-        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
 
         def make(part: str, outputs: int, box: Any) -> Network:
             shape = box.shape
             if self.egocentric:
                 assert self.spec.egocentric is not None
                 shape = jax.eval_shape(self.spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
-            if part == "actor" and self.recurrent:
-                head = MLP(outputs, 0, 0, self.initializer, self.layout.compute_dtype)
-                return Network(self.add_memory(on_policy.make_network(0, shape, *sizes), head), ((1, 1, *shape),))
-            return self.make_network(
-                part, outputs, lambda outputs: on_policy.make_network(outputs, shape, *sizes), (1, *shape)
-            )
+            return self.make_team_network(part, outputs, shape, shape)
 
         assert isinstance(self.spec.action, Discrete)
         critic = make("critic", self.spec.action.n + self.dueling, self.spec.critic_input_spec)
@@ -421,22 +410,20 @@ class Coma(Remembering):
         """Return logits float32[N, n] of observations [N, ...]."""
         return self._outputs("actor", actor, observation)
 
-    def unroll(self, actor: Params, observation: Array, first: Array, carry: Any) -> tuple[Array, Carry]:
-        """Return logits float32[N, T, n] of an actor with a memory for observations [N, T, ...], and its next carry.
-
-        `first` bool[N, T] is True where an episode begins; `carry` has leaves [N, H], None are zeros.
-        """
-        views, action_order = turn(self.spec, self.egocentric, observation.reshape(-1, *observation.shape[2:]))
-        views = views.reshape(*first.shape, *views.shape[1:])
-        out, carry = self.networks["actor"].module.apply(actor, views, first, carry)
+    def team_logits(self, actor: Params, observation: Array, situation: Situation, carry: Carry) -> tuple[Array, Carry]:
+        """Return logits float32[N, T, A, n] of observations [N, T, A, ...], and the next carry; see `run_network`."""
+        lead = observation.shape[:3]
+        views, action_order = turn(self.spec, self.egocentric, observation.reshape(-1, *observation.shape[3:]))
+        out, carry = self.run_network("actor", actor, views.reshape(*lead, *views.shape[1:]), situation, carry)
         return reorder(out.reshape(-1, out.shape[-1]), action_order).reshape(out.shape), carry
 
-    def apply_actor(self, actor: Params, sample: Arrays) -> tuple[Array, Arrays]:
-        """Return logits [N, n] and samples [N, ...]; N T of each of segments [N, T, ...]."""
-        if not self.recurrent:
+    def apply_actor(self, actor: Params, sample: dict[str, Any]) -> tuple[Array, Arrays]:
+        """Return logits [N, n] and samples [N, ...], also of rows of `segments`."""
+        if not self.learns_by_team:
             return self.logits(actor, sample["observation"]), sample
-        logits, _ = self.unroll(actor, sample["observation"], sample["first"], None)
-        return logits.reshape(-1, logits.shape[-1]), flatten_segments(sample)
+        carry = self.zero_carry("actor", len(sample["action"]), self.spec.num_agents)  # rows begin with episodes
+        logits, _ = self.team_logits(actor, sample["observation"], sample["situation"], carry)
+        return logits.reshape(-1, logits.shape[-1]), self.flatten_rows(sample)
 
     def values(self, critic: Params, critic_input: Array) -> Array:
         """Return Q(s, .) float32[N, n] of critic inputs [N, ...]; with `dueling` as in arXiv 1511.06581, equation 9."""
@@ -449,7 +436,10 @@ class Coma(Remembering):
     def _outputs(self, part: str, params: Params, views: Array) -> Array:
         """Return outputs float32[N, k + n] of views [N, ...]; the last n belong to the n actions."""
         views, action_order = turn(self.spec, self.egocentric, views)
-        return reorder(self.networks[part].apply(params, views), action_order)
+        if self.types is None:
+            return reorder(self.networks[part].apply(params, views), action_order)
+        teams = views.reshape(-1, self.spec.num_agents, *views.shape[1:])
+        return reorder(self.apply_by_agent(part, params, teams).reshape(len(views), -1), action_order)
 
     # State and sizes
 
@@ -461,10 +451,10 @@ class Coma(Remembering):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a training step, a single one if they have fewer samples than `minibatch_size`."""
-        kind, row = (Segments, self.spec.horizon) if self.recurrent else (Minibatches, 1)
-        samples = self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents // row
-        size = min(max(self.minibatch_size // row // self.layout.shards, 1), samples)
-        return kind(self.layout, self.spec.num_agents, samples, samples // size, size, row)
+        agents, horizon, row = self.spec.num_agents, self.spec.horizon, self.row_samples(self.spec.horizon)
+        rows = self.layout.num_envs // self.layout.shards * horizon * agents // row
+        size = min(max(self.minibatch_size // row // self.layout.shards, 1), rows)
+        return (Segments if self.learns_by_team else Minibatches)(self.layout, agents, rows, rows // size, size, row)
 
     @property
     def gradient_samples(self) -> int:

@@ -124,13 +124,6 @@ class Minibatches:
         """Invert `flatten`."""
         return jnp.swapaxes(x.reshape(self.layout.local_envs, -1, self.agents, *x.shape[2:]), 0, 1)
 
-    def merge(self, x: Array) -> Array:
-        """Return rows [S, m, ...] of a minibatch as samples; see `segments`."""
-        return x
-
-    def merge_all(self, rows: dict[str, Array]) -> dict[str, Array]:
-        return {name: self.merge(x) for name, x in rows.items()}
-
     def shuffle(self, keys: Key) -> Array:
         """Return shuffled sample indices of every minibatch, int32[S local, epochs, per_epoch, m], from key[epochs]."""
 
@@ -161,9 +154,10 @@ class Minibatches:
     weights = sample_weights  # the former name, for programs that use it
 
     def deviation(self, values: Array, weight: Array) -> Array:
-        """Return the standard deviation of values [S local, m] over the whole minibatch, repeated for each of them."""
-        mean = self.layout.sample_mean(weight * values)
-        variance = self.layout.sample_mean(weight * jnp.square(values - mean))
+        """Return the standard deviation of values [S local, m, ...] over a minibatch, repeated for each of them."""
+        rows, weight = (x.reshape(len(x), -1) for x in (values, weight))
+        mean = self.layout.sample_mean(weight * rows)
+        variance = self.layout.sample_mean(weight * jnp.square(rows - mean))
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
 

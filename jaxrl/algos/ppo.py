@@ -14,9 +14,10 @@ environment and then learns in this order:
    probabilities of the action now and when it was taken, the entropy H, its weight b and the clip range c.
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `end_learning`.
 
-The weight w is 0 after an episode's end, and 1 on average. With `memory` the actor and the critic are recurrent, and
-minibatches hold segments, see `segments`. The file goes on in this order: settings, advantages and losses,
-the iteration, acting, networks and their inputs, sizes. Minibatches are in `on_policy` and `segments`.
+The weight w is 0 after an episode's end, and 1 on average. With `memory` the actor and the critic are recurrent; with
+`message_passing` the actor also hears other agents; without `share_parameters` each type of agent has networks of its
+own: see `team` and `segments`. The file goes on in this order: settings, advantages and losses, the iteration, acting,
+networks and their inputs, sizes.
 
 Layout letters: T time, B environments, A agents, N samples, n actions of an agent or numbers of its action.
 """
@@ -47,10 +48,11 @@ from jaxrl.algos.base import (
 )
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
-from jaxrl.algos.segments import Remembering, Segments, flatten_segments, unroll_step
+from jaxrl.algos.segments import Segments
+from jaxrl.algos.team import Situation, TeamAlgorithm
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
-from jaxrl.nn.networks import MLP, GaussianOutputs, Network
+from jaxrl.nn.networks import Network
 from jaxrl.nn.recurrent import Carry
 from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
@@ -75,13 +77,16 @@ class PpoParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ppo(Remembering):
+class Ppo(TeamAlgorithm):
     """Proximal policy optimisation for discrete actions and for boxes, with one actor for all agents."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     stores_carry: ClassVar[bool] = True
     weighs_agents: ClassVar[bool] = True
-    compatible_settings: ClassVar[tuple[str, ...]] = ("normalize_observation", "normalize_value", "memory")
+    memory_parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    compatible_settings: ClassVar[tuple[str, ...]] = (
+        "normalize_observation", "normalize_value", "memory", "message_passing", "share_parameters",
+    )  # fmt: skip
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",
     )  # fmt: skip
@@ -114,22 +119,8 @@ class Ppo(Remembering):
         "view (MAPPO); auto = central for teams and with a global state, if the environment has such a view"
     )  # fmt: skip
     initial_std: float = setting(0.6, "initial deviation of continuous actions, scaled to [-1, 1]", between=(1e-6, 1e3))
-    hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
-    depth: int = setting(2, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
-    memory: Literal["none", "gru", "lstm"] = setting(
-        "none", "gru, lstm: actor and critic remember earlier steps of the episode; learning goes back to the start of "
-        "the rollout, and minibatches hold the whole rollouts of single agents"
-    )  # fmt: skip
-    memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
-    memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
     initializer: Literal["torch", "he", "xavier", "orthogonal"] = setting(
         "orthogonal", "orthogonal, he: with a small last layer; torch: PyTorch's default; xavier: uniform"
-    )
-    stride: int = setting(
-        1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
-    )
-    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
-        "auto", "how convolutions are computed; auto = the fastest way on the backend"
     )
 
     def __post_init__(self) -> None:
@@ -150,13 +141,11 @@ class Ppo(Remembering):
                 "number, such as 128"
             )
         super().__post_init__()
-        if self.recurrent and self.custom.networks:
-            raise ValueError("networks of your own have no memory: use memory none, or leave networks out")
         samples, count = self.batches.samples, self.num_minibatches
         if self.recurrent and samples % count:
             raise ValueError(
-                f"num_minibatches {count} does not divide the {samples} rollouts of single agents in a logical shard, "
-                f"which a memory keeps whole: use {largest_divisor(samples, count)}, or change num_envs"
+                f"num_minibatches {count} does not divide the {samples} environments of a logical shard, whose "
+                f"rollouts a memory keeps whole: use {largest_divisor(samples, count)}, or change num_envs"
             )
         if self.batches.size < 1:
             raise ValueError(
@@ -165,10 +154,11 @@ class Ppo(Remembering):
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
-        """Return num_envs or, with a memory, the rollouts of single agents in a minibatch."""
-        if settings.get("memory", "none") == "none":
+        """Return num_envs or, where minibatches hold whole rollouts, the environments of one."""
+        delayed = settings.get("message_passing", "none") != "none" and spec.max_link_age > 0
+        if settings.get("memory", "none") == "none" and not delayed:
             return num_envs
-        return max(num_envs * spec.num_agents // int(settings.get("num_minibatches", cls.num_minibatches)), 1)
+        return max(num_envs // int(settings.get("num_minibatches", cls.num_minibatches)), 1)
 
     # Advantages and losses
 
@@ -212,7 +202,7 @@ class Ppo(Remembering):
     ) -> tuple[Array, Array, Carry]:
         """Return V [T, B, A] of `rows`, the inputs of all samples, V [B, A] after step T, and the critic's next carry.
 
-        `carry` is what the critic's memory had before row 0, leaves [S local, segments, H].
+        `carry` is what the critic's memory had before row 0, leaves [S local, B / S, A, H].
         """
         layout, batches = self.layout, self.batches
 
@@ -222,14 +212,16 @@ class Ppo(Remembering):
         def compute_value(rows: Arrays) -> Array:
             return denormalize(self.value(params.critic.params, params.statistics, rows))
 
-        def unroll_value(*segment: Any) -> tuple[Array, Carry]:
-            value, carry = self.unroll("critic", params.critic.params, params.statistics, *segment)
+        def compute_team_values(*row: Any) -> tuple[Array, Carry]:
+            value, carry = self.team_outputs("critic", params.critic.params, params.statistics, *row)
             return denormalize(value[..., 0]), carry
 
         last_step = jax.tree.map(lambda x: x[None], last)
         if isinstance(batches, Segments):
-            value, carry = batches.unroll(unroll_value, batches.unflatten(rows[self.view]), trajectory.timestep, carry)
-            last_value, _ = batches.unroll(unroll_value, self.inputs(last_step)[self.view], last_step, carry)
+            views = batches.unflatten(rows[self.view])
+            value, carry = batches.unroll(compute_team_values, views, self.situation(trajectory.timestep), carry)
+            views = self.inputs(last_step)[self.view]
+            last_value, _ = batches.unroll(compute_team_values, views, self.situation(last_step), carry)
             return value, last_value[0], carry
         value = batches.unflatten(layout.apply(compute_value, rows))
         last_rows = batches.flatten_all(**self.inputs(last_step))
@@ -240,7 +232,7 @@ class Ppo(Remembering):
     ) -> tuple[PpoParameters, Arrays, Arrays, Carry]:
         """Return parameters with new statistics of targets, all transitions, metrics, and the critic's next carry.
 
-        Transitions are leaves [S local, samples, ...], with a memory [S local, segments, T, ...].
+        Transitions are leaves [S local, samples, ...], or of rows of `segments`.
         """
         layout, batches = self.layout, self.batches
         weight = batches.flatten(batches.sample_weights(trajectory))
@@ -260,7 +252,8 @@ class Ppo(Remembering):
         acting = batches.flatten_all(**({"action": trajectory.action} | trajectory.extras))
         transitions |= acting | {"advantage": advantage, "target": target, "weight": weight}
         if isinstance(batches, Segments):
-            transitions = batches.cut_samples(transitions, trajectory) | {"critic_carry": carry}
+            situation = self.situation(trajectory.timestep)
+            transitions = batches.cut_samples(transitions, trajectory, situation) | {"critic_carry": carry}
         return params, transitions, metrics, next_carry
 
     @property
@@ -309,8 +302,10 @@ class Ppo(Remembering):
         """
         observation, greedy = timestep.observation, mode == "greedy"
         actor, statistics = policy_params["actor"], policy_params["statistics"]
-        if self.recurrent:
-            outputs, carry = unroll_step(functools.partial(self.unroll, "actor", actor, statistics), timestep, carry)
+        if self.learns_by_team:
+            situation = self.situation(jax.tree.map(lambda x: x[:, None], timestep))
+            outputs, carry = self.team_outputs("actor", actor, statistics, observation[:, None], situation, carry)
+            outputs = outputs[:, 0]
         else:
             outputs = self.actor_outputs(actor, statistics, observation.reshape(-1, *observation.shape[2:]))
             outputs = outputs.reshape(*observation.shape[:2], -1)
@@ -349,34 +344,27 @@ class Ppo(Remembering):
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
         """Return the actor, with logits or means and logarithms of deviations, and the critic, with one value."""
-        spec, actor_shape = self.spec, self.spec.observation.shape
-        critic_shape = actor_shape
-        if self.view == "central" and spec.critic_input_spec is not None:
-            critic_shape = spec.critic_input_spec.shape
-        elif self.view == "central":
-            critic_shape = (math.prod(actor_shape) + math.prod(spec.global_state.shape),)
-        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
 
-        def standard(outputs: int, shape: tuple[int, ...]) -> Any:
+        def make(part: str, outputs: int) -> Network:
+            shape = self.view_shapes[part]
             image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
-            return on_policy.make_network(outputs, shape if image else (math.prod(shape),), *sizes)
+            deviation = None if self._discrete or part == "critic" else self.initial_std
+            return self.make_team_network(part, outputs, shape, shape if image else (math.prod(shape),), deviation)
 
-        def make(shape: tuple[int, ...], gaussian: bool, outputs: int) -> Any:
-            numbers = outputs // 2 if gaussian else outputs
-            module = standard(numbers, shape)
-            if self.recurrent:  # these layers before the memory, a linear one after it
-                module = MLP(numbers, self.hidden_size, 0, self.initializer, self.layout.compute_dtype)
-            module = GaussianOutputs(module, numbers, self.initial_std) if gaussian else module
-            return self.add_memory(standard(0, shape), module) if self.recurrent else module
-
-        actor = functools.partial(make, actor_shape, not self._discrete)
-        critic = functools.partial(make, critic_shape, False)
-        action, lead = spec.action, (1, 1) if self.recurrent else (1,)
+        action = self.spec.action
         actor_outputs = action.n if isinstance(action, Discrete) else 2 * math.prod(action.shape)
-        return {
-            "actor": self.make_network("actor", actor_outputs, actor, (*lead, *actor_shape)),
-            "critic": self.make_network("critic", 1, critic, (*lead, *critic_shape)),
-        }
+        return {"actor": make("actor", actor_outputs), "critic": make("critic", 1)}
+
+    @property
+    def view_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of one agent's input of each network."""
+        local = self.spec.observation.shape
+        central = local
+        if self.view == "central" and self.spec.critic_input_spec is not None:
+            central = self.spec.critic_input_spec.shape
+        elif self.view == "central":
+            central = (math.prod(local) + math.prod(self.spec.global_state.shape),)
+        return {"actor": local, "critic": central}
 
     @property
     def view(self) -> str:
@@ -405,29 +393,25 @@ class Ppo(Remembering):
         """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
         return self.networks["critic"].apply(critic, normalize_inputs("critic", statistics, sample[self.view]))[:, 0]
 
-    def unroll(
-        self, part: str, params: Params, statistics: Statistics, views: Array, first: Array, carry: Carry
+    def team_outputs(
+        self, part: str, params: Params, statistics: Statistics, views: Array, situation: Situation, carry: Carry
     ) -> tuple[Array, Carry]:
-        """Return outputs float32[N, T, n] of a network with a memory for inputs [N, T, ...], and its next carry.
-
-        `first` bool[N, T] is True where an episode begins; `carry` has leaves [N, H].
-        """
-        flat = normalize_inputs(part, statistics, views.reshape(-1, *views.shape[2:]))
-        outputs, carry = self.networks[part].module.apply(params, flat.reshape(views.shape), first, carry)
-        return outputs, carry
+        """Return outputs and the next carry of a network for inputs [N, T, A, ...], see `run_network`."""
+        flat = normalize_inputs(part, statistics, views.reshape(-1, *views.shape[3:]))
+        return self.run_network(part, params, flat.reshape(views.shape), situation, carry)
 
     def apply_networks(
         self, learned: tuple[Params, Params], statistics: Statistics, sample: dict[str, Any]
     ) -> tuple[Array, Array, Arrays]:
-        """Return the actor's outputs [N, n], values [N] and samples [N, ...]; N T of each of segments [N, T, ...]."""
+        """Return the actor's outputs [N, n], values [N] and samples [N, ...], also of rows of `segments`."""
         (actor, critic), observation = learned, sample["observation"]
-        if not self.recurrent:
+        if not self.learns_by_team:
             outputs = self.actor_outputs(actor, statistics, observation)
             return outputs, self.value(critic, statistics, sample), sample
-        first, view = sample["first"], sample[self.view]
-        outputs, _ = self.unroll("actor", actor, statistics, observation, first, sample["carry"])
-        value, _ = self.unroll("critic", critic, statistics, view, first, sample["critic_carry"])
-        return outputs.reshape(-1, outputs.shape[-1]), value.reshape(-1), flatten_segments(sample)
+        situation, view = sample["situation"], sample[self.view]
+        outputs, _ = self.team_outputs("actor", actor, statistics, observation, situation, sample["carry"])
+        value, _ = self.team_outputs("critic", critic, statistics, view, situation, sample["critic_carry"])
+        return outputs.reshape(-1, outputs.shape[-1]), value.reshape(-1), self.flatten_rows(sample)
 
     def fresh_statistics(self) -> Statistics:
         """Return statistics of no inputs and no targets, of those that are in use."""
@@ -436,7 +420,7 @@ class Ppo(Remembering):
         enabled = {"always": True, "never": False, "auto": needs_scaling}[self.normalize_observation]
         shapes: dict[str, tuple[int, ...]] = {"value": ()} if self.normalize_value else {}
         if enabled:
-            shapes |= {name: network.inputs[0][1 + self.recurrent :] for name, network in self.networks.items()}
+            shapes |= self.view_shapes
         return {name: start(shape) for name, shape in shapes.items()}
 
     # State and sizes
@@ -445,8 +429,7 @@ class Ppo(Remembering):
         """Return fresh networks and statistics, or those of `inputs`, with fresh optimizers and an empty memory."""
         actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
         statistics = self.fresh_statistics() if inputs is None else inputs["statistics"]
-        rollouts = self.layout.local_shards, self.layout.num_envs // self.layout.shards * self.spec.num_agents
-        return AlgoState(PpoParameters(actor, critic, statistics), self.zero_carry(*rollouts))
+        return AlgoState(PpoParameters(actor, critic, statistics), self.team_carry("critic"))
 
     def weights(self, state: AlgoState) -> Params:
         return super().weights(state) | {"statistics": state.replicated.statistics}
@@ -467,11 +450,10 @@ class Ppo(Remembering):
 
     @property
     def batches(self) -> Minibatches:
-        """Return the minibatches of a rollout, of segments with a memory."""
-        kind, row = (Segments, self.steps) if self.recurrent else (Minibatches, 1)
-        samples = self.layout.num_envs // self.layout.shards * self.steps * self.spec.num_agents
-        rows, count = samples // row, self.num_minibatches
-        return kind(self.layout, self.spec.num_agents, rows, count, rows // count, row)
+        """Return the minibatches of a rollout, see `segments` for those of teams."""
+        agents, count, row = self.spec.num_agents, self.num_minibatches, self.row_samples(self.steps)
+        rows = self.layout.num_envs // self.layout.shards * self.steps * agents // row
+        return (Segments if self.learns_by_team else Minibatches)(self.layout, agents, rows, count, rows // count, row)
 
     @property
     def gradient_samples(self) -> int:

@@ -274,6 +274,12 @@ def _parameters(
     return kernel.astype(module.dtype), bias
 
 
+def linear(module: nn.Module, name: str, x: Array, outputs: int, initializer: str) -> Array:
+    """Return a linear layer of inputs [..., F], float32[..., outputs], with parameters of the module; see above."""
+    kernel, bias = _parameters(module, name, (x.shape[-1], outputs), x.shape[-1], initializer)
+    return (x @ kernel).astype(jnp.float32) + jnp.expand_dims(bias, range(x.ndim - 1))
+
+
 def _rectify(products: Array, bias: Array) -> Array:
     """ReLU of products [..., F] + bias float32[F], in the products' dtype; a bias' gradient is a float32 sum."""
     rows = products.astype(jnp.float32) + jnp.expand_dims(bias, range(products.ndim - 1))

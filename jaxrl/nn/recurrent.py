@@ -42,7 +42,7 @@ class Recurrent(nn.Module):
     the kernels of each gate are orthogonal, and the biases 0.
     """
 
-    encoder: nn.Module  # [N, ...] -> [N, F]
+    encoder: nn.Module | None  # [N, ...] -> [N, F]; None: inputs are [N, T, F]
     head: nn.Module  # [N, H] -> float32[N, outputs]
     memory: Memory
     size: int
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
             first = jnp.zeros(lead, bool)
         if carry is None:
             carry = zero_carry(self.memory, self.size, self.layers, lead[:1])
-        rows = self.encoder(x.reshape(-1, *x.shape[2:])).reshape(*lead, -1)
+        rows = x if self.encoder is None else self.encoder(x.reshape(-1, *x.shape[2:])).reshape(*lead, -1)
         new_carry: Carry = {}
         for layer in range(1, self.layers + 1):
             names = [f"{name}{layer}" for name in ("hidden", "cell") if f"{name}{layer}" in carry]

@@ -187,7 +187,11 @@ class Field:
 
 
 def declared_fields(cls: type, section: str) -> dict[str, Field]:
-    """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
+    """Return the settings that a dataclass declares, its own before those of its bases.
+
+    Raises UsageError for one that cannot be a flag.
+    """
+    order = {name: index for index, name in enumerate(vars(cls).get("__annotations__", ()))}
     kinds = typing.get_type_hints(cls)
     arguments = ("spec", "layout", "custom") if section == "algorithm" else ()
     fields = {
@@ -195,7 +199,7 @@ def declared_fields(cls: type, section: str) -> dict[str, Field]:
             *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
             *(f.metadata.get("flag", True), f.metadata.get("between")),
         )
-        for f in dataclasses.fields(cls)
+        for f in sorted(dataclasses.fields(cls), key=lambda f: order.get(f.name, len(order)))
         if f.init and f.name not in arguments
     }
     for field in fields.values():
