@@ -1,0 +1,401 @@
+"""Message passing and parameters by type: formulas in NumPy, symmetries, updates, learning, refusals."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.off_policy import make_trainer
+from helpers.runs import outcome, resume, shared_programs
+from helpers.runs import run as run_command
+from helpers.tiny import Corridor, PointMass
+from helpers.whisper import Whisper
+
+from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from envs_jax.progress import start
+from envs_jax.testing import check_env
+from jaxrl.algos.base import AlgoState, Custom, Trajectory
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.team import message_ages
+from jaxrl.cli import train
+from jaxrl.nn import distributions
+from jaxrl.nn.networks import MLP
+from jaxrl.nn.teams import Attention, deliver, map_agents
+from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.runtime.policy import Policy
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
+
+T, B, A, OBS, ACTIONS = 4, 4, 3, 5, 4
+SPEC = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T, links=True, max_link_age=2)
+SMALL: dict[str, Any] = {
+    "rollout_steps": T, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8, "depth": 1, "memory_size": 3,
+    "message_heads": 2, "actor_lr": 0.01,
+}  # fmt: skip
+COMA: dict[str, Any] = {
+    "minibatch_size": 24, "num_epochs": 2, "hidden_size": 8, "depth": 1, "memory_size": 3, "message_heads": 2,
+    "scale_advantage": True, "clip_ratio": 0.2, "advantage": "return", "entropy_weight": 0.01, "actor_lr": 0.01,
+    "critic_lr": 0.01,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- the networks, by their formulas
+
+
+def attention(params: Any, embedding: np.ndarray, messages: np.ndarray, heard: np.ndarray, heads: int) -> np.ndarray:
+    """One agent's result, head by head and sender by sender."""
+    tree = {name: np.float64(value) for name, value in params["params"].items()}
+
+    def project(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ tree[f"{name}_kernel"] + tree[f"{name}_bias"]
+
+    width, parts = len(embedding) // heads, []
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        query = project("query", embedding)[part]
+        senders = np.flatnonzero(heard)
+        scores = np.array([query @ project("key", messages[j])[part] for j in senders]) / np.sqrt(width)
+        shares = np.exp(scores) / np.exp(scores).sum()
+        parts.append(sum((a * project("value", messages[j])[part] for a, j in zip(shares, senders, strict=True)),
+                         np.zeros(width)))  # fmt: skip
+    return np.maximum(embedding + project("out", np.concatenate(parts)), 0)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_follows_its_formula(heads: int) -> None:
+    rng, module = np.random.default_rng(heads), Attention(heads, "torch")
+    embedding = rng.normal(size=(7, 6)).astype(np.float32)
+    messages = rng.normal(size=(7, 4, 6)).astype(np.float32) * 3
+    heard = rng.random((7, 4)) < 0.5
+    heard[0], heard[1] = False, True
+    params = jax.jit(module.init)(jax.random.key(0), embedding, messages, heard)
+    actual = jax.jit(module.apply)(params, embedding, messages, heard)
+    expected = [attention(params, *row, heads) for row in zip(embedding, messages, heard, strict=True)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+    def loss(messages: Any) -> Any:
+        return jnp.sum(module.apply(params, embedding, messages, heard))
+
+    slopes = jax.jit(jax.grad(loss))(messages)
+    assert np.isfinite(slopes).all() and not slopes[~heard].any() and slopes[heard].any()
+
+
+def test_messages_arrive_after_their_delay() -> None:
+    rng = np.random.default_rng(0)
+    for before in (0, 2):
+        sent = rng.normal(size=(2, before + 5, 3, 4)).astype(np.float32)
+        ages = rng.integers(-1, before + 1, (2, 5, 3, 3)).astype(np.int32)
+        actual = np.asarray(jax.jit(deliver)(sent, ages))
+        for n, t, i, j in np.argwhere(ages >= 0):
+            np.testing.assert_array_equal(actual[n, t, i, j], sent[n, before + t - ages[n, t, i, j], j])
+
+
+def test_everyone_is_heard_who_is_present_unless_the_environment_says_otherwise() -> None:
+    first = np.zeros((2,), bool)
+    present = np.array([[True, False, True], [True, True, True]])
+    timestep = TimeStep(np.zeros((2, 3, 1)), np.zeros((2, 3)), first, first, first, present=present)
+    spec = dataclasses.replace(SPEC, links=False)
+    everyone = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
+    np.testing.assert_array_equal(message_ages(spec, timestep), [everyone] * 2)
+    absent = message_ages(dataclasses.replace(spec, absent_agents=True), timestep)
+    np.testing.assert_array_equal(absent, [[[-1, -1, 0], [0, -1, 0], [0, -1, -1]], everyone])
+    links = np.array([[[2, 1, -1], [0, 0, 0], [1, -1, 0]]] * 2, np.int32)
+    expected = [[[-1, 1, -1], [0, -1, 0], [1, -1, -1]]] * 2
+    np.testing.assert_array_equal(message_ages(SPEC, dataclasses.replace(timestep, links=links)), expected)
+
+
+def test_each_agent_has_the_parameters_of_its_type() -> None:
+    module, x = MLP(2, 4), np.random.default_rng(1).normal(size=(5, 3, 6)).astype(np.float32)
+    sets = [module.init(jax.random.key(k), x[:, 0]) for k in range(2)]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sets)
+    actual = map_agents(module.apply, params, (1, 0, 1), x)
+    for agent, kind in enumerate((1, 0, 1)):
+        np.testing.assert_allclose(actual[:, agent], module.apply(sets[kind], x[:, agent]), rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- made-up rollouts
+
+
+def made_up(spec: EnvSpec, seed: int, carry: Any = ()) -> tuple[Trajectory, TimeStep]:
+    """A trajectory [T, B, ...] in which episodes end, with links of all ages, and the time step after it."""
+    rng, agents = np.random.default_rng(seed), spec.num_agents
+    ends = rng.random((T + 1, B)) < 0.2
+    for t in range(T):
+        ends[t + 1] &= ~ends[t]
+    first = np.concatenate([np.ones((1, B), bool), ends[:-1]])
+    ends &= ~first
+    links = rng.integers(-1, spec.max_link_age + 1, (T + 1, B, agents, agents)).astype(np.int32)
+    timesteps = TimeStep(
+        rng.normal(size=(T + 1, B, agents, OBS)).astype(np.float32),
+        reward=rng.normal(size=(T + 1, B, agents)).astype(np.float32),
+        terminated=ends, truncated=np.zeros_like(ends), first=first, links=links if spec.links else (),
+    )  # fmt: skip
+    action = rng.integers(0, ACTIONS, (T, B, agents)).astype(np.int32)
+    extras = {
+        "log_prob": rng.normal(-1.4, 0.3, (T, B, agents)).astype(np.float32),
+        "mask": np.ones((T, B, agents, ACTIONS), bool),
+    }
+    return (
+        Trajectory(jax.tree.map(lambda x: x[:-1], timesteps), action, extras, carry),
+        jax.tree.map(lambda x: x[-1], timesteps),
+    )
+
+
+def learn(algo: Any, params: Any, trajectory: Trajectory, last: TimeStep) -> Any:
+    sharded = algo.init(jax.random.key(0), None).sharded
+    run = jax.jit(lambda params: algo.learn(
+        AlgoState(params, sharded), trajectory, last, jax.random.key(2), start(), algo.phases[0]
+    ))  # fmt: skip
+    return run(params)
+
+
+def fresh_carry(algo: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], algo.zero_carry("actor", B, algo.spec.num_agents)) if algo.recurrent else ()
+
+
+SETTINGS = [(Ppo, SMALL), (Coma, COMA)]
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
+def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -> None:
+    order = np.array([2, 0, 1])
+    env = Whisper(delay=1)
+    spec = dataclasses.replace(env.spec, observation=Box((OBS,)), action=Discrete(ACTIONS))
+    algo = algorithm(spec, DataParallel(B), message_passing="attention", memory="gru", **settings)
+    params = jax.jit(lambda: algo.policy(algo.init(jax.random.key(1), None)))()
+    trajectory, _ = made_up(spec, 3)
+    timestep = jax.tree.map(lambda x: x[0], trajectory.timestep)
+    rng = np.random.default_rng(4)
+    carry = jax.tree.map(
+        lambda x: rng.normal(size=x.shape).astype(np.float32), algo.init_carry(params, timestep, jnp.arange(B))
+    )
+
+    def outputs(observation: Any, links: Any, carry: Any) -> Any:
+        step = dataclasses.replace(timestep, observation=observation, links=links, first=np.zeros(B, bool))
+        situation = algo.situation(jax.tree.map(lambda x: x[:, None], step))
+        views = jnp.asarray(step.observation)[:, None]
+        if algorithm is Ppo:
+            return algo.team_outputs("actor", params["actor"], params["statistics"], views, situation, carry)
+        return algo.team_logits(params, views, situation, carry)
+
+    plain, after = jax.jit(outputs)(timestep.observation, timestep.links, carry)
+    turned, turned_after = jax.jit(outputs)(
+        timestep.observation[:, order],
+        timestep.links[:, order][:, :, order],
+        jax.tree.map(lambda x: x[:, order], carry),
+    )
+    np.testing.assert_allclose(turned, plain[:, :, order], rtol=1e-4, atol=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:, order], rtol=1e-4, atol=1e-6), turned_after, after)
+    unheard, _ = jax.jit(outputs)(timestep.observation, np.full_like(timestep.links, -1), carry)
+    assert np.abs(unheard - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
+def test_learning_reproduces_what_acting_computed(algorithm: Any, settings: Any, delay: int, memory: str) -> None:
+    """Also where a rollout begins in the middle of an episode, with messages under way."""
+    own = {"memory": memory, "message_passing": "attention", "share_parameters": memory == "none"}
+    own |= {"rollout_steps": 4} if algorithm is Ppo else {}
+    trainer = make_trainer(algorithm, Whisper(delay=delay), 8, **(settings | own))
+    algo, phase = trainer.algo, trainer.algo.phases[0]
+    state = trainer.init(jax.random.key(0))
+    state, _ = trainer.make_block(phase)(state, jnp.int32(3))
+    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.collect(state, phase, key))(state, jax.random.key(5))
+    if algorithm is Ppo:
+        assert trajectory.timestep.first[1:].any() and not trajectory.timestep.first[0].all()
+
+    def compute(links: Any) -> Any:
+        params, key = state.algo.replicated, jax.random.key(0)
+        moved = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, links=links))
+        if algorithm is Ppo:
+            _, data, _, _ = algo.compute_transitions(params, moved, last, state.algo.sharded)
+            rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+            learned = params.actor.params, params.critic.params
+            outputs, _, samples = algo.apply_networks(learned, params.statistics, rows)
+            return algo.log_prob(outputs, samples)[0], samples["log_prob"]
+        data = algo.compute_transitions(params, moved, last, key, state.progress)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+        logits, samples = algo.apply_actor(params.actor.params, rows)
+        mixed = distributions.epsilon_mix(logits, algo.epsilon(state.progress))
+        probs = distributions.apply_action_mask(mixed, samples["mask"])
+        return jnp.log(distributions.select_action_value(probs, samples["action"])), samples["log_prob"]
+
+    actual, acted = jax.jit(compute)(trajectory.timestep.links)
+    assert actual.shape == (8 * phase.steps * 3,)
+    np.testing.assert_allclose(actual, acted, rtol=0, atol=3e-6)
+    deaf, _ = jax.jit(compute)(jnp.full_like(trajectory.timestep.links, -1))
+    assert np.abs(deaf - acted).max() > 1e-4
+
+
+@pytest.mark.parametrize("extra", [{}, {"memory": "gru"}, {"message_passing": "attention"}])
+@pytest.mark.parametrize("part", ["actor", "critic"])
+@pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
+def test_shared_parameters_move_by_the_sum_of_separate_ones(
+    algorithm: Any, settings: Any, part: str, extra: Any
+) -> None:
+    """A step of plain gradient descent on one network, from sets of parameters that are equal: the chain rule."""
+    spec = dataclasses.replace(SPEC, agent_types=(0, 1, 0))
+    chains = Custom(optimizers={"actor": optax.sgd(0.0), "critic": optax.sgd(0.0)} | {part: optax.sgd(0.1)})
+    one = {"num_minibatches": 1, "num_epochs": 1} if algorithm is Ppo else {"minibatch_size": 999, "num_epochs": 1}
+    settings = settings | one | extra
+    shared = algorithm(spec, DataParallel(B, 2), chains, **(settings | {"memory": extra.get("memory", "none")}))
+    separate = algorithm(spec, DataParallel(B, 2), chains, share_parameters=False, **settings)
+    trajectory, last = made_up(spec, 5, fresh_carry(shared))
+    params = jax.jit(lambda: shared.init(jax.random.key(1), None).replicated)()
+
+    def twice(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
+
+    parts = {name: separate.learner(name, twice(getattr(params, name).params)) for name in ("actor", "critic")}
+    copies = dataclasses.replace(params, **parts)
+    if algorithm is Coma:
+        copies = dataclasses.replace(copies, target=twice(params.target))
+    after, metrics = learn(shared, params, trajectory, last)
+    separate_after, separate_metrics = learn(separate, copies, trajectory, last)
+    np.testing.assert_allclose(metrics["actor_loss"], separate_metrics["actor_loss"], rtol=1e-4, atol=1e-5)
+    before = getattr(params, part).params
+    moved = jax.tree.map(lambda x, y: y - x, before, getattr(after.replicated, part).params)
+    by_type = jax.tree.map(
+        lambda x, y: y - x[None], before, jax.device_get(getattr(separate_after.replicated, part).params)
+    )
+    assert max(np.abs(leaf[0] - leaf[1]).max() for leaf in jax.tree.leaves(by_type)) > 1e-4
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved)) > 1e-4
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y.sum(0), rtol=2e-3, atol=1e-6), moved, by_type)
+
+
+def test_gradients_run_through_messages() -> None:
+    """What an agent sends is trained by the losses of those that hear it, a step later: finite differences."""
+    algo = Ppo(SPEC, DataParallel(B), message_passing="attention", initializer="torch", **SMALL)
+    params = jax.jit(lambda: algo.init(jax.random.key(1), None).replicated)().actor.params
+    trajectory, _ = made_up(SPEC, 7)
+    steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory.timestep)
+    weights = np.random.default_rng(8).normal(size=(B, T, ACTIONS)).astype(np.float32)
+
+    def loss(observation: Any) -> Any:  # of the first agent only
+        situation, carry = algo.situation(steps), algo.zero_carry("actor", B, A)
+        outputs, _ = algo.run_network("actor", params, observation, situation, carry)
+        return jnp.sum(weights * outputs[:, :, 0])
+
+    slopes = np.asarray(jax.jit(jax.grad(loss))(steps.observation))
+    heard = np.zeros((B, T, A), bool)
+    heard[:, :, 0] = True
+    for b, t, j in np.argwhere(np.asarray(situation_ages(algo, steps))[:, :, 0] >= 0):
+        heard[b, max(t - int(situation_ages(algo, steps)[b, t, 0, j]), 0), j] = True
+    assert not slopes[~heard].any()
+    assert (np.abs(slopes[heard]).max(-1) > 0).mean() > 0.9
+    rng, step, value = np.random.default_rng(9), 1e-2, jax.jit(loss)
+    for index in rng.choice(np.argwhere(np.abs(slopes) > 0.02), 6, replace=False):
+        moved = [np.array(steps.observation) for _ in range(2)]
+        moved[0][tuple(index)] += step
+        moved[1][tuple(index)] -= step
+        slope = (float(value(moved[0])) - float(value(moved[1]))) / (2 * step)
+        np.testing.assert_allclose(slopes[tuple(index)], slope, rtol=0.05, atol=2e-3)
+
+
+def situation_ages(algo: Any, steps: Any) -> Any:
+    return algo.situation(steps).ages
+
+
+# ---------------------------------------------------------------- learning
+
+
+def whisper_score(algorithm: Any, seed: int, iterations: int, env: Any, **settings: Any) -> float:
+    """The share of cues that were repeated, of those that could be, in held-out episodes after training."""
+    common = {"hidden_size": 32, "actor_lr": 3e-3, "critic_lr": 3e-3, "gamma": 0.5, "message_heads": 2}
+    common |= {"num_minibatches": 4, "rollout_steps": 12} if algorithm is Ppo else {"minibatch_size": 144}
+    common |= {"eps_max": 0.1, "eps_anneal": 3000, "tau": 0.1} if algorithm is Coma else {"num_epochs": 4}
+    base = SMALL if algorithm is Ppo else COMA
+    trainer = make_trainer(algorithm, env, 32, **(base | common | settings))
+    state = trainer.init(jax.random.key(seed))
+    state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(iterations))
+    evaluator = Evaluator(
+        trainer.env, learned_policy(trainer.algo), 128, make_mesh(1), init_carry=trainer.algo.init_carry
+    )
+    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
+    return float(np.mean(results["repeated"])) / (env.horizon - env.delay)
+
+
+def test_the_task_pays_only_what_another_agent_saw() -> None:
+    env = Whisper(delay=1)
+    check_env(env, random=False)
+    state, timestep = env.reset(jax.random.key(3))
+    np.testing.assert_array_equal(timestep.links, np.full((3, 3), -1))
+    shown = np.argmax(timestep.observation[:, :3], -1)  # agent i sees the cue of agent i + 1
+    state, timestep = env.step(state, jnp.zeros(3, jnp.int32))
+    assert not timestep.reward.any()
+    np.testing.assert_array_equal(timestep.links, np.ones((3, 3)) - 2 * np.eye(3))
+    _, timestep = env.step(state, jnp.asarray(np.roll(shown, 1)))
+    np.testing.assert_array_equal(timestep.reward, np.ones(3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
+def test_a_team_that_sends_messages_solves_what_others_cannot(algorithm: Any, delay: int) -> None:
+    env = Whisper(delay=delay)
+    assert whisper_score(algorithm, 0, 300, env, message_passing="attention") > 0.9
+    assert whisper_score(algorithm, 0, 300, env) < 0.45  # of three cues
+
+
+@pytest.mark.long
+def test_agents_that_hear_nobody_do_not_learn_from_messages() -> None:
+    score = whisper_score(Ppo, 0, 300, Whisper(deaf=True), message_passing="attention")
+    assert 0.65 < score < 0.85  # two agents of three, and a third of the guesses of the other
+
+
+# ---------------------------------------------------------------- runs, policies, refusals
+
+
+COMMAND = (
+    "--algo ppo --env helpers.whisper:Whisper --delay 2 --num_envs 8 --devices 1 --rollout_steps 4 "
+    "--num_minibatches 2 --num_epochs 1 --hidden_size 8 --depth 1 --message_passing attention --share_parameters false "
+    "--total_env_steps 480 --checkpoint_every 8 --log_every 3 --eval_every 240 --eval_episodes 8"
+)
+
+
+@pytest.mark.long
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """Messages that are under way are part of a checkpoint."""
+    with shared_programs():
+        whole = run_command(COMMAND, tmp_path / "whole")
+        stopped = run_command(f"{COMMAND} --max_seconds 1e-9", tmp_path / "stopped")
+        resume(stopped, "--max_seconds 0")
+    assert outcome(stopped) == outcome(whole)
+
+
+def test_a_policy_needs_to_know_who_is_heard() -> None:
+    env = Whisper()
+    algo = Ppo(env.spec, DataParallel(1), message_passing="attention", **SMALL)
+    policy = Policy(env, algo, jax.jit(lambda: algo.policy(algo.init(jax.random.key(0), None)))())
+    _, timestep = env.reset(jax.random.key(1))
+    action, _ = policy(timestep)
+    assert action.shape == (3,)
+    with pytest.raises(ValueError, match="who hears whom: pass the whole time step"):
+        policy(timestep.observation)
+
+
+def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for spec, settings, custom, sentence in (
+        (Corridor().spec, {}, Custom(), "message_passing is for teams, and 'corridor' has one agent: use .* none"),
+        (SPEC, {"message_heads": 3}, Custom(), "message_heads 3 does not divide hidden_size 8.*change one"),
+        (SPEC, {"depth": 0}, Custom(), "messages are what the last hidden layer computes: use --depth 1 or more"),
+        (SPEC, {}, Custom({"actor": MLP}), "actor of your own has no message_passing: use message_passing none"),
+        (SPEC, {"num_minibatches": 3}, Custom(), "num_minibatches 3 does not divide the 4 environments"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Ppo(spec, DataParallel(B), custom, message_passing="attention", **(SMALL | settings))
+    separate = PointMass(num_agents=2).spec
+    assert Ppo(separate, DataParallel(B), share_parameters=False, **SMALL).types == (0, 1)
+    assert Ppo(PointMass().spec, DataParallel(B), share_parameters=False, **SMALL).types is None
+    small = "--num_envs 8 --hidden_size 8 --depth 1 --rollout_steps 4 --num_minibatches 2 --total_env_steps 32"
+    shared = run_command(f"--algo ppo --env helpers.whisper:Whisper {small}", tmp_path / "shared")
+    capsys.readouterr()
+    command = f"--algo ppo --env helpers.whisper:Whisper {small} --share_parameters false --init_from {shared}"
+    assert train.main([*command.split(), "--runs", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "share_parameters" in message and "Traceback" not in message
