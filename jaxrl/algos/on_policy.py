@@ -155,9 +155,8 @@ class Minibatches:
 
     def deviation(self, values: Array, weight: Array) -> Array:
         """Return the standard deviation of values [S local, m, ...] over a minibatch, repeated for each of them."""
-        rows, weight = (x.reshape(len(x), -1) for x in (values, weight))
-        mean = self.layout.sample_mean(weight * rows)
-        variance = self.layout.sample_mean(weight * jnp.square(rows - mean))
+        mean = self.layout.sample_mean(weight * values)
+        variance = self.layout.sample_mean(weight * jnp.square(values - mean))
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
 
@@ -173,17 +172,42 @@ def lambda_targets(
 
     y_t = r + gamma (1 - terminated) ((1 - l) v_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = v after step T. A
     truncated episode bootstraps from the value of its last observation, which has a row of its own. `value` is v
-    float32[T, B, A]; `last` is the time step after the trajectory, and `last_value` its v [B, A].
+    float32[T, B, A], or [T, B, A, K]; `last` is the time step after the trajectory, and `last_value` its v [B, A],
+    or [B, A, K].
     """
 
     def over_agents(x: Array) -> Array:
-        return jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)
+        return jnp.broadcast_to(jnp.expand_dims(x.astype(jnp.float32), range(x.ndim, value.ndim)), value.shape)
 
     next_steps = next_timesteps(trajectory, last)
     next_value = jnp.concatenate([value[1:], last_value[None]])
     discount = gamma * over_agents(~next_steps.terminated)
     lambda_t = lambda_ * over_agents(~next_steps.done)
-    return lambda_returns(next_steps.reward, discount, next_value, lambda_t)
+    return lambda_returns(over_agents(next_steps.reward), discount, next_value, lambda_t)
+
+
+def quantile_targets(
+    layout: DataParallel,
+    key: Key,
+    trajectory: Trajectory,
+    last: TimeStep,
+    quantiles: Array,
+    last_quantiles: Array,
+    gamma: Array | float,
+    lambda_: Array | float,
+) -> Array:
+    """Return samples float32[T, B, A, K] of the return: TD(lambda) targets that bootstrap at a random step.
+
+    Each goes on with probability lambda, and otherwise ends with its quantile of the next state (SR(lambda) of Nam et
+    al. 2021, arXiv 2105.11366). The mean of both, as in `lambda_targets`, would have too small a spread.
+    """
+
+    def draw(index: Array) -> Array:
+        shape = len(quantiles), *quantiles.shape[2:]
+        return jax.random.uniform(jax.random.fold_in(key, index), shape, jnp.float32)
+
+    goes_on = jax.vmap(draw, out_axes=1)(layout.env_indices()) < lambda_
+    return lambda_targets(trajectory, last, quantiles, last_quantiles, gamma, goes_on.astype(jnp.float32))
 
 
 def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:

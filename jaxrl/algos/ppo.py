@@ -16,8 +16,9 @@ environment and then learns in this order:
 
 The weight w is 0 after an episode's end, and 1 on average. With `memory` the actor and the critic are recurrent; with
 `message_passing` the actor also hears other agents; without `share_parameters` each type of agent has networks of its
-own: see `team` and `segments`. The file goes on in this order: settings, advantages and losses, the iteration, acting,
-networks and their inputs, sizes.
+own: see `team` and `segments`. With a `risk_level` below 1 the critic learns quantiles of the return, and advantages
+look at the mean of its worst share: `quantiles`. The file goes on in this order: settings, advantages and losses, the
+iteration, acting, networks and their inputs, sizes.
 
 Layout letters: T time, B environments, A agents, N samples, n actions of an agent or numbers of its action.
 """
@@ -47,7 +48,7 @@ from jaxrl.algos.base import (
     setting,
 )
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick
+from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick, quantile_targets
 from jaxrl.algos.segments import Segments
 from jaxrl.algos.team import Situation, TeamAlgorithm
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -56,6 +57,7 @@ from jaxrl.nn.networks import Network
 from jaxrl.nn.recurrent import Carry
 from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
+from jaxrl.rl.quantiles import quantile_losses, tail_advantages
 from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
 
 Arrays = dict[str, Array]
@@ -118,6 +120,11 @@ class Ppo(TeamAlgorithm):
         "auto", "local: an agent's critic sees its observation (IPPO); central: it sees the environment's centralised "
         "view (MAPPO); auto = central for teams and with a global state, if the environment has such a view"
     )  # fmt: skip
+    risk_level: float = setting(
+        1.0, "share of returns, the worst ones, whose mean is maximised (CVaR); 1 = all of them", between=(1e-3, 1)
+    )
+    risk_quantiles: int = setting(32, "quantiles of the returns that the critic learns, where risk_level is below 1",
+                                  between=(2, 10_000))  # fmt: skip
     initial_std: float = setting(0.6, "initial deviation of continuous actions, scaled to [-1, 1]", between=(1e-6, 1e3))
     initializer: Literal["torch", "he", "xavier", "orthogonal"] = setting(
         "orthogonal", "orthogonal, he: with a small last layer; torch: PyTorch's default; xavier: uniform"
@@ -141,6 +148,11 @@ class Ppo(TeamAlgorithm):
                 "number, such as 128"
             )
         super().__post_init__()
+        if self.quantiles and self.risk_level * self.quantiles < 1:
+            raise ValueError(
+                f"risk_level {self.risk_level:g} is less than one of {self.quantiles} quantiles: use --risk_quantiles "
+                f"{math.ceil(1 / self.risk_level)} or more"
+            )
         samples, count = self.batches.samples, self.num_minibatches
         if self.recurrent and samples % count:
             raise ValueError(
@@ -177,7 +189,8 @@ class Ppo(TeamAlgorithm):
             old_log_prob, weight = sample["log_prob"], sample["weight"]
             actor_losses = clipped_losses(log_prob, old_log_prob, sample["advantage"], self.clip_ratio)
             actor_loss = jnp.mean(weight * actor_losses)
-            critic_loss = jnp.mean(weight * 0.5 * jnp.square(value - sample["target"]))
+            target, square = sample["target"], 0.5 * jnp.square(value - sample["target"])
+            critic_loss = jnp.mean(weight * (quantile_losses(value, target) if self.quantiles else square))
             clipped = (jnp.abs(jnp.exp(log_prob - old_log_prob) - 1) > self.clip_ratio).astype(jnp.float32)
             means = {"actor_loss": actor_loss, "critic_loss": critic_loss, "policy_entropy": jnp.mean(weight * entropy)}
             means |= {"kl": divergence(log_prob, old_log_prob, weight), "clip_fraction": jnp.mean(weight * clipped)}
@@ -202,7 +215,8 @@ class Ppo(TeamAlgorithm):
     ) -> tuple[Array, Array, Carry]:
         """Return V [T, B, A] of `rows`, the inputs of all samples, V [B, A] after step T, and the critic's next carry.
 
-        `carry` is what the critic's memory had before row 0, leaves [S local, B / S, A, H].
+        With a risk level V holds K quantiles on a further axis. `carry` is what the critic's memory had before row 0,
+        leaves [S local, B / S, A, H].
         """
         layout, batches = self.layout, self.batches
 
@@ -214,7 +228,7 @@ class Ppo(TeamAlgorithm):
 
         def compute_team_values(*row: Any) -> tuple[Array, Carry]:
             value, carry = self.team_outputs("critic", params.critic.params, params.statistics, *row)
-            return denormalize(value[..., 0]), carry
+            return denormalize(value if self.quantiles else value[..., 0]), carry
 
         last_step = jax.tree.map(lambda x: x[None], last)
         if isinstance(batches, Segments):
@@ -225,10 +239,10 @@ class Ppo(TeamAlgorithm):
             return value, last_value[0], carry
         value = batches.unflatten(layout.apply(compute_value, rows))
         last_rows = batches.flatten_all(**self.inputs(last_step))
-        return value, layout.apply(compute_value, last_rows).reshape(-1, self.spec.num_agents), carry
+        return value, batches.unflatten(layout.apply(compute_value, last_rows))[0], carry
 
     def compute_transitions(
-        self, params: PpoParameters, trajectory: Trajectory, last: TimeStep, carry: Carry
+        self, params: PpoParameters, trajectory: Trajectory, last: TimeStep, carry: Carry, key: Key
     ) -> tuple[PpoParameters, Arrays, Arrays, Carry]:
         """Return parameters with new statistics of targets, all transitions, metrics, and the critic's next carry.
 
@@ -238,12 +252,22 @@ class Ppo(TeamAlgorithm):
         weight = batches.flatten(batches.sample_weights(trajectory))
         transitions: dict[str, Any] = batches.flatten_all(**self.inputs(trajectory.timestep))
         value, last_value, next_carry = self.compute_values(params, transitions, trajectory, last, carry)
-        advantage = batches.flatten(self.compute_advantages(trajectory, last, value, last_value))
-        target = advantage + batches.flatten(value)
-        error, spread = (batches.deviation(x, weight)[0, 0] for x in (advantage, target))  # the advantage is y - V
-        metrics = {"target_mean": layout.sample_mean(weight * target), "explained_variance": 1 - (error / spread) ** 2}
+        ends = trajectory, last, value, last_value
+        if self.quantiles:
+            rows = batches.flatten_all(
+                value=value, target=quantile_targets(layout, key, *ends, self.gamma, self.gae_lambda)
+            )
+            target, advantage = rows["target"], tail_advantages(rows["value"], rows["target"], self.risk_level)
+            mean_target, mean_error = target.mean(-1), (target - rows["value"]).mean(-1)
+        else:
+            advantage = batches.flatten(self.compute_advantages(*ends))
+            target = mean_target = advantage + batches.flatten(value)
+            mean_error = advantage  # y - V
+        error, spread = (batches.deviation(x, weight)[0, 0] for x in (mean_error, mean_target))
+        metrics = {"target_mean": layout.sample_mean(weight * mean_target)}
+        metrics["explained_variance"] = 1 - (error / spread) ** 2
         if self.normalize_value:
-            statistics = update_statistics(params.statistics, {"value": target}, weight, layout)
+            statistics = update_statistics(params.statistics, {"value": mean_target}, weight, layout)
             target = statistics["value"].normalize(target)
             params = dataclasses.replace(params, statistics=statistics)
         if self.normalize_advantage:
@@ -266,7 +290,7 @@ class Ppo(TeamAlgorithm):
     ) -> Learning:
         """Compute advantages and targets (algorithm 1), and shuffle the transitions for each epoch."""
         params, data, data_metrics, carry = self.compute_transitions(
-            state.replicated, trajectory, last_timestep, state.sharded
+            state.replicated, trajectory, last_timestep, state.sharded, key
         )
         order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
@@ -353,7 +377,7 @@ class Ppo(TeamAlgorithm):
 
         action = self.spec.action
         actor_outputs = action.n if isinstance(action, Discrete) else 2 * math.prod(action.shape)
-        return {"actor": make("actor", actor_outputs), "critic": make("critic", 1)}
+        return {"actor": make("actor", actor_outputs), "critic": make("critic", self.quantiles or 1)}
 
     @property
     def view_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -365,6 +389,11 @@ class Ppo(TeamAlgorithm):
         elif self.view == "central":
             central = (math.prod(local) + math.prod(self.spec.global_state.shape),)
         return {"actor": local, "critic": central}
+
+    @property
+    def quantiles(self) -> int:
+        """Return K, 0 where the critic learns the mean of returns."""
+        return self.risk_quantiles if self.risk_level < 1 else 0
 
     @property
     def view(self) -> str:
@@ -390,8 +419,9 @@ class Ppo(TeamAlgorithm):
         return self.networks["actor"].apply(actor, normalize_inputs("actor", statistics, observation))
 
     def value(self, critic: Params, statistics: Statistics, sample: Arrays) -> Array:
-        """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
-        return self.networks["critic"].apply(critic, normalize_inputs("critic", statistics, sample[self.view]))[:, 0]
+        """Return values float32[N] of `inputs` [N, ...], or quantiles [N, K], normalised if the critic learns these."""
+        values = self.networks["critic"].apply(critic, normalize_inputs("critic", statistics, sample[self.view]))
+        return values if self.quantiles else values[:, 0]
 
     def team_outputs(
         self, part: str, params: Params, statistics: Statistics, views: Array, situation: Situation, carry: Carry
@@ -411,7 +441,8 @@ class Ppo(TeamAlgorithm):
         situation, view = sample["situation"], sample[self.view]
         outputs, _ = self.team_outputs("actor", actor, statistics, observation, situation, sample["carry"])
         value, _ = self.team_outputs("critic", critic, statistics, view, situation, sample["critic_carry"])
-        return outputs.reshape(-1, outputs.shape[-1]), value.reshape(-1), self.flatten_rows(sample)
+        outputs, value = (x.reshape(-1, x.shape[-1]) for x in (outputs, value))
+        return outputs, value if self.quantiles else value[:, 0], self.flatten_rows(sample)
 
     def fresh_statistics(self) -> Statistics:
         """Return statistics of no inputs and no targets, of those that are in use."""

@@ -183,8 +183,8 @@ class DataParallel:
         return jax.lax.psum(local, AXIS) if self.devices > 1 else local
 
     def sample_mean(self, samples: Array) -> Array:
-        """Mean over all samples of all logical shards, [S local, m] -> []."""
-        return self.mean(samples.mean(1))
+        """Mean over all samples of all logical shards, [S local, m, ...] -> []."""
+        return self.mean(samples.reshape(len(samples), -1).mean(1))
 
     def all_gather(self, samples: Any) -> tuple[Any, Array | int]:
         """Gather samples [n, ...] of all devices, inside a loss of `gradient`: [n devices, ...], this one's offset."""
