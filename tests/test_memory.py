@@ -210,7 +210,7 @@ def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings:
     def compute(carry: Any) -> Any:
         params = state.algo.replicated
         moved = dataclasses.replace(trajectory, carry=carry)
-        _, data, _, _ = algo.compute_transitions(params, moved, last, state.algo.sharded)
+        _, data, _, _ = algo.compute_transitions(params, moved, last, state.algo.sharded, jax.random.key(0))
         segments = {name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows) for name, rows in data.items()}
         learned = params.actor.params, params.critic.params
         outputs, _, samples = algo.apply_networks(learned, params.statistics, segments)

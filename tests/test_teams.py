@@ -141,7 +141,9 @@ def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
     @jax.jit
     def update(trajectory: Trajectory, last: Any) -> tuple[Any, Any, Any]:
         if isinstance(algo, Ppo):
-            params, batch, metrics, _ = algo.compute_transitions(state.replicated, trajectory, last, state.sharded)
+            params, batch, metrics, _ = algo.compute_transitions(
+                state.replicated, trajectory, last, state.sharded, jax.random.key(1)
+            )
             params, more = algo.update(params, batch, start())
             learners, metrics = (params.actor, params.critic), metrics | more
             learning = algo.begin_learning(state, trajectory, last, jax.random.key(1), start())
