@@ -122,7 +122,7 @@ class GambleState:
 
 @dataclasses.dataclass(frozen=True)
 class Gamble(Environment):
-    """One choice: 1 for certain, or 3 three times of four and -3 otherwise: 1.5 in the mean."""
+    """One choice: 1 for certain, or 3 with probability 0.85 and -3 otherwise: 2.1 in the mean, 0 in the worst 0.3."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -134,7 +134,7 @@ class Gamble(Environment):
         )
 
     def step(self, state: GambleState, action: Array, context: None = None) -> tuple[GambleState, TimeStep]:
-        outcome = jnp.where(state.draw < 0.75, 3.0, -3.0)
+        outcome = jnp.where(state.draw < 0.85, 3.0, -3.0)
         reward = jnp.where(action == 1, outcome, 1.0)
         return state, termination(reward, jnp.ones((1, 1)), metrics={"gambles": action[0].astype(jnp.float32)})
 
@@ -148,7 +148,7 @@ def test_a_gamble_is_avoided_where_the_worst_outcomes_count(level: float) -> Non
     params = trainer.algo.policy(state.algo)
     logits = trainer.algo.actor_outputs(params["actor"], params["statistics"], jnp.ones((1, 1)))
     gambles = float(jax.nn.softmax(logits)[0, 1])
-    assert gambles > 0.8 if level == 1.0 else gambles < 0.2
+    assert gambles > 0.8 if level == 1.0 else gambles < 0.2, gambles
 
 
 def test_a_level_of_one_is_the_plain_method() -> None:
