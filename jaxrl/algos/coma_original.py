@@ -107,11 +107,12 @@ class ComaOriginal(Coma):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers = {"clip_ratio": 0, "target_kl": 0}
-        for name, neutral in (numbers | {"advantage": "critic", "scale_advantage": False, "memory": "none"}).items():
+        fixed = {"clip_ratio": 0, "target_kl": 0, "advantage": "critic", "scale_advantage": False}
+        fixed |= {"memory": "none", "message_passing": "none", "share_parameters": True}
+        for name, neutral in fixed.items():
             if getattr(self, name) != neutral:
                 raise ValueError(
-                    f"{name} does not apply to coma_original, whose actor loss is fixed: remove it, or use coma"
+                    f"{name} does not apply to coma_original, whose loss and networks are fixed: remove it, or use coma"
                 )
         if self.layout.shards > 1:
             raise ValueError("coma_original uses all episodes of a training step at once: use --logical_shards 1")

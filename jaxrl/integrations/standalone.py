@@ -55,6 +55,11 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             f"the numpy format is for coma, ddpg, bicnet, sac, ppo and student, not for {type(algo).__name__.lower()}: "
             "choose --format stablehlo or onnx"
         )
+    if getattr(algo, "passes_messages", False) or getattr(algo, "types", None):
+        raise UsageError(
+            "the numpy format has one network for all agents and no messages between them: choose --format stablehlo "
+            "or onnx, or a run with message_passing none and share_parameters true"
+        )
     settings = network_settings(algo, "numpy") | {
         "agents": spec.num_agents,
         "observation_shape": spec.observation.shape,
