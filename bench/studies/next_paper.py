@@ -1,0 +1,184 @@
+"""python -m bench.studies.next_paper: seven methods under lost and delayed messages, with teams of several sizes.
+
+Trains each method of next_paper.yaml with several seeds at once, then flies the same held-out missions with all of them
+in every condition. --methods names methods or ablations, --set changes settings of the environment (q=57). Runs lie in
+one folder, and those that are there are not trained again: an interrupted study goes on. The result is a JSON file, a
+table of it (.md) and a figure (.png); every mission is a row of a CSV file next to each run.
+--draw RESULT.json makes the table and the figure of a result.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bench.harness import measure
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import write_atomically
+from jaxrl.common.yaml_files import read_mapping
+
+KIND = "next_paper"
+PLAN = Path(__file__).with_suffix(".yaml")
+AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
+
+
+def method_settings(plan: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings of a run, "algo" among them. Raises UsageError for an unknown method."""
+    if name in plan["ablations"]:
+        return method_settings(plan, "risk") | plan["ablations"][name]
+    if name not in plan["methods"]:
+        known = ", ".join([*plan["methods"], *plan["ablations"]])
+        raise UsageError(f"--methods has the unknown method '{name}': choose from {known}")
+    method = plan["methods"][name]
+    return plan["env"] | plan["common"] | plan["algorithms"][method["algo"]] | method
+
+
+def run_command(module: str, words: Sequence[str], log: Path) -> float:
+    """Run a command of jaxrl and return its seconds. Raises UserError if it fails."""
+    began = time.monotonic()
+    with log.open("a") as stream:
+        if subprocess.run([sys.executable, "-m", f"jaxrl.{module}", *words], stdout=stream, stderr=stream).returncode:
+            raise UserError(f"jaxrl.{module} failed: see {log}")
+    return time.monotonic() - began
+
+
+def train(folder: Path, settings: dict[str, Any], missions: int, seeds: int) -> Path:
+    """Train the only run of a folder, or return it if it is there; "seconds.json" holds its time."""
+    if not (folder / "seconds.json").is_file():
+        folder.mkdir(parents=True)
+        settings = {"env": "coverage"} | settings | {"total_episodes": missions, "num_seeds": seeds, "eval_every": 0}
+        words = [word for name, value in settings.items() for word in (f"--{name}", _flag(value))]
+        seconds = run_command("train", [*words, "--runs", str(folder)], folder / "log.txt")
+        write_atomically(folder / "seconds.json", json.dumps({"train": seconds}))
+    (run,) = folder.glob("*/0001")
+    return run
+
+
+def _flag(value: Any) -> str:
+    """Return a value as text of a flag."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+
+
+def evaluate(run: Path, folder: Path, conditions: Path, missions: int, policies: Sequence[str]) -> dict[str, Any]:
+    """Fly the conditions with a run's policies, and return the report's conditions."""
+    report = folder / f"conditions_{missions}.json"
+    if not report.is_file():
+        words = ["--conditions", str(conditions), "--episodes", str(missions), "--policy", ",".join(policies)]
+        words += ["--csv", str(report.with_suffix(".csv")), "--json", str(report), "--bound", "0.5"]
+        run_command("evaluate", [str(run), *words], folder / "log.txt")
+    result: dict[str, Any] = json.loads(report.read_text())["conditions"]
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the result as Markdown: the entropy in each condition, and its worst tenth."""
+    names = list(result["methods"])
+    conditions = list(result["conditions"])
+    seeds, missions = result["seeds"], result["missions"]
+    lines = [
+        f"Entropy in the region of interest at a mission's end (smaller is better): means over {seeds} seeds of "
+        f"{result['training_missions']:,} training missions and {missions} held-out missions each, +- the half width "
+        "of the 95 % interval over seeds; in brackets the mean of the worst tenth of the missions.",
+        "",
+        "| condition | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for condition in conditions:
+        cells = []
+        for name in names:
+            score = result["methods"][name]["conditions"][condition]["entropy"]
+            width = "" if score.get("error") is None else f" +- {score['error']:.3f}"
+            cells.append(f"{score['mean']:.3f}{width} ({score['tail']:.3f})")
+        lines.append(f"| {condition} | " + " | ".join(cells) + " |")
+    minutes = [f"{name} {m['seconds'] / 60:.1f}" for name, m in result["methods"].items() if m["seconds"]]
+    lines += ["", f"Minutes of training, all seeds together: {', '.join(minutes)}.", ""]
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any]) -> Figure:
+    """Plot the entropy of each method over losses, delays and team sizes."""
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(AXES), sharey=True)
+    for axis, (word, label) in zip(axes, AXES.items(), strict=True):
+        for name, method in result["methods"].items():
+            points = [(0.0, "drop 0.0")] if word == "delay" else [(4.0, "drop 0.0")] if word == "team" else []
+            points += [
+                (float(c.split()[1]), c) for c in result["conditions"] if c.split()[0] == word and c.count(" ") == 1
+            ]
+            scores = sorted((x, method["conditions"][c]["entropy"]["mean"]) for x, c in points)
+            style = "--" if not method["seconds"] else "-"
+            axis.plot(*zip(*scores, strict=True), style, marker=".", label=name)
+        axis.set_xlabel(label)
+    axes[0].set_ylabel("entropy at a mission's end")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    return figure
+
+
+def finish(result: dict[str, Any], path: Path) -> None:
+    """Write a result, its table and its figure."""
+    measure.write(result, path)
+    write_atomically(path.with_suffix(".md"), table(result))
+    plot(result).savefig(path.with_suffix(".png"), dpi=120)
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    plan = read_mapping(PLAN)
+    parser = measure.parser(f"python -m bench.studies.{KIND}", __doc__)
+    add = parser.add_argument
+    add("--methods", default=",".join(plan["methods"]), metavar="A,B", help="methods (default: all, no ablations)")
+    add("--seeds", default="5", metavar="N", help="train the seeds 0 to N - 1 (default: 5)")
+    add("--missions", default=str(plan["missions"]), metavar="N", help="train for N missions per seed")
+    add("--test_missions", default="200", metavar="N", help="fly N held-out missions (default: 200)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting of the environment")
+    add("--runs", default="runs/next_paper", metavar="DIR", help="folder of the runs (default: runs/next_paper)")
+    add("--out", metavar="FILE", help="JSON file of the result (default: a new one under bench/results/)")
+    add("--draw", metavar="RESULT.json", help="only make table and figure of a result")
+    parsed = parser.parse_args(list(argv))
+    if parsed.draw:
+        finish(measure.read(Path(parsed.draw)), Path(parsed.draw))
+        return 0
+    seeds = measure.parse_int(parsed.seeds, "--seeds", 2, 100)
+    missions = measure.parse_int(parsed.missions, "--missions", 64, 10**9)
+    test_missions = measure.parse_int(parsed.test_missions, "--test_missions", 2, 10**6)
+    changes = {}
+    for text in parsed.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text} has no value: write {text}=VALUE")
+        changes[name] = value
+    names, root = parsed.methods.split(","), Path(parsed.runs)
+    path = measure.output(parsed.out, KIND)
+    settings = {name: method_settings(plan, name) | changes for name in names}
+    root.mkdir(parents=True, exist_ok=True)
+    conditions = root / "conditions.yaml"
+    write_atomically(conditions, "".join(f"{json.dumps(k)}: {json.dumps(v)}\n" for k, v in plan["conditions"].items()))
+    result = measure.header(f"studies.{KIND}", argv, quick=False)
+    result |= {"seeds": seeds, "training_missions": missions, "missions": test_missions, "settings": settings}
+    result |= {"conditions": list(plan["conditions"]), "methods": {}}
+    for name in names:
+        folder = root / name
+        run = train(folder, settings[name], missions, seeds)
+        baselines = [] if result["methods"] else plan["baselines"]
+        flown = evaluate(run, folder, conditions, test_missions, ["greedy", *baselines])
+        seconds = json.loads((folder / "seconds.json").read_text())["train"]
+        for policy, key in (("learned", name), *((baseline, baseline) for baseline in baselines)):
+            scores = {condition: entry["policies"][policy] for condition, entry in flown.items()}
+            result["methods"][key] = {"seconds": seconds if policy == "learned" else 0, "conditions": scores}
+        mean = np.mean([scores["entropy"]["mean"] for scores in result["methods"][name]["conditions"].values()])
+        measure.say(f"{name}: mean entropy {mean:.3f} over all conditions, {seconds:.0f} s of training")
+        finish(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
