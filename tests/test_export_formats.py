@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.tiny import Corridor, PointMass, TinyQ
+from helpers.whisper import Whisper
 
 import jaxrl
 from envs_jax.base import Discrete, TimeStep, make
@@ -85,12 +86,20 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "coma_gru": lambda: make_policy(
         make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2, memory="gru", memory_size=6
     ),
+    "ppo_messages": lambda: made_ppo(Whisper(delay=1), message_passing="attention", message_heads=2, memory="gru"),
+    "coma_types": lambda: make_policy(
+        Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80, share_parameters=False
+    ),
     "student": taught,
     "collective": lambda: make_policy(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: make_policy(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
     "own_algorithm": lambda: made_tiny(),
 }
-NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm")]
+NUMPY = [
+    name
+    for name in POLICIES
+    if name not in ("collective", "own_network", "own_algorithm", "ppo_messages", "coma_types")
+]
 
 
 def made_ppo(env: Any, **settings: Any) -> Policy:

@@ -16,6 +16,8 @@ from jaxrl.common.types import Params
 from jaxrl.nn.networks import Initialisation, linear
 from jaxrl.nn.recurrent import Carry, Recurrent
 
+UNHEARD = -1e30  # a score
+
 
 class Attention(nn.Module):
     """One agent's attention over the messages that it hears (Vaswani et al. 2017, arXiv 1706.03762, equation 1).
@@ -40,9 +42,9 @@ class Attention(nn.Module):
 
         query, key, value = project("query", embedding), project("key", messages), project("value", messages)
         scores = jnp.sum(query[:, None] * key, axis=-1) * jnp.float32((features // self.heads) ** -0.5)
-        scores = jnp.where(heard[..., None], scores, -jnp.inf)
+        scores = jnp.where(heard[..., None], scores, UNHEARD)
         largest = jax.lax.stop_gradient(jnp.max(scores, axis=1, keepdims=True))
-        shares = jnp.where(heard[..., None], jnp.exp(scores - jnp.where(jnp.isfinite(largest), largest, 0.0)), 0.0)
+        shares = jnp.where(heard[..., None], jnp.exp(scores - largest), 0.0)
         shares = shares / jnp.maximum(jnp.sum(shares, axis=1, keepdims=True), 1e-8)
         sum_ = jnp.sum(shares[..., None] * value, axis=1).reshape(-1, features)
         return nn.relu(embedding.astype(jnp.float32) + linear(self, "out", sum_.astype(self.dtype), features,
@@ -113,17 +115,20 @@ def map_agents(
 
 
 def deliver(sent: Array, ages: Array) -> Array:
-    """Return the messages [N, T, A, J, F] that reach each agent, the sender's at that step where none does.
+    """Return the messages [N, T, A, J, F] that reach each agent; they mean nothing where none does.
 
     Args:
         sent: [N, D + T, J, F], messages of D steps before the first one, and of the T steps.
         ages: int32[N, T, A, J], how many steps ago, at most D; -1: nothing arrives.
     """
-    steps, agents = ages.shape[1:3]
-    before = sent.shape[1] - steps
-    if not before:
-        return jnp.broadcast_to(sent[:, :, None], (*ages.shape, sent.shape[-1]))
-    index = jnp.arange(steps, dtype=jnp.int32)[None, :, None, None] + before - jnp.clip(ages, 0, before)
-    rows = index.reshape(len(ages), -1, ages.shape[-1])  # [N, T A, J]
-    taken = jnp.take_along_axis(sent, rows[..., None], axis=1, mode="clip")
-    return taken.reshape(len(ages), steps, agents, *sent.shape[2:])
+    steps = ages.shape[1]
+    longest = sent.shape[1] - steps
+
+    def sent_before(age: int) -> Array:
+        return sent[:, longest - age : longest - age + steps, None]
+
+    if not longest:
+        return jnp.broadcast_to(sent_before(0), (*ages.shape, sent.shape[-1]))
+    return sum(
+        (jnp.where(ages[..., None] == age, sent_before(age), 0.0) for age in range(longest + 1)), jnp.float32(0.0)
+    )
