@@ -89,9 +89,12 @@ def test_messages_arrive_after_their_delay() -> None:
     for before in (0, 2):
         sent = rng.normal(size=(2, before + 5, 3, 4)).astype(np.float32)
         ages = rng.integers(-1, before + 1, (2, 5, 3, 3)).astype(np.int32)
-        actual = np.asarray(jax.jit(deliver)(sent, ages))
+        elapsed = np.array([[9, 9, 0, 1, 2], [0, 1, 2, 0, 1]], np.int32)
+        actual = np.asarray(jax.jit(deliver)(sent, ages, elapsed))
         for n, t, i, j in np.argwhere(ages >= 0):
-            np.testing.assert_array_equal(actual[n, t, i, j], sent[n, before + t - ages[n, t, i, j], j])
+            age = ages[n, t, i, j]
+            expected = sent[n, before + t - age, j] if age <= elapsed[n, t] else np.zeros(4)
+            np.testing.assert_array_equal(actual[n, t, i, j], expected)
 
 
 def test_everyone_is_heard_who_is_present_unless_the_environment_says_otherwise() -> None:

@@ -7,6 +7,7 @@ environments.
 import dataclasses
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -214,12 +215,21 @@ class TeamAlgorithm(Algorithm):
         sent = embedding.astype(jnp.float32)
         if self.message_delay:
             sent = jnp.concatenate([_by_agent(carry[MESSAGES]), sent], axis=1)
-        messages = deliver(sent, situation.ages)
+        begin = _last_first(situation.first, self.message_delay)
+        messages = deliver(sent, situation.ages, jnp.arange(lead[1], dtype=jnp.int32)[None] - begin)
         inputs = *(_by_agent(x) for x in (embedding, messages, situation.ages >= 0)), first, memory
         outputs, memory = map_agents(decide, params, types, inputs)
         if self.message_delay:
-            memory |= {MESSAGES: _by_agent(sent[:, lead[1] :])}
+            times = jnp.arange(lead[1] - self.message_delay, lead[1], dtype=jnp.int32)
+            this_episode = (times[None] >= begin[:, -1:])[..., None, None]
+            memory |= {MESSAGES: _by_agent(jnp.where(this_episode, sent[:, lead[1] :], 0.0))}
         return _by_agent(outputs), memory if self.recurrent else carry
+
+
+def _last_first(first: Array, delay: int) -> Array:
+    """Return when the episode of each step began, int32[N, T], for first bool[N, T]; -delay - 1: before step 0."""
+    begin = jnp.where(first, jnp.arange(first.shape[1], dtype=jnp.int32)[None], jnp.int32(-delay - 1))
+    return begin if first.shape[1] == 1 else jax.lax.cummax(begin, axis=1)
 
 
 def _by_agent(x: Array) -> Array:

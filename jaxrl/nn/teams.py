@@ -114,12 +114,13 @@ def map_agents(
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), outputs)
 
 
-def deliver(sent: Array, ages: Array) -> Array:
-    """Return the messages [N, T, A, J, F] that reach each agent; they mean nothing where none does.
+def deliver(sent: Array, ages: Array, elapsed: Array) -> Array:
+    """Return the messages [N, T, A, J, F] that reach each agent, zeros where none does.
 
     Args:
         sent: [N, D + T, J, F], messages of D steps before the first one, and of the T steps.
         ages: int32[N, T, A, J], how many steps ago, at most D; -1: nothing arrives.
+        elapsed: int32[N, T], steps of the episode before this one; nothing arrives from another episode.
     """
     steps = ages.shape[1]
     longest = sent.shape[1] - steps
@@ -129,6 +130,8 @@ def deliver(sent: Array, ages: Array) -> Array:
 
     if not longest:
         return jnp.broadcast_to(sent_before(0), (*ages.shape, sent.shape[-1]))
-    return sum(
-        (jnp.where(ages[..., None] == age, sent_before(age), 0.0) for age in range(longest + 1)), jnp.float32(0.0)
-    )
+    messages = jnp.zeros((*ages.shape, sent.shape[-1]), sent.dtype)
+    for age in range(longest + 1):
+        arrives = (ages == age) & (elapsed >= age)[..., None, None]
+        messages = jnp.where(arrives[..., None], sent_before(age), messages)
+    return messages
