@@ -88,6 +88,8 @@ class Coverage(CoverageConfig):
             score="entropy",
             score_mode="min",
             absent_agents=self.has_teams,
+            links=agents > 1,
+            max_link_age=self.max_delay if agents > 1 else 0,
         )
 
     # The deterministic core: readings, messages and moves come from outside
@@ -237,6 +239,9 @@ class Coverage(CoverageConfig):
         actor_observation, team_maps = observation.observe(
             t, measurements, updated.probability, stats.measured, self.budget, self.map_config, ages, team
         )
+        links: Any = ()
+        if self.num_agents > 1:
+            links = communication.links(measurements.received, channel.delay if measurements.sent else jnp.int32(0))
         places = measurements.positions
         timestep = TimeStep(
             observation=actor_observation,
@@ -253,6 +258,7 @@ class Coverage(CoverageConfig):
                 **more_metrics,
             },
             present=team.present if self.has_teams else (),
+            links=links,
         )
         state = dataclasses.replace(
             state,
