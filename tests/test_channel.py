@@ -484,7 +484,10 @@ def test_pictures_show_the_messages_that_arrive() -> None:
         ({"delay": 1, "delays": (0, 2)}, "set delay to 0, or delays to an empty list"),
         ({"failure_rate": 0.1, "failure_rates": (0.2,)}, "set failure_rate to 0"),
         ({"channel_ramp": 1.5}, "channel_ramp must lie between 0 and 1"),
-        ({"delay": 1, "map_backend": "pallas"}, "map_backend pallas knows neither delayed messages nor absent UAVs"),
+        (
+            {"delay": 1, "map_backend": "pallas"},
+            "map_backend pallas knows neither delayed messages nor absent UAVs nor terrains",
+        ),
     ],
     ids=str,
 )

@@ -170,14 +170,18 @@ class Coverage(CoverageConfig):
 
     def _draw_mission(self, key: Array, context: Any = None) -> State:
         key_terrain, key_start, key_range = jax.random.split(key, 3)
-        if self.terrain == "split" and self.start == "original":
+        if (file_ground := self.ground) is not None:
+            ground = terrain.from_raster(file_ground)
+        elif self.terrain == "split" and self.start == "original":
             ground = terrain.split(*starts.original_split(starts.mission_number(key)), self.n)
         else:
             families = terrain.FAMILIES if self.terrain == "mixed" else (self.terrain,)
             ground = terrain.draw(key_terrain, families, self.n)
         positions = starts.draw(self.start, key, key_start, self.num_agents)
-        fixed_range = jnp.float32(self.communication_range)
-        comm_range = communication.draw_range(key_range) if self.random_range else fixed_range
+        comm_range = jnp.float32(self.communication_range / self.stretch)
+        if self.random_range:
+            comm_range = communication.draw_range(key_range)
+            comm_range = comm_range if self.stretch == 1.0 else comm_range / self.stretch
         team: Any = ()
         if self.has_teams:
             team = teams.draw(key, self.team_sizes or (self.num_agents,), self.num_agents)
