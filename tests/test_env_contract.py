@@ -52,6 +52,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "show_ages": True,
         },
         {"q": 3, "num_agents": 5, "budget": 3, "team_sizes": (2, 4), "loss_rate": 0.3, "delay": 1, "start": "corners"},
+        {"q": 3, "num_agents": 3, "num_actions": 27, "budget": 3, "loss_rate": 0.2, "mission_metrics": True},
     ],
     "reach": [
         {"horizon": 3},

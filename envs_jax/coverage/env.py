@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, Reduction, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
@@ -53,6 +54,9 @@ class Coverage(CoverageConfig):
         if self.has_teams:
             more_labels["uavs"] = "UAVs that fly"
         reductions: dict[str, Reduction] = dict.fromkeys(more_labels, "last")
+        if self.mission_metrics:
+            more_labels |= reward.MISSION_METRICS
+            reductions |= {"rmse": "last", "path_length": "sum", "measurements": "sum"}
         next_mask = actions.next_team_mask if self.has_teams else actions.next_mask
         return EnvSpec(
             name="coverage",
@@ -240,6 +244,14 @@ class Coverage(CoverageConfig):
             more_metrics = communication.metrics(config, channel, t)
         if self.has_teams:
             more_metrics["uavs"] = jnp.sum(team.present, dtype=jnp.int32).astype(jnp.float32)
+        if self.mission_metrics:
+            n, flying = self.n, team.present if self.has_teams else np.ones(self.num_agents, bool)
+            truth = terrain.whole(state.terrain, n)
+            more_metrics |= {
+                "rmse": reward.rmse(self.storage, updated.beliefs[-1, :n, :n], truth),
+                "path_length": reward.path_length(state.positions, measurements.positions, self.stretch),
+                "measurements": jnp.sum(flying, dtype=jnp.int32).astype(jnp.float32),
+            }
         actor_observation, team_maps = observation.observe(
             t, measurements, updated.probability, stats.measured, self.budget, self.map_config, ages, team
         )

@@ -100,6 +100,11 @@ class CoverageConfig(Environment):
     channel_metrics: bool = setting(
         False, "count each mission's messages: attempted, dropped, delivered, ...; always done where any are delayed"
     )
+    mission_metrics: bool = setting(
+        False,
+        "also report the root mean square error of the team's map, the length of the team's path and the number of its "
+        "measurements; the error takes one more pass over the map in every step",
+    )
     show_ages: bool = setting(
         False, "show each UAV how old its last message of every UAV is, in a further plane for each of them"
     )
