@@ -1,7 +1,7 @@
 """Grounds of the user's: rasters in files, resampled to the map.
 
-A file holds a two-dimensional raster of values in [0, 1], of any size, which is stretched over the whole area. A cell
-of the map is of class 1 where the mean of the raster over its area exceeds 0.5. All missions fly over the same ground:
+A file holds a two-dimensional raster of values in [0, 1], of any size, which is stretched over the whole map. A cell
+of it is of class 1 where the mean of the raster over its area exceeds 0.5. All missions fly over the same ground:
 it is a constant of the program, and no part of the states.
 
     .npy    numbers or booleans; axis 0 is x, axis 1 is y
