@@ -316,6 +316,63 @@ def test_windows_deliver_in_place() -> None:
     assert program.memory_analysis().temp_size_in_bytes < beliefs.size * beliefs.dtype.itemsize / 2
 
 
+# Links
+
+
+def expected_links(env: Any, steps_seen: list[tuple[Any, Any]], k: int) -> np.ndarray:
+    """Links of measurement k by a rule in NumPy; of the environment come positions, presence, and the draws."""
+    first, now = steps_seen[0][0], steps_seen[k][0]
+    delay = int(now.channel.delay) if now.channel else 0
+    links = np.full((env.num_agents, env.num_agents), -1)
+    if k < delay:
+        return links
+    sent = steps_seen[k - delay][0]
+    places = np.asarray(sent.positions, float) * SPACING
+    everyone = np.ones(env.num_agents, bool)
+    flies, flew = (np.asarray(state.team.present) if env.has_teams else everyone for state in (now, sent))
+    size = int(now.team.size) if env.has_teams else env.num_agents
+    shape = (env.num_agents, env.num_agents)
+    step_key = jax.random.fold_in(jax.random.fold_in(first.key, 3), k - delay)
+    draws = np.asarray(jax.random.uniform(step_key, shape, jnp.float32)).ravel()
+    for receiver in np.flatnonzero(flies):
+        for sender in np.flatnonzero(flew):
+            distance = np.linalg.norm(places[receiver] - places[sender])
+            near = distance <= env.communication_range and draws[receiver * size + sender] >= env.failure_rate
+            if receiver != sender and (near or distance == 0):
+                links[receiver, sender] = delay
+    return links
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"failure_rate": 0.3},
+        {"failure_rate": 0.4, "delay": 2, "loss_rate": 0.1},
+        pytest.param({"channel_metrics": True, "communication_range": 20.0}, marks=pytest.mark.long),
+        pytest.param({"delay": 1, "team_sizes": (3,), "failure_rate": 0.2}, marks=pytest.mark.long),
+        pytest.param({"delays": (0, 3), "loss_rate": 0.1, "map_backend": "windows"}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_links_are_the_messages_that_arrive(settings: dict[str, Any]) -> None:
+    env = make(num_agents=5, budget=5, **settings)
+    assert env.spec.links and env.spec.max_link_age == env.max_delay
+    seen: list[int] = []
+    for key in jax.random.split(jax.random.key(12), 3):
+        steps_seen = play(env, key)
+        for k, (_, timestep) in enumerate(steps_seen):
+            assert timestep.links.dtype == jnp.int32
+            np.testing.assert_array_equal(timestep.links, expected_links(env, steps_seen, k))
+            seen += np.asarray(timestep.links).ravel().tolist()
+    assert set(seen) <= {-1, *(env.delays or (env.delay,))} and max(seen) >= 0 and np.mean(np.array(seen) < 0) > 0.3
+
+
+def test_a_single_agent_has_no_links() -> None:
+    env = make(num_agents=1, delay=1)
+    assert not env.spec.links and env.spec.max_link_age == 0
+    assert jax.eval_shape(env.reset, jax.random.key(0))[1].links == ()
+
+
 # Ages
 
 
@@ -427,7 +484,10 @@ def test_pictures_show_the_messages_that_arrive() -> None:
         ({"delay": 1, "delays": (0, 2)}, "set delay to 0, or delays to an empty list"),
         ({"failure_rate": 0.1, "failure_rates": (0.2,)}, "set failure_rate to 0"),
         ({"channel_ramp": 1.5}, "channel_ramp must lie between 0 and 1"),
-        ({"delay": 1, "map_backend": "pallas"}, "map_backend pallas knows neither delayed messages nor absent UAVs"),
+        (
+            {"delay": 1, "map_backend": "pallas"},
+            "map_backend pallas knows neither delayed messages nor absent UAVs nor terrains",
+        ),
     ],
     ids=str,
 )

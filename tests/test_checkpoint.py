@@ -559,3 +559,16 @@ def test_fields_of_environments_are_read_under_their_former_names(tmp_path: Path
         np.testing.assert_array_equal(state["env"]["game"]["segment_direction"], jnp.arange(3))
         with pytest.raises(CheckpointError, match="tool_goal"):  # fields of an algorithm have kept their names
             checkpoints.restore(like | {"tool_goal": jnp.zeros(4)})
+
+
+def test_runs_from_before_links_go_on(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"timestep": {"reward": jnp.arange(3.0)}}, {})
+        like = {"timestep": {"reward": jnp.zeros(3), "links": jnp.zeros((3, 2, 2), jnp.int32)}}
+        _, state, _ = checkpoints.restore(like)
+        np.testing.assert_array_equal(state["timestep"]["reward"], jnp.arange(3.0))
+        np.testing.assert_array_equal(state["timestep"]["links"], np.full((3, 2, 2), -1))
+        checkpoints.save(2, like, {})  # with links they are read as they are
+        np.testing.assert_array_equal(checkpoints.restore(like)[1]["timestep"]["links"], np.zeros((3, 2, 2)))
+        with pytest.raises(CheckpointError, match=r"present is .* here and absent there"):
+            checkpoints.restore({"timestep": {"reward": jnp.zeros(3), "present": jnp.zeros(3, bool)}}, 1)

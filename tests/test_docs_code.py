@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import jaxrl
 from envs_jax import base
@@ -187,7 +188,12 @@ def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def provide(line: str, trained_runs: Path, here: Path) -> None:
-    """Copy the runs that a command names into the directory `here`; train them first where they are new."""
+    """Copy the runs that a command names into the directory `here`; train them first where they are new.
+
+    A picture that it names as its terrain is drawn there.
+    """
+    for name in re.findall(r"--terrain (\w+\.png)", line):
+        Image.linear_gradient("L").save(here / name)
     for kind, run_index in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):
         kind, run_index = ("coma_coverage" if kind == "latest" else kind), run_index or "0001"
         for k, command in enumerate(RUNS[kind][: int(run_index)], start=1):

@@ -52,6 +52,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "show_ages": True,
         },
         {"q": 3, "num_agents": 5, "budget": 3, "team_sizes": (2, 4), "loss_rate": 0.3, "delay": 1, "start": "corners"},
+        {"q": 3, "num_agents": 3, "num_actions": 27, "budget": 3, "loss_rate": 0.2, "mission_metrics": True},
     ],
     "reach": [
         {"horizon": 3},
@@ -178,6 +179,10 @@ class Drift(envs_jax.Environment):
     baselines: ClassVar = {"still": lambda env, state, timestep, key: jnp.zeros((2, 2))}
 
 
+def test_links_and_types_keep_the_contract() -> None:
+    check_env(linked(lambda t, s: HEARS_OTHERS * jnp.minimum(s.t, 1), max_link_age=1, agent_types=(0, 3))(**TWO))
+
+
 def test_continuous_actions_nested_observations_and_schedules_keep_the_contract() -> None:
     check_env(Drift())
 
@@ -278,6 +283,18 @@ def timestep_with(**changes: Any) -> type[Corridor]:
     return Changed
 
 
+def linked(links: Any, **changes: Any) -> type[Corridor]:
+    """Links as a function of (timestep, state), and changes of the spec."""
+    spoil = {"spoil": lambda self, t, s: dataclasses.replace(t, links=links(t, s))}
+    return type("Linked", (spec_with(links=True, **changes),), spoil)
+
+
+def absent_and_linked(t: TimeStep, s: CorridorState) -> TimeStep:
+    """Agent 1 is absent from step 2 on, but hears agent 0."""
+    links = jnp.array([[-1, -1], [0, -1]], jnp.int32)
+    return dataclasses.replace(t, present=jnp.array([True, False]) | (s.t < 2), links=links)
+
+
 class Undecorated(envs_jax.Environment):
     pass
 
@@ -370,6 +387,7 @@ class SeesOtherCopies(Broken):
 
 
 TWO = {"num_agents": 2, "length": 3}
+HEARS_OTHERS = 1 - 2 * jnp.eye(2, dtype=jnp.int32)  # ages of 1 steps, -1 on the diagonal
 BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     # spec
     ("undecorated", Undecorated, {}, r"must subclass envs_jax.Environment and be decorated with @dataclasses"),
@@ -397,6 +415,28 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
     ("no task", spec_with(num_tasks=2), {}, "reset returns task of structure .*: make them the same pytree"),
     ("no present", spec_with(absent_agents=True), {}, "reset returns present of structure .*: make them the same"),
+    ("no links", spec_with(links=True), TWO, "reset returns links of structure .*: make them the same pytree"),
+    (
+        "links dtype",
+        linked(lambda t, s: jnp.full((2, 2), -1.0)),
+        TWO,
+        r"links as float32\[2, 2\], expected int32\[2, 2\]",
+    ),
+    (
+        "links shape",
+        linked(lambda t, s: jnp.full((2, 3), -1, jnp.int32)),
+        TWO,
+        r"links as int32\[2, 3\], .* int32\[2, 2\]",
+    ),
+    ("link age", spec_with(max_link_age=-1), TWO, "spec.max_link_age is -1: it must be a Python int of at least 0"),
+    ("age without links", spec_with(max_link_age=1), TWO, "spec.max_link_age is 1, but spec.links is False: set it"),
+    (
+        "agent types",
+        spec_with(agent_types=(0, 1, 0)),
+        TWO,
+        "spec.agent_types has 3 entries for 2 agents: name the type",
+    ),
+    ("agent type", spec_with(agent_types=(0, -1)), TWO, "spec.agent_types holds -1: number the types by Python ints"),
     ("one task", timestep_with(task=lambda t, s: jnp.int32(0)), {}, "returns a task, but spec.num_tasks is 1: set it"),
     (
         "reward dtype",
@@ -478,6 +518,19 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         ),
         {},
         "metric 'reached' is reduced by 'any' but is 0.5",
+    ),
+    ("old links", linked(lambda t, s: HEARS_OTHERS * s.t), TWO, r"links\[0, 1\] .* lies outside -1 to 0 at step 1"),
+    ("negative links", linked(lambda t, s: HEARS_OTHERS - 2), TWO, r"links\[0, 0\] \(receiver, sender\) lies outside"),
+    ("hears itself", linked(lambda t, s: 0 * HEARS_OTHERS), TWO, "links say that agent 0 hears itself after reset"),
+    (
+        "absent, hears",
+        type(
+            "AbsentHears",
+            (spec_with(links=True, absent_agents=True),),
+            {"spoil": lambda self, t, s: absent_and_linked(t, s)},
+        ),
+        TWO,
+        r"links say that agent 1, which is absent, hears agent 0 at step 2",
     ),
     # masks and centralised view
     (

@@ -308,7 +308,7 @@ def test_pictures_show_those_that_fly() -> None:
         ({"loss_rate": 1.5}, "loss_rate must lie between 0 and 1"),
         (
             {"team_sizes": (2,), "map_backend": "pallas"},
-            "choose map_backend auto, or no delay, team_sizes and loss_rate",
+            "choose map_backend auto, or no delay, team_sizes, loss_rate and file",
         ),
     ],
     ids=str,

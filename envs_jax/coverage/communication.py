@@ -270,6 +270,12 @@ def _ratio(part: Array, whole: Array) -> Array:
     return part.astype(jnp.float32) / jnp.maximum(whole, 1).astype(jnp.float32)
 
 
+def links(received: Array, age: Array) -> Array:
+    """int32[A, A]: `TimeStep.links`, the `age` int32[] in steps of the messages `received` bool[A, A], else -1."""
+    others = ~np.eye(received.shape[0], dtype=bool)
+    return jnp.where(received & others, age, jnp.int32(-1))
+
+
 def ages(config: ChannelConfig, channel: Channel, index: Array) -> Array:
     """float32[A, A]: age of the newest message that i has of j after measurement `index` int32[], in missions.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, Reduction, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
@@ -53,6 +54,9 @@ class Coverage(CoverageConfig):
         if self.has_teams:
             more_labels["uavs"] = "UAVs that fly"
         reductions: dict[str, Reduction] = dict.fromkeys(more_labels, "last")
+        if self.mission_metrics:
+            more_labels |= reward.MISSION_METRICS
+            reductions |= {"rmse": "last", "path_length": "sum", "measurements": "sum"}
         next_mask = actions.next_team_mask if self.has_teams else actions.next_mask
         return EnvSpec(
             name="coverage",
@@ -88,6 +92,8 @@ class Coverage(CoverageConfig):
             score="entropy",
             score_mode="min",
             absent_agents=self.has_teams,
+            links=agents > 1,
+            max_link_age=self.max_delay if agents > 1 else 0,
         )
 
     # The deterministic core: readings, messages and moves come from outside
@@ -168,14 +174,18 @@ class Coverage(CoverageConfig):
 
     def _draw_mission(self, key: Array, context: Any = None) -> State:
         key_terrain, key_start, key_range = jax.random.split(key, 3)
-        if self.terrain == "split" and self.start == "original":
+        if (file_ground := self.ground) is not None:
+            ground = terrain.from_raster(file_ground)
+        elif self.terrain == "split" and self.start == "original":
             ground = terrain.split(*starts.original_split(starts.mission_number(key)), self.n)
         else:
             families = terrain.FAMILIES if self.terrain == "mixed" else (self.terrain,)
             ground = terrain.draw(key_terrain, families, self.n)
         positions = starts.draw(self.start, key, key_start, self.num_agents)
-        fixed_range = jnp.float32(self.communication_range)
-        comm_range = communication.draw_range(key_range) if self.random_range else fixed_range
+        comm_range = jnp.float32(self.communication_range / self.stretch)
+        if self.random_range:
+            comm_range = communication.draw_range(key_range)
+            comm_range = comm_range if self.stretch == 1.0 else comm_range / self.stretch
         team: Any = ()
         if self.has_teams:
             team = teams.draw(key, self.team_sizes or (self.num_agents,), self.num_agents)
@@ -234,9 +244,20 @@ class Coverage(CoverageConfig):
             more_metrics = communication.metrics(config, channel, t)
         if self.has_teams:
             more_metrics["uavs"] = jnp.sum(team.present, dtype=jnp.int32).astype(jnp.float32)
+        if self.mission_metrics:
+            n, flying = self.n, team.present if self.has_teams else np.ones(self.num_agents, bool)
+            truth = terrain.whole(state.terrain, n)
+            more_metrics |= {
+                "rmse": reward.rmse(self.storage, updated.beliefs[-1, :n, :n], truth),
+                "path_length": reward.path_length(state.positions, measurements.positions, self.stretch),
+                "measurements": jnp.sum(flying, dtype=jnp.int32).astype(jnp.float32),
+            }
         actor_observation, team_maps = observation.observe(
             t, measurements, updated.probability, stats.measured, self.budget, self.map_config, ages, team
         )
+        links: Any = ()
+        if self.num_agents > 1:
+            links = communication.links(measurements.received, channel.delay if measurements.sent else jnp.int32(0))
         places = measurements.positions
         timestep = TimeStep(
             observation=actor_observation,
@@ -253,6 +274,7 @@ class Coverage(CoverageConfig):
                 **more_metrics,
             },
             present=team.present if self.has_teams else (),
+            links=links,
         )
         state = dataclasses.replace(
             state,

@@ -10,9 +10,10 @@ p before and p' after the update; numerator and denominator both use the weight 
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.coverage.belief import Weights
-from envs_jax.coverage.maps.fixed_point import real
+from envs_jax.coverage.belief import Storage, Weights, probability
+from envs_jax.coverage.maps.fixed_point import real, to_fixed_point, total
 from envs_jax.coverage.maps.types import Sums
+from envs_jax.coverage.world import SPACING
 
 ABSOLUTE_SCALE = 10.0
 ABSOLUTE_OFFSET = -0.17
@@ -61,3 +62,30 @@ def metrics(sums: Sums, interest: Array, n: int) -> dict[str, Array]:
         "coverage": seen / (n * n),
         "roi_coverage": seen_interest / positive,
     }
+
+
+MISSION_METRICS = {
+    "rmse": "RMSE of the team's map",
+    "path_length": "path of the team, m",
+    "measurements": "measurements of the team",
+}
+"""Labels of the metrics of a mission that cost a pass over the map, or that training need not know."""
+
+
+def rmse(storage: Storage, belief: Array, truth: Array) -> Array:
+    """float32[]: root mean square error of the probabilities of a stored map [n, n] against the classes bool[n, n].
+
+    Squares are rounded to 5e-7, so that their sum does not depend on its order.
+    """
+    error = probability(storage.log_odds(belief)) - truth.astype(jnp.float32)
+    return jnp.sqrt(real(total(to_fixed_point(error * error).reshape(-1))) / truth.size)
+
+
+def path_length(before: Array, after: Array, stretch: float) -> Array:
+    """float32[], m: path of all agents together from lattice positions int32[A, 3] to the next ones, in straight lines.
+
+    `stretch` is `CoverageConfig.stretch`.
+    """
+    moves = (after - before).astype(jnp.float32)
+    lengths = jnp.sqrt(jnp.sum(moves * moves, axis=-1))
+    return jnp.float32(SPACING * stretch) * jnp.sum(lengths)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
+from envs_jax.coverage.raster import Raster
 
 FAMILIES = ("split", "corner", "band", "diagonal", "four", "field")
 FIELD_EXPONENT = 2.5  # amplitude of the random field falls with this power of the frequency
@@ -22,14 +23,15 @@ class Terrain:
     Attributes:
         rows, columns: int32[2, 2], two sets [low, high); low > high means everything outside [high, low).
         invert: bool[].
-        bits: uint8[ceil(n / 8), n], cell (r, c) is bit r % 8 of byte (r // 8, c); () unless the family needs it.
+        bits: uint8[ceil(n / 8), n], cell (r, c) is bit r % 8 of byte (r // 8, c); () unless the family needs it; a
+            `Raster` where the ground comes from a file, which no mission changes.
         count: int32[], number of class-1 cells.
     """
 
     rows: Array
     columns: Array
     invert: Array
-    bits: Array | tuple[()]
+    bits: Array | Raster | tuple[()]
     count: Array
 
 
@@ -64,8 +66,12 @@ def truth_from_marks(terrain: Terrain, marks: Array, rows: Array, columns: Array
 def _with_bits(terrain: Terrain, value: Array, rows: Array, columns: Array) -> Array:
     if isinstance(terrain.bits, tuple):
         return value
-    byte = terrain.bits[rows >> 3, columns]
+    byte = _array(terrain.bits)[rows >> 3, columns]
     return value | (((byte >> (rows & 7).astype(jnp.uint8)) & jnp.uint8(1)) == 1)
+
+
+def _array(bits: Array | Raster) -> Array:
+    return jnp.asarray(bits.bits) if isinstance(bits, Raster) else bits
 
 
 def _rectangles(terrain: Terrain, rows: Array, columns: Array) -> Array:
@@ -80,7 +86,7 @@ def whole(terrain: Terrain, n: int) -> Array:
     columns = jnp.arange(n, dtype=jnp.int32)[None, :]
     value = _rectangles(terrain, rows, columns)
     if not isinstance(terrain.bits, tuple):
-        value |= unpack(terrain.bits, n)
+        value |= unpack(_array(terrain.bits), n)
     return value
 
 
@@ -175,6 +181,12 @@ def split(side: Array, percent: Array, n: int) -> Terrain:
     """The half-plane of a given side (0 first rows, 1 last rows, 2 first columns, 3 last columns) and percentage."""
     rows, columns, invert = _describe("split", jnp.int32(side), jnp.int32(percent), jnp.int32(percent), n)
     return _finish(rows, columns, invert, (), n)
+
+
+def from_raster(ground: Raster) -> Terrain:
+    """The ground of a file."""
+    nothing = jnp.zeros((2, 2), jnp.int32)
+    return Terrain(nothing, nothing, jnp.bool_(False), ground, jnp.int32(ground.count))
 
 
 def draw(key: Array, families: tuple[str, ...], n: int) -> Terrain:

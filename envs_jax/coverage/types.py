@@ -1,10 +1,20 @@
 """State and settings of a mission, shared by the environment, its scripted policies and its viewer."""
 
 import dataclasses
+import os
 from typing import Any
 
-from envs_jax.base import Array, Environment, check_settings, pytree, setting, take_exactly
-from envs_jax.coverage import actions, maps, starts, terrain, world
+from envs_jax.base import (
+    Array,
+    Environment,
+    check_settings,
+    closest,
+    pytree,
+    setting,
+    short_repr,
+    take_exactly,
+)
+from envs_jax.coverage import actions, maps, raster, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
 from envs_jax.coverage.communication import ChannelConfig
 from envs_jax.coverage.maps.types import MapConfig, Maps
@@ -22,7 +32,7 @@ class State:
     Attributes:
         key: key[], of the mission.
         t: int32[], steps made = index of the last measurement.
-        comm_range: float32[], communication range in metres.
+        comm_range: float32[], communication range in metres, divided by `CoverageConfig.stretch`.
         terrain: ground truth.
         positions: int32[A, 3], lattice positions (x / 5 m, y / 5 m, z / 5 m - 1).
         maps: local beliefs, the team's, and values derived from them.
@@ -90,6 +100,11 @@ class CoverageConfig(Environment):
     channel_metrics: bool = setting(
         False, "count each mission's messages: attempted, dropped, delivered, ...; always done where any are delayed"
     )
+    mission_metrics: bool = setting(
+        False,
+        "also report the root mean square error of the team's map, the length of the team's path and the number of its "
+        "measurements; the error takes one more pass over the map in every step",
+    )
     show_ages: bool = setting(
         False, "show each UAV how old its last message of every UAV is, in a further plane for each of them"
     )
@@ -115,7 +130,18 @@ class CoverageConfig(Environment):
     reward_offset: float = setting(
         -0.5, "add this to the scaled loss of entropy; below 0, steps that learn little cost", between=(-1e6, 1e6)
     )
-    terrain: str = setting("split", f"draw the ground truth from this family: {', '.join(TERRAINS)}", choices=TERRAINS)
+    terrain: str = setting(
+        "split",
+        f"draw the ground truth from this family: {', '.join(TERRAINS)}; or read it from this file, .npy or .png, "
+        "whose raster is resampled to the map; more than 0.5 is the region of interest",
+    )
+    terrain_checksum: str = setting("", "SHA-256 and path of the terrain's file; filled in by the run", flag=False)
+    area: float = setting(
+        world.AREA,
+        "edge of the area, m; a larger one stretches the lattice of 11 x 11 points, the altitudes and the footprints "
+        "with it, but not communication_range",
+        between=(0.1, 1e6),
+    )
     start: str = setting(
         "uniform", f"start the UAVs at these positions: {', '.join(starts.NAMES)}", choices=starts.NAMES
     )
@@ -139,6 +165,7 @@ class CoverageConfig(Environment):
     def __post_init__(self) -> None:
         take_exactly(self)
         check_settings(self)
+        self._take_terrain()
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
         if max(self.team_sizes, default=0) > self.num_agents:
@@ -160,9 +187,23 @@ class CoverageConfig(Environment):
             )
         if not self.suits_kernels and self.map_backend == "pallas":
             raise ValueError(
-                "coverage: map_backend pallas knows neither delayed messages nor absent UAVs; choose map_backend auto, "
-                "or no delay, team_sizes and loss_rate"
+                "coverage: map_backend pallas knows neither delayed messages nor absent UAVs nor terrains from files; "
+                "choose map_backend auto, or no delay, team_sizes, loss_rate and file"
             )
+
+    def _take_terrain(self) -> None:
+        """Note the path of the terrain's file and what it holds. Raises ValueError."""
+        ground, name, checksum = self.ground, self.terrain, ""
+        if ground is not None:
+            name = os.path.abspath(name)  # runs are resumed and evaluated from other folders, too
+            checksum = f"{ground.checksum} {name}"
+        elif name not in TERRAINS:
+            raise ValueError(
+                f"unknown terrain {short_repr(name)} (files end in {' or '.join(raster.SUFFIXES)}): "
+                f"{closest(name, TERRAINS)}"
+            )
+        object.__setattr__(self, "terrain", name)
+        object.__setattr__(self, "terrain_checksum", checksum)
 
     # Derived values
 
@@ -194,9 +235,28 @@ class CoverageConfig(Environment):
         return bool(self.team_sizes) or self.loss_rate > 0
 
     @property
+    def ground(self) -> raster.Raster | None:
+        """Return the raster in the terrain's file, None where terrains are drawn. Raises ValueError."""
+        if not self.terrain.lower().endswith(raster.SUFFIXES):
+            return None
+        path = os.path.abspath(self.terrain)
+        ground = raster.load(path, self.n)
+        if self.terrain_checksum.endswith(f" {path}") and self.terrain_checksum != f"{ground.checksum} {path}":
+            raise ValueError(
+                f"coverage: the terrain {short_repr(path)} has changed since these settings were made: put the former "
+                "file back, or begin a new run"
+            )
+        return ground
+
+    @property
+    def stretch(self) -> float:
+        """Edge of the area in units of the published one."""
+        return self.area / world.AREA
+
+    @property
     def suits_kernels(self) -> bool:
         """Return whether the GPU kernels can update the maps."""
-        return not (self.max_delay or self.has_teams)
+        return not (self.max_delay or self.has_teams or self.terrain_checksum)
 
     @property
     def counts_messages(self) -> bool:

@@ -46,16 +46,20 @@ for _a, _colour in enumerate(AGENTS):
     STYLES |= {f"agent{_a}": Style(_colour, "#ffffff", 0.28), f"path{_a}": Style(stroke=_colour, width=0.42)}
     STYLES |= {f"box{_a}-{_l}": Style(stroke=_colour, width=0.36, dash=dash) for _l, dash in enumerate(DASHES)}
 
-LEGEND = (
-    LegendEntry("believed to be free", "free", "area"),
-    LegendEntry("unknown", "unknown", "area"),
-    LegendEntry("believed of interest", "interest", "area"),
-    LegendEntry("never seen", "unseen", "area"),
-    *(LegendEntry(f"footprint seen from {metre} m", f"box0-{level}") for level, metre in enumerate(ALTITUDES)),
-    LegendEntry("border of the true region", "truth"),
-    LegendEntry("path", "path1"),
-    LegendEntry("message", "link"),
-)
+
+def legend(stretch: float) -> tuple[LegendEntry, ...]:
+    """Return the legend; altitudes are `stretch` times the published ones."""
+    heights = [f"{metre * stretch:g}" for metre in ALTITUDES]
+    return (
+        LegendEntry("believed to be free", "free", "area"),
+        LegendEntry("unknown", "unknown", "area"),
+        LegendEntry("believed of interest", "interest", "area"),
+        LegendEntry("never seen", "unseen", "area"),
+        *(LegendEntry(f"footprint seen from {metres} m", f"box0-{level}") for level, metres in enumerate(heights)),
+        LegendEntry("border of the true region", "truth"),
+        LegendEntry("path", "path1"),
+        LegendEntry("message", "link"),
+    )
 
 
 @functools.cache
@@ -69,7 +73,7 @@ def palette() -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Data drawn of a mission, K = T + 1 time steps, lengths in metres."""
+    """Data drawn of a mission, K = T + 1 time steps, lengths in metres where the area is 50 m wide."""
 
     side: float  # edge of the mapped area
     belief: np.ndarray  # uint8[K, s, s], the team's belief as entries of `palette`; axis 0 is x, axis 1 is y
@@ -151,7 +155,8 @@ class CoverageViewer(viewing.Viewer):
     """See `envs_jax.viewing.Viewer`."""
 
     def drawing(self, record: Record) -> Drawing:
-        mission = scene(record)
+        env: CoverageConfig = record.env  # type: ignore[assignment]
+        mission, stretch = scene(record), env.stretch
         side, agents = mission.side, mission.positions.shape[1]
         flip = np.array([1, -1])
 
@@ -161,8 +166,8 @@ class CoverageViewer(viewing.Viewer):
         gap = min(0.5, 1.5 / max(agents - 1, 1))  # between paths, so that shared stretches show
         paths = [up(mission.positions[:, a, :2] + gap * (a - (agents - 1) / 2)) for a in range(agents)]
         still = [
-            *(text("across", (metre, side + 1.9), str(metre)) for metre in range(0, 50, 10)),
-            *(text("up", (-0.6, side - metre + 0.6), str(metre)) for metre in range(0, 50, 10)),
+            *(text("across", (metre, side + 1.9), f"{metre * stretch:g}") for metre in range(0, 50, 10)),
+            *(text("up", (-0.6, side - metre + 0.6), f"{metre * stretch:g}") for metre in range(0, 50, 10)),
             *(path(style, *map(up, mission.borders)) for style in ("border", "truth")),
             *(
                 trail(style, points)
@@ -195,4 +200,4 @@ class CoverageViewer(viewing.Viewer):
             images=palette()[mission.belief.swapaxes(1, 2)[:, ::-1]],
             image_box=(0.0, 0.0, side, side),
         )
-        return Drawing([panel], STYLES, LEGEND)
+        return Drawing([panel], STYLES, legend(stretch))

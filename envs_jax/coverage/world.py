@@ -3,6 +3,8 @@
 The area is 50 m x 50 m. Axis 0 of every map is x (rows), axis 1 is y (columns). Agents are at lattice points
 (g_x, g_y, g_z) with g_x, g_y in 0..10 (5 m apart) and g_z in 0..2 (5, 10, 15 m up). A camera of 60 degrees sees
 q cells along each axis from 5 m, so that a cell measures 10 tan(30 deg) / q metres.
+
+Another `CoverageConfig.area` stretches all these lengths by one factor: lattice, maps and footprints stay the same.
 """
 
 import functools
@@ -19,6 +21,7 @@ from envs_jax.stages import materialize
 LATTICE = 11  # lattice points per horizontal axis, and side of every resized map
 LEVELS = 3  # altitudes
 _SMALL_MAP = 8 * LATTICE  # side of the largest map that is resized without loops
+AREA = 50.0  # metres along an edge of the area
 SPACING = 5.0  # metres between neighbouring lattice points, in all three directions
 
 

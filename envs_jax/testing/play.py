@@ -187,6 +187,7 @@ class Check:
             **dict.fromkeys(("terminated", "truncated", "first"), (flag, ())),
             "task": (Box((), jnp.int32) if spec.num_tasks > 1 else (), ()),
             "present": (flag if spec.absent_agents else (), (agents,)),
+            "links": (Box((), jnp.int32) if spec.links else (), (agents, agents)),
             "metrics": (dict.fromkeys(spec.metrics, number), ()),
         }
         if isinstance(spec.action, Discrete) and timestep.action_mask is not None:
@@ -318,10 +319,18 @@ class Check:
         if spec.global_state is not None:
             self._check_bounds("global_state", spec.global_state, timestep.global_state, when)
         task = timestep.task if spec.num_tasks > 1 else np.int32(0)
+        links = timestep.links if spec.links else np.full((1, 1, 1), -1)
+        absent = ~timestep.present[..., None] if spec.absent_agents else np.bool_(False)
         flags = {name: timestep.metrics[name] for name, reduction in spec.metrics.items() if reduction == "any"}
         self._refuse(
             ((task < 0) | (task >= spec.num_tasks), f"task lies outside 0 to {spec.num_tasks - 1} {when}: set "
              "spec.num_tasks, or number from 0"),
+            ((links < -1) | (links > spec.max_link_age), "links[<1>, <2>] (receiver, sender) lies outside -1 to "
+             f"{spec.max_link_age} {when} (copy <0>): raise spec.max_link_age, or write -1 where no message arrives"),
+            (links.diagonal(0, 1, 2) >= 0, f"links say that agent <1> hears itself {when} (copy <0>): write -1 on the "
+             "diagonal"),
+            ((links >= 0) & absent, f"links say that agent <1>, which is absent, hears agent <2> {when} (copy <0>): "
+             "write -1 in its row"),
             *((~np.isin(x, (0.0, 1.0)), f"metric '{name}' is reduced by 'any' but is {x.max():.6g} {when}: make it 0 "
                "or 1") for name, x in flags.items()),
             (timestep.terminated & timestep.truncated, f"terminated and truncated are both true {when}: let truncated "

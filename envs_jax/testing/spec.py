@@ -34,6 +34,17 @@ def check_spec(env: Environment) -> EnvSpec:
     discrete = isinstance(spec.action, Discrete) and isinstance(spec.action.n, int) and spec.action.n >= 1
     if not (isinstance(spec.action, Box) or discrete):
         fail(f"spec.action is {spec.action!r}: describe ONE agent's action by Discrete(n), n >= 1, or by a Box")
+    if not (isinstance(spec.max_link_age, int) and spec.max_link_age >= 0):
+        fail(f"spec.max_link_age is {spec.max_link_age!r}: it must be a Python int of at least 0, in steps")
+    if spec.max_link_age and not spec.links:
+        fail(f"spec.max_link_age is {spec.max_link_age}, but spec.links is False: set it, or leave the age out")
+    if spec.agent_types and len(spec.agent_types) != spec.num_agents:
+        fail(
+            f"spec.agent_types has {len(spec.agent_types)} entries for {spec.num_agents} agents: name the type of each "
+            "agent, or leave it () where every agent is a type of its own"
+        )
+    if wrong := [kind for kind in spec.agent_types if not (isinstance(kind, int) and kind >= 0)]:
+        fail(f"spec.agent_types holds {wrong[0]!r}: number the types by Python ints from 0")
     if isinstance(spec.action, Box):
         check_box(fail, "action", spec.action)
         low, high = spec.action.bounds

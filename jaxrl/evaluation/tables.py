@@ -1,7 +1,8 @@
 """Evaluations as text: tables and sentences of the reports of `jaxrl.evaluation.reports`."""
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -14,6 +15,7 @@ from jaxrl.runtime.scoring import find_label
 
 OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half
+_COLUMNS = 4  # metrics in one table of conditions
 _INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
 
 
@@ -23,7 +25,7 @@ def show(report: dict[str, Any], title: str) -> None:
     if "conditions" in report:
         heading = f"{title}: {len(report['conditions'])} conditions, {report['episodes']:,} held-out episodes of each"
         legend = f"{_INTERVALS}; seed {report['seed']}{_seeds_text(report)}"
-        blocks = [make_condition_table(report)]
+        blocks = [make_condition_table(report), *make_metric_tables(report)]
     elif "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
@@ -92,6 +94,28 @@ def make_condition_table(report: dict[str, Any]) -> Table:
             style = "bold cyan" if policy == next(iter(LEARNED)) else ""
             rows.append(tables.Row(display_name(policy), cells, style))
     return tables.make_table("policy", titles, rows)
+
+
+def make_metric_tables(report: dict[str, Any]) -> list[Table]:
+    """Return tables of all metrics but the score, at the end: rows as in `make_condition_table`, some metrics each."""
+    all_rows = [row for played in report["conditions"].values() for row in played["policies"].values()]
+    metrics = [metric for metric in dict.fromkeys(itertools.chain(*all_rows)) if metric != report["score"]]
+
+    def make_table(names: Sequence[str]) -> Table:
+        digits = {name: _decimals(row[name]["mean"] for row in all_rows if name in row) for name in names}
+        rows = []
+        for condition, played in report["conditions"].items():
+            rows.append(tables.Row(condition))
+            for policy, values in played["policies"].items():
+                cells = [
+                    format_estimate({**values[name], "std": None}, digits[name]) if name in values else ""
+                    for name in names
+                ]
+                style = "bold cyan" if policy == next(iter(LEARNED)) else ""
+                rows.append(tables.Row(display_name(policy), cells, style))
+        return tables.make_table("policy", [get_label(report, name) for name in names], rows)
+
+    return [make_table(names) for names in [metrics[i : i + _COLUMNS] for i in range(0, len(metrics), _COLUMNS)]]
 
 
 def _decimals(means: Iterable[float | None]) -> int:

@@ -20,7 +20,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,9 +271,11 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
         by_name = {leaf.name: leaf for leaf in leaves}
         stored = _with_vectors(like, by_name, prefix)
         expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.list_leaves(stored, prefix)]
-        difference = manifest.find_difference(expected, leaves, whole=prefix is None)
+        added = {leaf.name for leaf in expected if leaf.name in _ADDED and leaf.name not in by_name}
+        shared = [leaf for leaf in expected if leaf.name not in added]
+        difference = manifest.find_difference(shared, leaves, whole=prefix is None)
         if difference is None:
-            return _without_vectors(_read_arrays(folder, stored, expected), like), meta
+            return _without_vectors(_read_arrays(folder, stored, expected, added), like), meta
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
     if difference.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in difference:
@@ -287,14 +289,17 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
     )
 
 
-def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
-    """Return the arrays of a checkpoint in the structure of `like`, with these leaves. Raises OSError, ValueError."""
+def _read_arrays(folder: Path, like: Any, leaves: list[Leaf], added: Collection[str]) -> Any:
+    """Return the arrays of a checkpoint in the structure of `like`, with these leaves; some are `added`, see `_ADDED`.
+
+    Raises OSError, ValueError.
+    """
     values, structure = jax.tree.flatten(like)
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shardings = [getattr(value, "sharding", None) or first_device for value in values]
     pairs = zip(leaves, shardings, strict=True)
     arrays: dict[str, Any] = {}
-    if stored := {leaf.name: sharding for leaf, sharding in pairs if is_stored(leaf)}:
+    if stored := {leaf.name: sharding for leaf, sharding in pairs if is_stored(leaf) and leaf.name not in added}:
         import orbax.checkpoint as ocp
 
         restore_args = {name: ocp.ArrayRestoreArgs(sharding=sharding) for name, sharding in stored.items()}
@@ -303,6 +308,8 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
             arrays = reader.restore(folder / ARRAYS, args=args)
 
     def make_leaf(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
+        if leaf.name in added:
+            return jax.device_put(jnp.full(leaf.shape, _ADDED[leaf.name], value.dtype), sharding)
         if not is_stored(leaf):
             return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
         if not is_key(value):
@@ -312,6 +319,8 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
 
     return jax.tree.unflatten(structure, map(make_leaf, leaves, values, shardings))
 
+
+_ADDED = {"timestep.links": -1}  # leaves that older checkpoints lack, whose runs do not read them; their values
 
 # Until commit abbf87e fields of the environments' states had other names.
 _FORMER_FIELDS = {
