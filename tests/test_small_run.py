@@ -55,6 +55,12 @@ def test_what_it_cannot_do_is_a_sentence(run: Path, small: Path, capsys: pytest.
     assert "holds only weights, which cannot be resumed: start a run with --init_from" in capsys.readouterr().err
     assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small)]) == 2
     assert "holds a run already: choose another folder" in capsys.readouterr().err
+    other = small.parent / "mixed" / "checkpoints" / "0000000001" / "commit_success.txt"  # of another program's run
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small.parent / "mixed")]) == 2
+    assert "holds files already, and a run needs a folder of its own" in capsys.readouterr().err
+    assert other.exists()
     with pytest.raises(UserError, match="needs the directory of a run"):
         jaxrl.export(jaxrl.load(run), "run", small)
 

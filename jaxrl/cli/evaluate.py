@@ -112,6 +112,8 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
             "--conditions plays one team in JAX: leave --against and --simulator out, and name a run or an environment "
             "in which no other team plays"
         )
+    if flags.greedy:
+        raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
     chosen = conditions.read_conditions(Path(flags.conditions))
     names = list(policy_set.policies) if flags.policy is None else parse_policies(flags.policy)
     policy_set.check_policies(names)
