@@ -64,9 +64,13 @@ def test_wrong_files(text: str, sentence: str, tmp_path: Path, capsys: pytest.Ca
         (["--bound", "0.5"], "--bound belongs to --conditions"),
         (["--conditions", "a.yaml", "--bound", "nan"], "--bound must be a number"),
         (["--conditions", "a.yaml", "--greedy"], "--greedy is for leagues"),
+        (["--q", "3", "--conditions", "FILE", "--csv", "OUT", "--json", "OUT"], "--json and --csv are both"),
     ],
 )
-def test_wrong_flags(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "conditions.yaml").write_text("plain: {}")
+    places = {"FILE": str(tmp_path / "conditions.yaml"), "OUT": str(tmp_path / "out")}
+    flags = [places.get(flag, flag) for flag in flags]
     assert jaxrl.cli.evaluate.main(["--env", "coverage", *flags]) == 2
     assert sentence in capsys.readouterr().err
 
