@@ -23,6 +23,15 @@ crossed: {failure_rate: [0.0, 0.5], communication_range: [5.0, 25.0]}
 """
 
 
+def test_values_that_are_lists(tmp_path: Path) -> None:
+    """The conditions of a run that draws its delays: another list, and none."""
+    file = tmp_path / "conditions.yaml"
+    file.write_text("drawn: {delays: [[1, 2], []], delay: 0}\nfixed: {delays: [[]], delay: [0, 1]}")
+    policy_set = policies.load(None, "coverage", {"q": 3, "budget": 4, "delays": (0, 3)})
+    envs = [policy_set.with_env_settings(condition.settings).env.env for condition in read_conditions(file)]
+    assert [(env.delays, env.delay) for env in envs] == [((1, 2), 0), ((), 0), ((), 0), ((), 1)]
+
+
 def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
     file = tmp_path / "conditions.yaml"
     file.write_text(FILE)
@@ -40,7 +49,7 @@ def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
     [
         ("{}", "holds no condition: write some, such as 'lossy"),
         ("lossy: 0.3", "condition 'lossy' must be a mapping of the environment's settings to values"),
-        ("lossy: {failure_rate: []}", "condition 'lossy' has no values for failure_rate"),
+        ("lossy: {failure_rate: []}", r"condition 'lossy' has no values for failure_rate: .*, or write \[\[\]\] where"),
         ("lossy: {failure_rat: 0.3}", "condition 'lossy': .*failure_rat"),
         ("lossy: {failure_rate: 2}", "condition 'lossy': .*failure_rate"),
         ("lossy: {team_sizes: [2, 4]}", r"team_sizes is a list itself, and a list .*, such as team_sizes: \[\[2\]\]"),

@@ -55,7 +55,10 @@ def read_conditions(path: Path) -> list[Condition]:
             )
         varied = {key: values for key, values in settings.items() if isinstance(values, list)}
         if empty := [key for key, values in varied.items() if not values]:
-            raise UsageError(f"{path}: condition '{name}' has no values for {empty[0]}: name at least one")
+            raise UsageError(
+                f"{path}: condition '{name}' has no values for {empty[0]}: name at least one, or write [[]] where an "
+                "empty list is the value"
+            )
         for values in itertools.product(*varied.values()):
             chosen = dict(zip(varied, values, strict=True))
             label = ", ".join(f"{key} {value}" for key, value in chosen.items())
