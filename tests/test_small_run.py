@@ -54,6 +54,9 @@ def test_it_acts_and_begins_runs_as_the_run_itself(run: Path, small: Path, tmp_p
 def test_what_it_cannot_do_is_a_sentence(run: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jaxrl.cli.train.main(["--resume", str(small)]) == 2
     assert "holds only weights, which cannot be resumed: start a run with --init_from" in capsys.readouterr().err
+    assert jaxrl.cli.train.main(["--resume", "pretrained:reach"]) == 2
+    assert "pretrained:reach holds only weights, which cannot be resumed" in capsys.readouterr().err
+    assert not (PRETRAINED / "reach" / ".lock").exists()
     finding = jaxrl.cli.doctor.look_at_checkpoints(str(small))[0]
     assert finding.state == "bad" and "holds only weights: start a run with --init_from" in finding.value
     assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small), "--greedy"]) == 2
