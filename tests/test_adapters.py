@@ -479,6 +479,9 @@ def test_masks_of_several_integers():
     joint = [each[0, i] and each[1, j] and each[2, k] for i in range(2) for j in range(3) for k in range(2)]
     np.testing.assert_array_equal(join_mask(each, space), np.array(joint, bool))
     np.testing.assert_array_equal(join_mask(np.reshape(joint, (2, 3, 2)), space), np.array(joint, bool))
+    concatenated = [1, 0, 1, 1, 0, 0, 1]  # values of the three integers, one after the other
+    expected = np.einsum("i,j,k->ijk", [1, 0], [1, 1, 0], [0, 1]).reshape(-1)
+    np.testing.assert_array_equal(join_mask(concatenated, space), expected.astype(bool))
     with pytest.raises(UnfitError, match=r"a mask of shape \(2, 2\)"):
         join_mask(np.ones((2, 2)), space)
 

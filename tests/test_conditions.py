@@ -12,8 +12,8 @@ from scipy import stats
 
 import jaxrl.cli.evaluate
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation import conditions, policies
-from jaxrl.evaluation.conditions import Condition, read_conditions
+from jaxrl.evaluation import conditions, policies, tables
+from jaxrl.evaluation.conditions import Condition, Outcome, read_conditions
 from jaxrl.evaluation.statistics import interquartile_mean, tail_mean
 
 FILE = """
@@ -21,6 +21,15 @@ plain: {}
 lossy: {failure_rate: [0.0, 1.0]}
 crossed: {failure_rate: [0.0, 0.5], communication_range: [5.0, 25.0]}
 """
+
+
+def test_values_that_are_lists(tmp_path: Path) -> None:
+    """The conditions of a run that draws its delays: another list, and none."""
+    file = tmp_path / "conditions.yaml"
+    file.write_text("drawn: {delays: [[1, 2], []], delay: 0}\nfixed: {delays: [[]], delay: [0, 1]}")
+    policy_set = policies.load(None, "coverage", {"q": 3, "budget": 4, "delays": (0, 3)})
+    envs = [policy_set.with_env_settings(condition.settings).env.env for condition in read_conditions(file)]
+    assert [(env.delays, env.delay) for env in envs] == [((1, 2), 0), ((), 0), ((), 0), ((), 1)]
 
 
 def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
@@ -40,9 +49,12 @@ def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
     [
         ("{}", "holds no condition: write some, such as 'lossy"),
         ("lossy: 0.3", "condition 'lossy' must be a mapping of the environment's settings to values"),
-        ("lossy: {failure_rate: []}", "condition 'lossy' has no values for failure_rate"),
+        ("lossy: {failure_rate: []}", r"condition 'lossy' has no values for failure_rate: .*, or write \[\[\]\] where"),
         ("lossy: {failure_rat: 0.3}", "condition 'lossy': .*failure_rat"),
         ("lossy: {failure_rate: 2}", "condition 'lossy': .*failure_rate"),
+        ("lossy: {team_sizes: [2, 4]}", r"team_sizes is a list itself, and a list .*, such as team_sizes: \[\[2\]\]"),
+        ("lossy: {failure_rate: [0.1, 0.1]}", "holds the condition 'lossy: failure_rate 0.1' twice"),
+        ("{lossy: {q: [3]}, 'lossy: q 3': {}}", "holds the condition 'lossy: q 3' twice"),
     ],
 )
 def test_wrong_files(text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,11 +67,21 @@ def test_wrong_files(text: str, sentence: str, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    "flags", [["--csv", "a.csv"], ["--bound", "0.5"], ["--conditions", "a.yaml", "--bound", "nan"]]
+    ("flags", "sentence"),
+    [
+        (["--csv", "a.csv"], "--csv belongs to --conditions"),
+        (["--bound", "0.5"], "--bound belongs to --conditions"),
+        (["--conditions", "a.yaml", "--bound", "nan"], "--bound must be a number"),
+        (["--conditions", "a.yaml", "--greedy"], "--greedy is for leagues"),
+        (["--q", "3", "--conditions", "FILE", "--csv", "OUT", "--json", "OUT"], "--json and --csv are both"),
+    ],
 )
-def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "conditions.yaml").write_text("plain: {}")
+    places = {"FILE": str(tmp_path / "conditions.yaml"), "OUT": str(tmp_path / "out")}
+    flags = [places.get(flag, flag) for flag in flags]
     assert jaxrl.cli.evaluate.main(["--env", "coverage", *flags]) == 2
-    assert "--conditions" in (error := capsys.readouterr().err) or "--bound must be a number" in error
+    assert sentence in capsys.readouterr().err
 
 
 def test_games_between_teams_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +112,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert score["failed"] == pytest.approx((values > 0.8).mean())
     shown = capsys.readouterr().out
     assert "lossy: failure_rate 0.0" in shown and "worse than" in shown
+
+
+def test_scores_by_task_and_scores_that_are_not_finite() -> None:
+    """A task has a part of the episodes; a mission without a score has failed, and JSON has no NaN."""
+    policy_set = policies.load(None, "coverage", {"q": 3, "budget": 2})
+    entropy = np.array([0.2, np.nan, 0.9, np.inf])
+    ends = {"entropy": entropy, "entropy/left": entropy[:1], "entropy/right": entropy[1:]}
+    outcomes = [Outcome("plain", "random", ends)]
+    rows = list(csv.DictReader(io.StringIO(conditions.to_csv(outcomes))))
+    assert list(rows[0]) == ["condition", "policy", "seed", "episode", "entropy"]
+    np.testing.assert_array_equal([float(row["entropy"]) for row in rows], entropy)
+    report = conditions.summarise(policy_set, [Condition("plain", {})], outcomes, 4, 0, bound=0.5)
+    json.dumps(report, allow_nan=False)
+    score = report["conditions"]["plain"]["policies"]["random"]["entropy"]
+    assert score["failed"] == 0.75 and score["mean"] is score["median"] is score["tail"] is score["quantile"] is None
+    assert "not finite" in str(list(tables.make_condition_table(report).columns[2].cells))
 
 
 def test_all_conditions_are_checked_before_one_is_played(monkeypatch: pytest.MonkeyPatch) -> None:

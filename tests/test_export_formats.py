@@ -288,6 +288,10 @@ def test_numpy(name: str, tmp_path: Path) -> None:
     if recurrent:
         with pytest.raises(ValueError, match="carry is of another number of environments"):
             module.act(arrays["observation"][:2], **{key: x[:2] for key, x in more.items()}, carry=carries[0])
+        lost = dict(list(carries[0].items())[1:])
+        for wrong in (lost, {}, carries[0] | {"hidden9": 0}, tuple(carries[0].values())):
+            with pytest.raises(ValueError, match="carry must be what the last call returned, with hidden1"):
+                module.act(arrays["observation"], **more, carry=wrong)
     else:
         with pytest.raises(ValueError, match="the policy has no memory"):
             module.act(arrays["observation"], **more, carry={})

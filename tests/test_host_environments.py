@@ -332,6 +332,16 @@ def test_an_environment_that_raises(
     assert error.splitlines()[-1] == f"error: {sentence}: correct it and start again"
 
 
+def test_an_observation_of_another_shape_is_no_broadcast() -> None:
+    arguments = json.dumps({"last": -1, "size": 3, "thin": 2})
+    batch = batched(envs_jax.make("gymnasium:host/Fragile-v0", arguments=arguments))
+    rows, _ = roll(batch, np.ones((1, 1, 1, 3), np.float32))
+    assert batch.failure is None and not rows[1].done.any()
+    rows, _ = roll(batch, np.ones((2, 1, 1, 3), np.float32))
+    assert "an observation has the shape (1,) and not (3,), as in the space" in str(batch.failure)
+    assert np.isnan(rows[2].reward).all()
+
+
 @pytest.mark.long
 def test_large_arrays_on_one_core_end_in_time() -> None:
     """The program waits for the host and the host for the program's actions: megabytes, on one thread."""

@@ -10,6 +10,8 @@ import pytest
 from helpers.outward import needs, needs_gymnasium, needs_pettingzoo
 from helpers.tiny import Corridor
 
+from envs_jax import make
+from envs_jax.adapters import outward
 from envs_jax.adapters.gymnasium import GymnasiumEnv, GymnasiumVectorEnv
 from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 
@@ -28,6 +30,13 @@ def test_a_missing_package(package: str, adapter: Any, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=re.escape(f"install the extra '{package}', pip install -e '.[{package}]'")):
         adapter(Corridor())
+
+
+@pytest.mark.parametrize("settings", [{"team_sizes": (2, 4)}, {"loss_rate": 0.1}], ids=str)
+def test_teams_that_may_be_incomplete_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"agents of 'coverage' may be absent, .* without team_sizes and loss_rate"):
+        outward.checked_spec(make("coverage", **settings))
+    assert outward.checked_spec(make("coverage")).num_agents == 4
 
 
 # The page

@@ -9,6 +9,7 @@ import pytest
 from helpers.tiny import PointMass
 
 import jaxrl
+import jaxrl.cli.doctor
 import jaxrl.cli.export
 import jaxrl.cli.train
 from jaxrl.common.errors import UserError
@@ -53,8 +54,21 @@ def test_it_acts_and_begins_runs_as_the_run_itself(run: Path, small: Path, tmp_p
 def test_what_it_cannot_do_is_a_sentence(run: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jaxrl.cli.train.main(["--resume", str(small)]) == 2
     assert "holds only weights, which cannot be resumed: start a run with --init_from" in capsys.readouterr().err
+    assert jaxrl.cli.train.main(["--resume", "pretrained:reach"]) == 2
+    assert "pretrained:reach holds only weights, which cannot be resumed" in capsys.readouterr().err
+    assert not (PRETRAINED / "reach" / ".lock").exists()
+    finding = jaxrl.cli.doctor.look_at_checkpoints(str(small))[0]
+    assert finding.state == "bad" and "holds only weights: start a run with --init_from" in finding.value
+    assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small), "--greedy"]) == 2
+    assert "--greedy is for --format jidi" in capsys.readouterr().err
     assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small)]) == 2
     assert "holds a run already: choose another folder" in capsys.readouterr().err
+    other = small.parent / "mixed" / "checkpoints" / "0000000001" / "commit_success.txt"  # of another program's run
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small.parent / "mixed")]) == 2
+    assert "holds files already, and a run needs a folder of its own" in capsys.readouterr().err
+    assert other.exists()
     with pytest.raises(UserError, match="needs the directory of a run"):
         jaxrl.export(jaxrl.load(run), "run", small)
 

@@ -149,18 +149,22 @@ def join_mask(mask: Any, space: Any) -> Array:
     """Return which combinations of an agent's integers are open, bool[n], as `join_integers` counts them.
 
     Args:
-        mask: of the package: of all combinations, in the shape of `counts`, or of each integer, [integers, values].
+        mask: of the package: of all combinations, in the shape of `counts`, or of each integer: [integers, values], or
+            one integer's values after the other's.
         space: of the actions.
     """
     counts, mask = integer_counts(space), jnp.asarray(mask).astype(jnp.bool_)
     if counts is None or counts.ndim == 0 or mask.shape == tuple(counts.flat):
         return mask.reshape(-1)
-    if mask.ndim != 2 or len(mask) != counts.size:
+    if mask.shape == (int(counts.sum()),):
+        first, *others = jnp.split(mask, np.cumsum(counts.ravel())[:-1].tolist())
+    elif mask.ndim == 2 and len(mask) == counts.size:
+        longest = jnp.pad(
+            mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
+        )  # values without a mask are closed
+        first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
+    else:
         raise UnfitError(f"has a mask of shape {mask.shape} for actions of {list(counts.flat)} values: choose another")
-    longest = jnp.pad(
-        mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
-    )  # values without a mask are closed
-    first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
     joint = first
     for part in others:
         joint = (joint[:, None] & part[None]).reshape(-1)

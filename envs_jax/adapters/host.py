@@ -246,7 +246,11 @@ class HostVector:
         for part, array in zip(self._readers, self._parts.values(), strict=True):
             rows = array[i]
             for agent, observation in enumerate(observations):
-                rows[agent] = 0 if observation is None else part.read(observation)
+                values = 0 if observation is None else part.read(observation)
+                if observation is not None and np.size(values) != rows[agent].size:  # NumPy would repeat one number
+                    name = f"'{part.name}' of an observation" if part.name else "an observation"
+                    raise ValueError(f"{name} has the shape {np.shape(values)} and not {part.shape}, as in the space")
+                rows[agent] = values
 
 
 @dataclasses.dataclass(frozen=True)

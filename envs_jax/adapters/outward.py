@@ -36,7 +36,10 @@ def require(package: str) -> None:
 
 
 def checked_spec(env: Any) -> EnvSpec:
-    """Return the spec of an environment. Raises ValueError where observations are not one array for each agent."""
+    """Return the spec of an environment.
+
+    Raises ValueError where observations are not one array for each agent, or agents may be absent.
+    """
     if not isinstance(env, Environment):
         raise ValueError(f"env must be an environment, such as envs_jax.make('reach'), not {short_repr(env)}")
     spec = env.spec
@@ -54,6 +57,11 @@ def checked_spec(env: Any) -> EnvSpec:
         raise ValueError(
             f"an action of '{spec.name}' is a {type(spec.action).__name__}: describe ONE agent's action by Discrete(n) "
             "or by a Box"
+        )
+    if spec.absent_agents:
+        raise ValueError(
+            f"agents of '{spec.name}' may be absent, which other libraries are not shown: make an environment whose "
+            "team is always complete (coverage: without team_sizes and loss_rate)"
         )
     return spec
 

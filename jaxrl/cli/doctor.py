@@ -34,7 +34,7 @@ from jaxrl.report.console import gibibytes
 from jaxrl.report.gpu import nvml
 from jaxrl.runtime import memory_plan, run_directory
 from jaxrl.runtime.build import build_run, compile_run
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, apply_resume_changes
 from jaxrl.runtime.load import resolve_config
 from jaxrl.runtime.train_state import Position
@@ -276,4 +276,6 @@ def look_at_checkpoints(run: str) -> list[Finding]:
             step, meta = checkpoints.newest()
         except CheckpointError as error:
             return [Finding("resuming", str(error), "bad")]
+    if meta.get(SMALL):
+        return [Finding("resuming", f"{run} holds only weights: start a run with --init_from", "bad")]
     return [Finding("resuming", f"from checkpoint {step:,}, after {meta['env_steps']:,} environment steps", "good")]

@@ -112,10 +112,14 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
             "--conditions plays one team in JAX: leave --against and --simulator out, and name a run or an environment "
             "in which no other team plays"
         )
+    if flags.greedy:
+        raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
     chosen = conditions.read_conditions(Path(flags.conditions))
     names = list(policy_set.policies) if flags.policy is None else parse_policies(flags.policy)
     policy_set.check_policies(names)
     paths = {flag: output(name, flag) for flag, name in (("--json", flags.json), ("--csv", flags.csv)) if name}
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise UsageError(f"--json and --csv are both {flags.csv}: name two files")
     episodes, seed = flags.episodes or EPISODES, flags.seed
     outcomes = list(conditions.rollout(policy_set, chosen, names, episodes, *options))
     report = conditions.summarise(policy_set, chosen, outcomes, episodes, seed, flags.bound)

@@ -14,7 +14,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import PolicySet, display_name
-from jaxrl.evaluation.statistics import interquartile_mean, interval, tail_mean
+from jaxrl.evaluation.statistics import finite, interquartile_mean, interval, tail_mean
 from jaxrl.runtime.rollouts import announce
 
 WORST = 0.1  # share of the episodes that "quantile" and "tail" of a score look at
@@ -55,11 +55,17 @@ def read_conditions(path: Path) -> list[Condition]:
             )
         varied = {key: values for key, values in settings.items() if isinstance(values, list)}
         if empty := [key for key, values in varied.items() if not values]:
-            raise UsageError(f"{path}: condition '{name}' has no values for {empty[0]}: name at least one")
+            raise UsageError(
+                f"{path}: condition '{name}' has no values for {empty[0]}: name at least one, or write [[]] where an "
+                "empty list is the value"
+            )
         for values in itertools.product(*varied.values()):
             chosen = dict(zip(varied, values, strict=True))
             label = ", ".join(f"{key} {value}" for key, value in chosen.items())
             conditions.append(Condition(f"{name}: {label}" if label else name, settings | chosen))
+    names = [condition.name for condition in conditions]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UsageError(f"{path} holds the condition '{twice[0]}' twice: remove one of the values or names")
     if not conditions:
         raise UsageError(f"{path} holds no condition: write some, such as 'lossy: {{failure_rate: [0.1, 0.3]}}'")
     return conditions
@@ -80,6 +86,12 @@ def rollout(
     """
     changed = []
     for condition in conditions:  # all of them are checked before any is played
+        for key, value in condition.settings.items():
+            if isinstance(getattr(policy_set.env.env, key, None), tuple) and not isinstance(value, list):
+                raise UsageError(
+                    f"condition '{condition.name}': {key} is a list itself, and a list of values is crossed: write it "
+                    f"in two pairs of brackets, such as {key}: [[{value}]]"
+                )
         try:
             changed.append(policy_set.with_env_settings(condition.settings))
         except UsageError as error:
@@ -103,7 +115,7 @@ def summarise(
     Each metric has the entries of `interval`, "median", and with several seeds "iqm", the interquartile mean of their
     means. The score also has "quantile", which the worst tenth of the episodes does not reach, "tail", their mean (the
     conditional value at risk), and with a `bound` "failed", the share of episodes whose score is worse than it; with
-    several seeds these are means over the seeds.
+    several seeds these are means over the seeds. What is not finite is None.
     """
     spec = policy_set.env.spec
     worse_is_larger = spec.score_mode == "min"
@@ -115,13 +127,14 @@ def summarise(
             policies[name] = {metric: _describe(values) for metric, values in ends.items()}
             score = np.asarray(ends[spec.score], np.float64)
             level = 1 - WORST if worse_is_larger else WORST
-            policies[name][spec.score] |= {
-                "quantile": float(np.quantile(score, level, axis=-1).mean()),
-                "tail": float(np.mean(tail_mean(score, WORST, worse_is_larger))),
-            }
+            with np.errstate(invalid="ignore"):  # of infinite scores
+                policies[name][spec.score] |= {
+                    "quantile": finite(np.quantile(score, level, axis=-1).mean()),
+                    "tail": finite(np.mean(tail_mean(score, WORST, worse_is_larger))),
+                }
             if bound is not None:
-                failed = score > bound if worse_is_larger else score < bound
-                policies[name][spec.score]["failed"] = float(failed.mean())
+                met = score <= bound if worse_is_larger else score >= bound
+                policies[name][spec.score]["failed"] = float((~met).mean())  # a score that is NaN has failed
         differences = list(reports.compare({name: ends[spec.score] for name, ends in played.items()}))
         report[condition.name] = {"set": condition.settings, "policies": policies, "differences": differences}
     return {**reports.head(policy_set, episodes, seed), "bound": bound, "worst": WORST, "conditions": report}
@@ -129,18 +142,22 @@ def summarise(
 
 def _describe(values: np.ndarray) -> dict[str, Any]:
     values = np.asarray(values, np.float64)
-    seeds = {"iqm": interquartile_mean(values.mean(-1))} if values.ndim > 1 else {}
-    return {**interval(values), "median": float(np.median(values)), **seeds}
+    seeds = {"iqm": finite(interquartile_mean(values.mean(-1)))} if values.ndim > 1 else {}
+    return {**interval(values), "median": finite(np.median(values)), **seeds}
 
 
 def to_csv(outcomes: Sequence[Outcome]) -> str:
-    """Return a table with one row per condition, policy, seed and episode, and one column per metric."""
-    metrics = list(dict.fromkeys(metric for outcome in outcomes for metric in outcome.ends))
+    """Return a table with one row per condition, policy, seed and episode, and one column per metric.
+
+    Scores by task, whose episodes are a part of all, are left out: the score of each episode is there.
+    """
+    names = dict.fromkeys(metric for outcome in outcomes for metric in outcome.ends)
+    metrics = [name for name in names if "/" not in name]  # see `rollouts.split_by_task`
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["condition", "policy", "seed", "episode", *metrics])
     for outcome in outcomes:
-        rows = {metric: np.atleast_2d(values) for metric, values in outcome.ends.items()}
+        rows = {name: np.atleast_2d(outcome.ends[name]) for name in metrics if name in outcome.ends}
         seeds, episodes = next(iter(rows.values())).shape
         for seed, episode in itertools.product(range(seeds), range(episodes)):
             values = [float(rows[metric][seed, episode]) if metric in rows else "" for metric in metrics]

@@ -47,7 +47,7 @@ def estimate_mean(values: np.ndarray) -> Estimate:
     error = deviation / count**0.5
     factor = float(stdtrit(count - 1, _QUANTILE)) if count > 1 else math.nan
     estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": factor * error}
-    return {name: _finite(value) for name, value in estimate.items()}
+    return {name: finite(value) for name, value in estimate.items()}
 
 
 def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
@@ -102,7 +102,7 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> 
         differences = np.asarray(first, np.float64) - second
     mean, count = float(differences.mean()), differences.shape[-1]
     if count < MIN_EPISODES or not math.isfinite(mean):
-        return {"mean": _finite(mean), "low": None, "high": None}
+        return {"mean": finite(mean), "low": None, "high": None}
     bound = 1.0 if np.isin(differences, (-1, 0, 1)).all() else math.inf
     if bound == 1 and differences.ndim == 1:
         padded = np.append(differences, (1.0, -1.0))
@@ -163,7 +163,9 @@ def _differ(wins: int, decided: int) -> bool:
     return decided > 0 and bool(binomtest(wins, decided).pvalue < 1 - LEVEL)
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float | np.floating) -> float | None:
+    """Return a number, None for NaN and infinities, which JSON does not have."""
+    number = float(number)
     return number if math.isfinite(number) else None
 
 

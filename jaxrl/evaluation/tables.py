@@ -89,7 +89,8 @@ def make_condition_table(report: dict[str, Any]) -> Table:
         digits = _decimals(values["mean"] for values in scores.values())
         rows.append(tables.Row(condition))
         for policy, values in scores.items():
-            cells = [format_estimate({**values, "std": None}, digits), *(f"{values[key]:.{digits}f}" for key in keys)]
+            ends = ("not finite" if values[key] is None else f"{values[key]:.{digits}f}" for key in keys)
+            cells = [format_estimate({**values, "std": None}, digits), *ends]
             cells += [] if report["bound"] is None else [f"{100 * values['failed']:.1f}"]
             style = "bold cyan" if policy == next(iter(LEARNED)) else ""
             rows.append(tables.Row(display_name(policy), cells, style))

@@ -59,11 +59,13 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
 
     It can be named wherever a run can, but for `--resume`. Of several seeds the first is written. Returns its files.
 
-    Raises UserError: as `load_policies`, or `out` holds a run already or cannot be written.
+    Raises UserError: as `load_policies`, or `out` holds files already or cannot be written.
     """
     saved = _open_run(run, checkpoint)
     if is_file(out / run_directory.CONFIG):
         raise UsageError(f"{out} holds a run already: choose another folder with --out")
+    if out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"{out} holds files already, and a run needs a folder of its own: choose another with --out")
     (state, *_), step = _read_states(saved, best)
     root = locate(saved.directory)[0]
     with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:

@@ -87,6 +87,8 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
     """
     directory = run_directory.open_run(path)
+    if directory.parent == run_directory.PRETRAINED:  # the package's files are not to be locked
+        raise UsageError(f"{path} holds only weights, which cannot be resumed: start a run with --init_from")
     if (root := trials.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
     new_config = configuration.apply_resume_changes(config, changes)

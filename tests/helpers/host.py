@@ -22,7 +22,7 @@ LIMIT = 6  # steps
 class Parts(_Env):
     """Observations of all kinds; the action is three integers, the second of which begins at 5.
 
-    `text` replaces the space of one entry by one that cannot be learned from.
+    `other` adds an entry with a space that cannot be learned from.
     """
 
     played: ClassVar[list[tuple[int, ...]]] = []
@@ -87,12 +87,12 @@ class Screen(_Env):
 
 
 class Fragile(_Env):
-    """A walk that raises an error in step `last` of an episode."""
+    """A walk that raises an error in step `last` of an episode; from step `thin` on it shows only one number."""
 
-    def __init__(self, last: int = 4, size: int = 1) -> None:
+    def __init__(self, last: int = 4, size: int = 1, thin: int = 1000) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self.action_space = spaces.Box(-1, 1, (size,), np.float32)
-        self.last = last
+        self.last, self.thin = last, thin
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -104,7 +104,8 @@ class Fragile(_Env):
         if self.t == self.last:
             raise RuntimeError("the rope broke\nand more")
         self.place = self.place + action
-        return self.place, float(-np.square(self.place).sum()), False, False, {}
+        shown = self.place[:1] if self.t >= self.thin else self.place
+        return shown, float(-np.square(self.place).sum()), False, False, {}
 
 
 class Line(_Env):

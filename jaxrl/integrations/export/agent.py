@@ -83,12 +83,15 @@ class Policy:
             return {}
         begins = np.broadcast_to(np.asarray(first, bool), batch[:1])[:, None, None]
         names = ("hidden", "cell") if settings["memory"] == "lstm" else ("hidden",)
-        old = carry or {}
-        if any(len(state) != batch[0] for state in old.values()):
-            raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
         zeros = np.zeros((*batch, settings["memory_size"]), np.float32)
-        names_by_layer = [f"{name}{layer + 1}" for layer in range(settings["memory_layers"]) for name in names]
-        return {name: np.where(begins, zeros, old.get(name, zeros)) for name in names_by_layer}
+        blank = {f"{name}{layer + 1}": zeros for layer in range(settings["memory_layers"]) for name in names}
+        if carry is None:
+            return blank
+        if not isinstance(carry, dict) or set(carry) != set(blank):
+            raise ValueError(f"carry must be what the last call returned, with {', '.join(blank)}, or None")
+        if any(np.shape(state) != zeros.shape for state in carry.values()):
+            raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
+        return {name: np.where(begins, zeros, carry[name]) for name in blank}
 
     def _mask(self, action_mask: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
