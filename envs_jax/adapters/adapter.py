@@ -205,21 +205,22 @@ class Adapter(Environment):
 
     def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
         team, joined = _team(self), self.make_joined(output)
+        mask = _open_actions(output.action_mask, team.action_counts)
+        terminated = jnp.asarray(output.terminated).astype(bool)
+        truncated = jnp.asarray(output.truncated).astype(bool) | (t >= self.horizon)
+        state = () if output.global_state is None else jnp.asarray(output.global_state).astype(jnp.float32)
         arrays = [join(observation) for join, observation in zip(joined, output.observations, strict=True)]
         if len(set(joined)) > 1:
             arrays = [jnp.pad(x, (0, team.observation.shape[0] - len(x))) for x in arrays]
         metrics = {_metric(name): value for name, value in (output.metrics or {}).items()}
         for name, agents in team.returns.items():
             metrics[name] = jnp.mean(jnp.broadcast_to(output.reward, (len(arrays),))[np.array(agents)])
-        terminated = jnp.asarray(output.terminated).astype(bool)
-        truncated = jnp.asarray(output.truncated).astype(bool) | (t >= self.horizon)
-        state = () if output.global_state is None else jnp.asarray(output.global_state).astype(jnp.float32)
         return transition(
             output.reward,
             jnp.stack(arrays),
             terminated,
             truncated & ~terminated,
-            action_mask=_open_actions(output.action_mask, team.action_counts),
+            action_mask=mask,
             metrics=metrics,
             global_state=state,
         )

@@ -110,7 +110,8 @@ class JaxMarl(Adapter):
                 masks = getattr(env, name)(inner)
             except NotImplementedError:  # of the base class
                 continue
-            return [jnp.asarray(masks[agent]) for agent in env.agents]
+            rows = [jnp.asarray(masks[agent]) for agent in env.agents]
+            return jnp.stack(rows) if len({row.shape for row in rows}) == 1 else rows
         return None
 
 
