@@ -2,17 +2,31 @@
 
 `--env library:Name` names one of them. An adapter bypasses the library's own auto-reset, so that the true last
 observation of an episode survives, and distinguishes termination from truncation.
+
+Agents of a team may differ: observations are padded with zeros to the largest, and where numbers of actions differ, a
+mask closes those that an agent does not have.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from envs_jax.adapters.common import ONE_NETWORK, ActionMap, Joined, call_package, quiet, strong
+from envs_jax.adapters.common import (
+    ActionMap,
+    Joined,
+    call_package,
+    count_actions,
+    name_type,
+    number_types,
+    quiet,
+    space_key,
+    strong,
+)
 from envs_jax.base import (
     Array,
     Box,
@@ -42,7 +56,7 @@ class PackageStep(NamedTuple):
         observations: the package's pytree of each agent.
         reward: [A], or one number for all.
         terminated, truncated: bool[].
-        action_mask: [A, n], 0 where an action is closed, or None.
+        action_mask: [A, n], or a list of [n of the agent], 0 where an action is closed; or None.
         global_state: [F], or None.
         metrics: {name: number}.
     """
@@ -54,6 +68,23 @@ class PackageStep(NamedTuple):
     action_mask: Any = None
     global_state: Any = None
     metrics: Any = None
+
+
+class Team(NamedTuple):
+    """What tells the agents of an environment apart.
+
+    Attributes:
+        observation: Box of the largest observation.
+        types: see `EnvSpec.agent_types`; agents of one type have equal observations, actions, and names but for a
+            number.
+        action_counts: number of actions of each agent, () where it is the same.
+        returns: {metric: agents of a type}, {} where observations and actions of all agents are equal.
+    """
+
+    observation: Box
+    types: tuple[int, ...]
+    action_counts: tuple[int, ...]
+    returns: Mapping[str, list[int]]
 
 
 @pytree
@@ -111,12 +142,16 @@ class Adapter(Environment):
         """Return the actions of one agent, and how they become the package's; see `describe_actions`."""
         raise NotImplementedError
 
+    def agent_spaces(self) -> Mapping[Any, Any]:
+        """Return the package's spaces of actions by the names of the agents; {} where agents have no names."""
+        return {}
+
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Start an episode; key uint32[2]."""
         raise NotImplementedError
 
     def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
-        """Step; actions [A, ...] of the package, key uint32[2]."""
+        """Step; actions [A, ...] of the package, or a list where agents' actions differ; key uint32[2]."""
         raise NotImplementedError
 
     @classmethod
@@ -146,7 +181,7 @@ class Adapter(Environment):
     def spec(self) -> EnvSpec:
         return _spec(self)
 
-    def to_package_action(self, action: Array) -> Array:
+    def to_package_action(self, action: Array) -> Any:
         """Return actions [..., A, ...] of the spec as the package's."""
         return _actions(self)[1](action)
 
@@ -164,34 +199,49 @@ class Adapter(Environment):
             state = State(strong(inner), state.key, state.t + 1)
             return state, self._timestep(output, state.t)
 
-    def make_joined(self, output: PackageStep) -> Joined:
-        """Return how an agent's observation becomes one array. Raises ValueError if agents differ in it."""
-        joined, *others = (
-            Joined.from_observation(self.full_name, one, self.observe, self.unseen) for one in output.observations
-        )
-        if any(one != joined for one in others):
-            raise ValueError(
-                f"'{self.full_name}' has agents of several kinds, whose observations differ: {ONE_NETWORK}"
-            )
-        return joined
+    def make_joined(self, output: PackageStep) -> list[Joined]:
+        """Return how each agent's observation becomes one array."""
+        return [Joined.from_observation(self.full_name, one, self.observe, self.unseen) for one in output.observations]
 
     def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
-        mask, joined = output.action_mask, self.make_joined(output)
-        if mask is not None:
-            mask = jnp.asarray(mask) > 0
-            mask |= ~jnp.any(mask, axis=-1, keepdims=True)  # after its end an episode may have no open action
+        team, joined = _team(self), self.make_joined(output)
+        mask = _open_actions(output.action_mask, team.action_counts)
         terminated = jnp.asarray(output.terminated).astype(bool)
         truncated = jnp.asarray(output.truncated).astype(bool) | (t >= self.horizon)
         state = () if output.global_state is None else jnp.asarray(output.global_state).astype(jnp.float32)
+        arrays = [join(observation) for join, observation in zip(joined, output.observations, strict=True)]
+        if len(set(joined)) > 1:
+            arrays = [jnp.pad(x, (0, team.observation.shape[0] - len(x))) for x in arrays]
+        metrics = {_metric(name): value for name, value in (output.metrics or {}).items()}
+        for name, agents in team.returns.items():
+            metrics[name] = jnp.mean(jnp.broadcast_to(output.reward, (len(arrays),))[np.array(agents)])
         return transition(
             output.reward,
-            jnp.stack([joined(observation) for observation in output.observations]),
+            jnp.stack(arrays),
             terminated,
             truncated & ~terminated,
             action_mask=mask,
-            metrics={_metric(name): value for name, value in (output.metrics or {}).items()},
+            metrics=metrics,
             global_state=state,
         )
+
+
+def _open_actions(mask: Any, counts: tuple[int, ...]) -> Array | None:
+    """Return the mask bool[A, n] of a package's mask; see `PackageStep.action_mask` and `Team.action_counts`.
+
+    After its end an episode may have no open action: then all that an agent has are open.
+    """
+    if not counts:
+        if mask is None:
+            return None
+        mask = (jnp.stack(mask) if isinstance(mask, list) else jnp.asarray(mask)) > 0
+        return mask | ~jnp.any(mask, axis=-1, keepdims=True)
+    exists = np.arange(max(counts)) < np.array(counts)[:, None]
+    if mask is None:
+        return jnp.asarray(exists)
+    rows = [jnp.asarray(row)[:count] > 0 for row, count in zip(mask, counts, strict=True)]
+    padded = jnp.stack([jnp.pad(row, (0, max(counts) - len(row))) for row in rows])
+    return jnp.where(jnp.any(padded, axis=-1, keepdims=True), padded, exists)
 
 
 def _metric(name: str) -> str:
@@ -223,19 +273,50 @@ def _actions(env: Adapter) -> tuple[Discrete | Box, ActionMap]:
 
 
 @functools.cache
-def _spec(env: Adapter) -> EnvSpec:
-    action, _ = _actions(env)
-    output = call_package(
+def _first_step(env: Adapter) -> PackageStep:
+    """Return the shapes of a package's first step."""
+    output: PackageStep = call_package(
         env.full_name, lambda: jax.eval_shape(lambda: env.package_reset(jax.random.key_data(jax.random.key(0)))[1])
     )
+    return output
+
+
+@functools.cache
+def _team(env: Adapter) -> Team:
+    with jax.ensure_compile_time_eval():
+        by_name = call_package(env.full_name, env.agent_spaces)
+        keys = [space_key(space) for space in by_name.values()]
+    joined = env.make_joined(_first_step(env))
+    full_names = list(by_name) or list(range(len(joined)))
+    names = [name_type(agent) for agent in full_names]
+    spaces = list(zip(keys or names, joined, strict=True))
+    types = number_types(list(zip(names, spaces, strict=True)))
+    returns = {}
+    if len(set(spaces)) > 1:
+        for number in range(max(types) + 1):
+            agents = [agent for agent, its_type in enumerate(types) if its_type == number]
+            name = names[agents[0]]
+            if not name or names.count(name) > len(agents):  # no name of one type
+                name = full_names[agents[0]]
+            returns[_metric(f"return_{name}")] = agents
+    counts = count_actions(list(by_name.values()))
+    return Team(Joined.largest_box(env.full_name, joined), types, counts, returns)
+
+
+@functools.cache
+def _spec(env: Adapter) -> EnvSpec:
+    action, _ = _actions(env)
+    output, team = _first_step(env), _team(env)
     state = output.global_state
     spec = EnvSpec(
         name=env.full_name,
         num_agents=len(output.observations),
-        observation=env.make_joined(output).box,
+        observation=team.observation,
         action=action,
         horizon=env.horizon,
-        metrics={_metric(name): "sum" for name in output.metrics or {}},
+        metrics=dict.fromkeys([*map(_metric, output.metrics or {}), *team.returns], "sum"),
+        labels={name: name.replace("return_", "return of ", 1) for name in team.returns},
+        agent_types=team.types,
         global_state=None if state is None else Box(state.shape),
     )
     return with_critic_input(spec)

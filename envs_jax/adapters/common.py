@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import importlib
 import math
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +15,7 @@ import numpy as np
 
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, closest, short_repr
 
-ONE_NETWORK = "all agents share one network here, choose an environment with equal agents"
-ActionMap = Callable[[Array], Array]  # actions [A, ...] of the spec -> actions of the package
+ActionMap = Callable[[Array], Any]  # actions [A, ...] of the spec -> actions of the package, see `describe_team`
 
 
 @contextlib.contextmanager
@@ -101,6 +101,56 @@ def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
     if low is None:
         raise UnfitError(f"has actions of the kind {kind}: only integers, or a box of floats, can be chosen here")
     return bounded(tuple(space.shape), space.dtype, low, high)
+
+
+def describe_team(spaces: Sequence[Any]) -> tuple[Discrete | Box, ActionMap]:
+    """Return `describe_actions` of a team whose agents may have different integers.
+
+    Where they differ, each agent chooses from the largest number of actions, of which a mask must close those that it
+    does not have, and the package's actions are a list with one array for each agent.
+
+    Raises:
+        UnfitError: see `describe_actions`; or actions differ and are not all integers.
+    """
+    if len({space_key(space) for space in spaces}) == 1:
+        return describe_actions(spaces[0])
+    if any(integer_counts(space) is None for space in spaces):
+        raise UnfitError(
+            "has agents whose actions differ and are not all integers: only integers may differ, choose another "
+            "environment"
+        )
+    maps = [describe_actions(space)[1] for space in spaces]
+
+    def split_agents(action: Array) -> list[Array]:
+        return [to_package(action[..., agent]) for agent, to_package in enumerate(maps)]
+
+    return Discrete(max(count_actions(spaces))), split_agents
+
+
+def count_actions(spaces: Sequence[Any]) -> tuple[int, ...]:
+    """Return how many actions each agent has, () where all have the same number, or boxes."""
+    counts = [integer_counts(space) for space in spaces]
+    numbers = tuple(math.prod(map(int, count.flat)) for count in counts if count is not None)
+    return numbers if len(set(numbers)) > 1 else ()
+
+
+def space_key(space: Any) -> Hashable:
+    """Return what tells a package's spaces of actions apart, which need not define equality."""
+    names = "n", "nvec", "num_values", "num_categories", "start", "low", "high", "minimum", "maximum"
+    numbers = [np.asarray(getattr(space, name)) for name in names if hasattr(space, name)]
+    shape = tuple(getattr(space, "shape", None) or ())
+    return type(space).__name__, shape, tuple((x.shape, x.astype(np.float64).tobytes()) for x in numbers)
+
+
+def name_type(agent: Any) -> str:
+    """Return an agent's name without its number, the name of its type: "adversary_0" -> "adversary"."""
+    return re.sub(r"[\W_]*\d+$", "", str(agent))
+
+
+def number_types(keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """Return the type of each agent, from 0 in order of appearance; () where all keys are equal."""
+    order = list(dict.fromkeys(keys))
+    return tuple(order.index(key) for key in keys) if len(order) > 1 else ()
 
 
 def integer_counts(space: Any) -> np.ndarray | None:
@@ -260,6 +310,20 @@ class Joined:
         if self.image:
             return Box((*self.image, sum(shape[2] if shape else 1 for _, shape in self.parts)), **bounds)
         return Box((sum(math.prod(shape) for _, shape in self.parts),), **bounds)
+
+    @staticmethod
+    def largest_box(env: str, joined: Sequence["Joined"]) -> Box:
+        """Return the box of a team's arrays, each of which is padded to the largest. Raises ValueError: images."""
+        boxes = [one.box for one in dict.fromkeys(joined)]
+        if len(boxes) == 1:
+            return boxes[0]
+        if any(one.image for one in joined):
+            raise ValueError(
+                f"'{env}' has agents whose observations differ, with images among them: name other parts in observe, "
+                "or choose another environment"
+            )
+        bounds = {"low": 0.0, "high": 1.0} if all(one.unit for one in joined) else {}
+        return Box((max(box.shape[0] for box in boxes),), **bounds)
 
     def __call__(self, observation: Any) -> Array:
         """Return the array float32[...] of an observation."""

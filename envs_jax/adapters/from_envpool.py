@@ -35,8 +35,8 @@ class EnvPoolVector(HostVector):
         self._take(active, observations)
 
     def _take(self, rows: np.ndarray, observations: Any) -> None:
-        for part in self.env.spaces.parts:
-            self._parts[part.name][rows, 0] = part.read(observations)[rows]
+        for part in self.env.spaces.groups[0].parts:
+            self._parts[0][part.name][rows, 0] = part.read(observations)[rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ class FromEnvPool(HostAdapter):
         config = package("envpool", cls.library).make_spec(cls.name).config
         return int(getattr(config, "max_episode_steps", 0) or DEFAULT_HORIZON)
 
-    def package_spaces(self) -> tuple[int, Any, Any]:
+    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
         spec = package("envpool", self.library).make_spec(self.name, **self._settings)
-        return 1, spec.gymnasium_observation_space, spec.gymnasium_action_space
+        return {"agent": (spec.gymnasium_observation_space, spec.gymnasium_action_space)}
 
     @property
     def _settings(self) -> dict[str, Any]:

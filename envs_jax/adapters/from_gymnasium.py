@@ -57,11 +57,11 @@ class FromGymnasium(HostAdapter):
         registered = package("gymnasium", cls.library).spec(cls.name.rpartition(":")[2])
         return int(registered.max_episode_steps or DEFAULT_HORIZON)
 
-    def package_spaces(self) -> tuple[int, Any, Any]:
+    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
         env = self._make()
         spaces = env.observation_space, env.action_space
         env.close()
-        return 1, *spaces
+        return {"agent": spaces}
 
     def make_copy(self) -> Copy:
         return GymnasiumCopy(self._make())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.adapters.common import ONE_NETWORK, UnfitError, package
+from envs_jax.adapters.common import UnfitError, package
 from envs_jax.adapters.host import Copy, HostAdapter
 
 
@@ -28,9 +28,9 @@ class PettingZooCopy(Copy):
     def reset(self, seed: int) -> Sequence[Any]:
         return self._in_order(self.env.reset(seed=seed)[0])
 
-    def step(self, action: np.ndarray) -> tuple[Sequence[Any], Any, bool, bool]:
-        integer = action.ndim == 1 and action.dtype == np.int32
-        chosen = dict(zip(self.agents, action.tolist() if integer else action, strict=True))
+    def step(self, action: Any) -> tuple[Sequence[Any], Any, bool, bool]:
+        plain = [one.item() if one.ndim == 0 and one.dtype == np.int32 else one for one in action]
+        chosen = dict(zip(self.agents, plain, strict=True))
         acting = tuple(self.env.agents)
         results = self.env.step({agent: chosen[agent] for agent in acting})
         observations, rewards, terminations, truncations, _ = results
@@ -70,17 +70,11 @@ class FromPettingZoo(HostAdapter):
         except ModuleNotFoundError:  # of a package in which it would be
             return False
 
-    def package_spaces(self) -> tuple[int, Any, Any]:
+    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
         env = self._make()
-        agents = tuple(env.possible_agents)
-        observations, actions = (
-            [space(agent) for agent in agents] for space in (env.observation_space, env.action_space)
-        )
+        spaces = {agent: (env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents}
         env.close()
-        for spaces, what in ((observations, "observations"), (actions, "actions")):
-            if any(space != spaces[0] for space in spaces):
-                raise UnfitError(f"has agents of several kinds, whose {what} differ: {ONE_NETWORK}")
-        return len(agents), observations[0], actions[0]
+        return spaces
 
     def make_copy(self) -> Copy:
         return PettingZooCopy(self._make())

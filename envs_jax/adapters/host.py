@@ -13,7 +13,7 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +26,8 @@ from envs_jax.adapters.common import (
     ActionMap,
     AdapterError,
     UnfitError,
-    describe_actions,
     describe_error,
+    describe_team,
     integer_counts,
     join_mask,
     quiet,
@@ -107,10 +107,10 @@ def _describe_box(path: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype
     return Part(path, shape, np.uint8 if image else np.float32, np.asarray)
 
 
-class Spaces(NamedTuple):
-    """The agents of an environment, and what one of them sees and does."""
+class Group(NamedTuple):
+    """Agents with equal spaces, and what one of them sees and does."""
 
-    agents: int
+    agents: tuple[int, ...]
     parts: tuple[Part, ...]
     action: Any  # space of Gymnasium
 
@@ -121,19 +121,37 @@ class Spaces(NamedTuple):
         masks = [part for part in self.parts if part.path == (MASK,)]
         return masks[0] if masks and counts is not None and masks[0].shape == (int(counts.sum()),) else None
 
+    @property
+    def all_open(self) -> np.ndarray:
+        """Return the mask of an agent that may do everything, for actions that are integers."""
+        counts = integer_counts(self.action)
+        assert counts is not None
+        return np.ones([int(count) for count in counts.flat], np.bool_)
+
+
+class Spaces(NamedTuple):
+    """The groups of a team's agents, and the spaces of actions by the names of the agents."""
+
+    groups: tuple[Group, ...]
+    actions: Mapping[Any, Any]
+
+    @property
+    def agents(self) -> int:
+        return len(self.actions)
+
 
 class HostStep(NamedTuple):
     """Arrays of one call for all copies.
 
     Attributes:
         calls: int32[], number of this call.
-        parts: {name: [B, A, ...]} of the observations.
+        parts: {name: [B, agents of the group, ...]} of the observations, for each group.
         reward: float32[B, A].
         terminated, truncated: bool[B].
     """
 
     calls: Any
-    parts: dict[str, Any]
+    parts: list[dict[str, Any]]
     reward: Any
     terminated: Any
     truncated: Any
@@ -153,8 +171,12 @@ class Copy:
         """Start an episode; return observations."""
         raise NotImplementedError
 
-    def step(self, action: np.ndarray) -> tuple[Sequence[Any], Any, bool, bool]:
-        """Step with actions [A, ...] of the package; return observations, rewards [A], terminated, truncated."""
+    def step(self, action: Any) -> tuple[Sequence[Any], Any, bool, bool]:
+        """Step; return observations, rewards [A], terminated, truncated.
+
+        Args:
+            action: actions of the package [A, ...], or a list with one for each agent where they differ.
+        """
         raise NotImplementedError
 
 
@@ -170,10 +192,14 @@ class HostVector:
         self._moved: int | None = None  # the copy that steps now
 
     def _allocate(self, size: int) -> None:
-        agents, parts, _ = self.env.spaces
-        self._size, self._started, self._readers = size, False, parts
+        spaces = self.env.spaces
+        agents = spaces.agents
+        self._size, self._started, self._groups = size, False, spaces.groups
         self._copies: list[Copy] = []
-        self._parts = {part.name: np.zeros((size, agents, *part.shape), part.dtype) for part in parts}
+        self._parts = [
+            {part.name: np.zeros((size, len(group.agents), *part.shape), part.dtype) for part in group.parts}
+            for group in spaces.groups
+        ]
         self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
         self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
 
@@ -183,10 +209,10 @@ class HostVector:
         Args:
             calls: int32[], of the state that is stepped; ignored where all copies are restarted.
             seeds: int32[B], of the episodes that begin, NO_SEED in the other copies.
-            action: [B, A, ...] of the package.
+            action: [B, A, ...] of the package, or a list of [B, ...], one for each agent.
         """
         began = time.perf_counter()
-        seeds, action = np.asarray(seeds), np.asarray(action)
+        seeds, action = np.asarray(seeds), jax.tree.map(np.asarray, action)
         with self._lock:
             if len(seeds) != self._size:
                 self._allocate(len(seeds))
@@ -195,12 +221,12 @@ class HostVector:
             if self.failure is not None:
                 self._reward[:], self._terminated[:], self._truncated[:] = np.nan, True, False
             self._calls = (self._calls + 1) % 2**31
-            parts = {name: array.copy() for name, array in self._parts.items()}
+            parts = jax.tree.map(np.copy, self._parts)
             ends = self._terminated.copy(), self._truncated.copy()
             self.seconds += time.perf_counter() - began
             return HostStep(np.int32(self._calls), parts, self._reward.copy(), *ends)
 
-    def _try_to_advance(self, calls: int, seeds: np.ndarray, action: np.ndarray) -> None:
+    def _try_to_advance(self, calls: int, seeds: np.ndarray, action: Any) -> None:
         restart = seeds != NO_SEED
         name, whole = self.env.full_name, bool(restart.all())
         if not whole and (calls != self._calls or not self._started):
@@ -227,7 +253,7 @@ class HostVector:
             self._copies = [self.env.make_copy() for _ in seeds]
         self.move(np.ones(len(seeds), np.bool_), np.zeros(len(seeds), np.bool_), seeds, np.zeros(0))
 
-    def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
+    def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any) -> None:
         """Restart copies, and step those that are `moving`."""
         self._reward[:] = 0
         for i in np.flatnonzero(restart).tolist():
@@ -235,7 +261,8 @@ class HostVector:
             self._write(i, self._copies[i].reset(int(seeds[i])))
         for i in np.flatnonzero(moving).tolist():
             self._moved = i
-            observations, self._reward[i], terminated, truncated = self._copies[i].step(action[i])
+            chosen = [one[i] for one in action] if isinstance(action, list) else action[i]
+            observations, self._reward[i], terminated, truncated = self._copies[i].step(chosen)
             self._lengths[i] += 1
             self._terminated[i] = terminated
             self._truncated[i] = truncated or self._lengths[i] >= self.env.horizon
@@ -243,14 +270,18 @@ class HostVector:
         self._moved = None
 
     def _write(self, i: int, observations: Sequence[Any]) -> None:
-        for part, array in zip(self._readers, self._parts.values(), strict=True):
-            rows = array[i]
-            for agent, observation in enumerate(observations):
-                values = 0 if observation is None else part.read(observation)
-                if observation is not None and np.size(values) != rows[agent].size:  # NumPy would repeat one number
-                    name = f"'{part.name}' of an observation" if part.name else "an observation"
-                    raise ValueError(f"{name} has the shape {np.shape(values)} and not {part.shape}, as in the space")
-                rows[agent] = values
+        for group, arrays in zip(self._groups, self._parts, strict=True):
+            for part in group.parts:
+                rows = arrays[part.name][i]
+                for row, agent in enumerate(group.agents):
+                    observation = observations[agent]
+                    values = 0 if observation is None else part.read(observation)
+                    if observation is not None and np.size(values) != rows[row].size:  # NumPy would repeat one number
+                        name = f"'{part.name}' of an observation" if part.name else "an observation"
+                        raise ValueError(
+                            f"{name} has the shape {np.shape(values)} and not {part.shape}, as in the space"
+                        )
+                    rows[row] = values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,8 +290,8 @@ class HostAdapter(Adapter):
 
     arguments: str = setting("", 'arguments of the environment as JSON, such as {"continuous": true}')
 
-    def package_spaces(self) -> tuple[int, Any, Any]:
-        """Return the number of agents, and the spaces of one agent's observations and actions."""
+    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
+        """Return the spaces of each agent's observations and actions by its name."""
         raise NotImplementedError
 
     def make_copy(self) -> Copy:
@@ -290,27 +321,45 @@ class HostAdapter(Adapter):
         return keywords
 
     def package_env(self) -> Spaces:
-        agents, observation, action = self.package_spaces()
-        return Spaces(agents, tuple(describe_parts(observation)), action)
+        by_name, members = self.package_spaces(), []
+        distinct: list[tuple[Any, Any]] = []
+        for spaces in by_name.values():
+            if spaces not in distinct:
+                distinct.append(spaces)
+            members.append(distinct.index(spaces))
+        groups = []
+        for index, (observation, action) in enumerate(distinct):
+            agents = tuple(agent for agent, group in enumerate(members) if group == index)
+            groups.append(Group(agents, tuple(describe_parts(observation)), action))
+        return Spaces(tuple(groups), {name: action for name, (_, action) in by_name.items()})
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
-        return describe_actions(self.spaces.action)
+        return describe_team(list(self.spaces.actions.values()))
+
+    def agent_spaces(self) -> Mapping[Any, Any]:
+        return self.spaces.actions
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Return a step of zeros, of which only the shapes matter."""
-        agents, parts, _ = self.spaces
-        return (), self._to_package_step({p.name: jnp.zeros((agents, *p.shape), p.dtype) for p in parts})
+        parts = [
+            {part.name: jnp.zeros((len(group.agents), *part.shape), part.dtype) for part in group.parts}
+            for group in self.spaces.groups
+        ]
+        return (), self._to_package_step(parts)
 
-    def _to_package_step(self, parts: dict[str, Array], *outcome: Any) -> PackageStep:
-        """Return a step of one copy from its arrays [A, ...]."""
-        agents, _, space = self.spaces
-        mask = self.spaces.mask
-        seen = {name: array for name, array in parts.items() if mask is None or name != MASK}
-        observations = [{name: array[agent] for name, array in seen.items()} for agent in range(agents)]
-        step = PackageStep(observations, *outcome)
-        if mask is None:
-            return step
-        return step._replace(action_mask=jnp.stack([join_mask(row, space) for row in parts[MASK]]))
+    def _to_package_step(self, parts: list[dict[str, Array]], *outcome: Any) -> PackageStep:
+        """Return a step of one copy from the arrays of its groups, [agents of the group, ...]."""
+        groups = self.spaces.groups
+        observations: list[Any] = [None] * self.spaces.agents
+        masks: list[Any] = [None] * self.spaces.agents
+        has_mask = any(group.mask for group in groups)
+        for group, arrays in zip(groups, parts, strict=True):
+            seen = {name: array for name, array in arrays.items() if group.mask is None or name != MASK}
+            for row, agent in enumerate(group.agents):
+                observations[agent] = {name: array[row] for name, array in seen.items()}
+                if has_mask:
+                    masks[agent] = join_mask(arrays[MASK][row] if group.mask else group.all_open, group.action)
+        return PackageStep(observations, *outcome)._replace(action_mask=masks if has_mask else None)
 
     def to_timestep(self, step: HostStep, first: Array) -> TimeStep:
         """Return the time step of one copy."""
@@ -391,11 +440,15 @@ class HostBatch(BatchedEnvironment):
         """Call the host; see `HostVector.advance`. Actions are of the spec; results have the axis [B]."""
         env, count = self.env, len(seeds)
         assert isinstance(env, HostAdapter)
-        agents, parts, _ = env.spaces
+        spaces = env.spaces
+        agents = spaces.agents
         shape = jax.ShapeDtypeStruct
         shapes = HostStep(
             calls=shape((), jnp.int32),
-            parts={part.name: shape((count, agents, *part.shape), part.dtype) for part in parts},
+            parts=[
+                {part.name: shape((count, len(group.agents), *part.shape), part.dtype) for part in group.parts}
+                for group in spaces.groups
+            ],
             reward=shape((count, agents), jnp.float32),
             terminated=shape((count,), jnp.bool_),
             truncated=shape((count,), jnp.bool_),

@@ -1,8 +1,8 @@
 """Environments of JaxMARL (github.com/FLAIROx/JaxMARL): `--env jaxmarl:MPE_simple_spread_v3`. Extra: jaxmarl.
 
-Its agents, which must be equal, are the agent axis in the order of `env.agents`. `step_env` is played, without the
-reset of `step`. Its `done` is true at real ends and at the time limit: a twin without a limit says which ends are real,
-and `horizon` steps truncate.
+Its agents are the agent axis in the order of `env.agents`. `step_env` is played, without the reset of `step`. Its
+`done` is true at real ends and at the time limit: a twin without a limit says which ends are real, and `horizon` steps
+truncate.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
-from envs_jax.adapters.common import ONE_NETWORK, ActionMap, UnfitError, describe_actions, package
+from envs_jax.adapters.common import ActionMap, UnfitError, describe_team, package
 from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
@@ -24,7 +24,7 @@ _MASKS = ("get_avail_actions", "get_legal_moves")
 
 @dataclasses.dataclass(frozen=True)
 class JaxMarl(Adapter):
-    """An environment of JaxMARL whose agents are equal."""
+    """An environment of JaxMARL."""
 
     map: str = setting(
         "", "play this scenario of SMAX, such as 3m, or layout of Overcooked; empty = the package's default"
@@ -71,19 +71,18 @@ class JaxMarl(Adapter):
         return {option: maps[self.map]}
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
+        return describe_team(list(self.agent_spaces().values()))
+
+    def agent_spaces(self) -> Mapping[str, Any]:
         env, _ = self.env
-        spaces = [env.action_space(agent) for agent in env.agents]
-        kinds = {(type(space).__name__, *_size(space)) for space in spaces}
-        if len(kinds) > 1:
-            raise UnfitError(f"has agents of several kinds, whose actions differ: {ONE_NETWORK}")
-        return describe_actions(spaces[0])
+        return {agent: env.action_space(agent) for agent in env.agents}
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, _ = self.env
         observations, inner = env.reset(key)
         return inner, self._to_package_step(inner, observations)
 
-    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, PackageStep]:
+    def package_step(self, inner: Any, action: Any, key: Array) -> tuple[Any, PackageStep]:
         env, endless = self.env
         actions = dict(zip(env.agents, action, strict=True))
         observations, after, rewards, _, _ = env.step_env(key, inner, actions)
@@ -99,8 +98,8 @@ class JaxMarl(Adapter):
         output = PackageStep([observations[agent] for agent in env.agents])
         return output._replace(action_mask=self._mask(inner), global_state=None if state is None else _flat(state))
 
-    def _mask(self, inner: Any) -> Array | None:
-        """Return which actions are open [A, n]; None where the environment does not say."""
+    def _mask(self, inner: Any) -> Any:
+        """Return which actions are open, see `PackageStep.action_mask`; None where the environment does not say."""
         env, _ = self.env
         if not isinstance(self.agent_action()[0], Discrete):
             return None
@@ -111,7 +110,8 @@ class JaxMarl(Adapter):
                 masks = getattr(env, name)(inner)
             except NotImplementedError:  # of the base class
                 continue
-            return jnp.stack([jnp.asarray(masks[agent]) for agent in env.agents])
+            rows = [jnp.asarray(masks[agent]) for agent in env.agents]
+            return jnp.stack(rows) if len({row.shape for row in rows}) == 1 else rows
         return None
 
 
@@ -123,10 +123,6 @@ def _parts(env: Any) -> tuple[Any, Any]:
 def _extra_steps(env: Any) -> int:
     """Return the steps that an episode lasts longer than `max_steps`, see `_EXTRA_STEP`."""
     return int(any(base.__name__ in _EXTRA_STEP for part in _parts(env) for base in type(part).__mro__))
-
-
-def _size(space: Any) -> tuple[Any, ...]:
-    return (int(space.n),) if hasattr(space, "n") else (tuple(space.shape), str(space.low), str(space.high))
 
 
 def _flat(state: Any) -> Array:
