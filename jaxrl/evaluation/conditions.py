@@ -61,7 +61,7 @@ def read_conditions(path: Path) -> list[Condition]:
             )
         for values in itertools.product(*varied.values()):
             chosen = dict(zip(varied, values, strict=True))
-            label = ", ".join(f"{key} {value}" for key, value in chosen.items())
+            label = ", ".join(f"{key} {value}" for key, value in chosen.items() if len(varied[key]) > 1)
             conditions.append(Condition(f"{name}: {label}" if label else name, settings | chosen))
     names = [condition.name for condition in conditions]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
