@@ -54,7 +54,7 @@ def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
         ("lossy: {failure_rate: 2}", "condition 'lossy': .*failure_rate"),
         ("lossy: {team_sizes: [2, 4]}", r"team_sizes is a list itself, and a list .*, such as team_sizes: \[\[2\]\]"),
         ("lossy: {failure_rate: [0.1, 0.1]}", "holds the condition 'lossy: failure_rate 0.1' twice"),
-        ("{lossy: {q: [3]}, 'lossy: q 3': {}}", "holds the condition 'lossy: q 3' twice"),
+        ("{lossy: {q: [3, 4]}, 'lossy: q 3': {}}", "holds the condition 'lossy: q 3' twice"),
     ],
 )
 def test_wrong_files(text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
