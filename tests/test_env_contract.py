@@ -180,7 +180,7 @@ class Drift(envs_jax.Environment):
 
 
 def test_links_and_types_keep_the_contract() -> None:
-    check_env(linked(lambda t, s: HEARS_OTHERS * jnp.minimum(s.t, 1), max_link_age=1, agent_types=(0, 3))(**TWO))
+    check_env(linked(lambda t, s: hears_other(jnp.minimum(s.t, 1)), max_link_age=1, agent_types=(0, 3))(**TWO))
 
 
 def test_continuous_actions_nested_observations_and_schedules_keep_the_contract() -> None:
@@ -289,6 +289,11 @@ def linked(links: Any, **changes: Any) -> type[Corridor]:
     return type("Linked", (spec_with(links=True, **changes),), spoil)
 
 
+def hears_other(age: Any) -> jax.Array:
+    """Links of two agents that hear each other."""
+    return jnp.where(jnp.eye(2, dtype=bool), jnp.int32(-1), jnp.int32(age))
+
+
 def absent_and_linked(t: TimeStep, s: CorridorState) -> TimeStep:
     """Agent 1 is absent from step 2 on, but hears agent 0."""
     links = jnp.array([[-1, -1], [0, -1]], jnp.int32)
@@ -387,7 +392,6 @@ class SeesOtherCopies(Broken):
 
 
 TWO = {"num_agents": 2, "length": 3}
-HEARS_OTHERS = 1 - 2 * jnp.eye(2, dtype=jnp.int32)  # ages of 1 steps, -1 on the diagonal
 BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     # spec
     ("undecorated", Undecorated, {}, r"must subclass envs_jax.Environment and be decorated with @dataclasses"),
@@ -418,7 +422,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("no links", spec_with(links=True), TWO, "reset returns links of structure .*: make them the same pytree"),
     (
         "links dtype",
-        linked(lambda t, s: jnp.full((2, 2), -1.0)),
+        linked(lambda t, s: jnp.full((2, 2), -1, jnp.float32)),
         TWO,
         r"links as float32\[2, 2\], expected int32\[2, 2\]",
     ),
@@ -519,9 +523,19 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         {},
         "metric 'reached' is reduced by 'any' but is 0.5",
     ),
-    ("old links", linked(lambda t, s: HEARS_OTHERS * s.t), TWO, r"links\[0, 1\] .* lies outside -1 to 0 at step 1"),
-    ("negative links", linked(lambda t, s: HEARS_OTHERS - 2), TWO, r"links\[0, 0\] \(receiver, sender\) lies outside"),
-    ("hears itself", linked(lambda t, s: 0 * HEARS_OTHERS), TWO, "links say that agent 0 hears itself after reset"),
+    ("old links", linked(lambda t, s: hears_other(s.t)), TWO, r"links\[0, 1\] .* lies outside -1 to 0 at step 1"),
+    (
+        "negative links",
+        linked(lambda t, s: hears_other(1) - 2),
+        TWO,
+        r"links\[0, 0\] \(receiver, sender\) lies outside",
+    ),
+    (
+        "hears itself",
+        linked(lambda t, s: jnp.zeros((2, 2), jnp.int32)),
+        TWO,
+        "links say that agent 0 hears itself after reset",
+    ),
     (
         "absent, hears",
         type(

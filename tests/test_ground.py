@@ -155,7 +155,7 @@ def with_array(env: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["dense", pytest.param("windows", marks=pytest.mark.long)])
 def test_missions_are_those_over_the_same_ground_in_the_state(backend: str, file: str) -> None:
-    """Bit for bit; grounds in states are compared with the oracle elsewhere."""
+    """Grounds in states are compared with the oracle elsewhere."""
     env = make(terrain=file, q=4, budget=3, num_agents=3, failure_rate=0.2, map_backend=backend)
     plain, begin = with_array(env)
     keys = jax.random.split(jax.random.key(2), 3)
@@ -167,10 +167,10 @@ def test_missions_are_those_over_the_same_ground_in_the_state(backend: str, file
     other, expected = advance(other, other.positions)
     for step in range(env.steps + 1):
         assert isinstance(state.env.terrain.bits, raster.Raster)
-        for a, b in zip(jax.tree.leaves(state.env.maps), jax.tree.leaves(other.maps), strict=True):
-            np.testing.assert_array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(timestep), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(state.env.maps.beliefs, other.maps.beliefs)
+        pairs = zip(jax.tree.leaves((timestep, state.env.maps)), jax.tree.leaves((expected, other.maps)), strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 if a.dtype == np.float32 else 0)
         if step == env.steps:
             break
         action = np.argmax(np.asarray(timestep.action_mask), -1).astype(np.int32)

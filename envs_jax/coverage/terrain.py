@@ -66,11 +66,12 @@ def truth_from_marks(terrain: Terrain, marks: Array, rows: Array, columns: Array
 def _with_bits(terrain: Terrain, value: Array, rows: Array, columns: Array) -> Array:
     if isinstance(terrain.bits, tuple):
         return value
-    byte = _array(terrain.bits)[rows >> 3, columns]
+    byte = bit_array(terrain.bits)[rows >> 3, columns]
     return value | (((byte >> (rows & 7).astype(jnp.uint8)) & jnp.uint8(1)) == 1)
 
 
-def _array(bits: Array | Raster) -> Array:
+def bit_array(bits: Array | Raster) -> Array:
+    """uint8[ceil(n / 8), n]: the bits as an array, also of a raster."""
     return jnp.asarray(bits.bits) if isinstance(bits, Raster) else bits
 
 
@@ -86,7 +87,7 @@ def whole(terrain: Terrain, n: int) -> Array:
     columns = jnp.arange(n, dtype=jnp.int32)[None, :]
     value = _rectangles(terrain, rows, columns)
     if not isinstance(terrain.bits, tuple):
-        value |= unpack(_array(terrain.bits), n)
+        value |= unpack(bit_array(terrain.bits), n)
     return value
 
 

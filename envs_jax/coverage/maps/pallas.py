@@ -163,7 +163,7 @@ def _whole_maps(config: MapConfig, measurements: Measurements) -> tuple[Array, .
     rows, columns = config.shape
     padded = []
     if not isinstance(measurements.terrain.bits, tuple):
-        bits = measurements.terrain.bits
+        bits = ground.bit_array(measurements.terrain.bits)
         padded.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - config.n))))
     if not isinstance(measurements.source, Noise):
         missing = ((0, rows - config.n), (0, columns - config.n))
