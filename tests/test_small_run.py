@@ -55,7 +55,7 @@ def test_what_it_cannot_do_is_a_sentence(run: Path, small: Path, capsys: pytest.
     assert jaxrl.cli.train.main(["--resume", str(small)]) == 2
     assert "holds only weights, which cannot be resumed: start a run with --init_from" in capsys.readouterr().err
     assert jaxrl.cli.train.main(["--resume", "pretrained:reach"]) == 2
-    assert "pretrained:reach holds only weights, which cannot be resumed" in capsys.readouterr().err
+    assert "reach holds only weights, which cannot be resumed: start a run with --init_from" in capsys.readouterr().err
     assert not (PRETRAINED / "reach" / ".lock").exists()
     finding = jaxrl.cli.doctor.look_at_checkpoints(str(small))[0]
     assert finding.state == "bad" and "holds only weights: start a run with --init_from" in finding.value
