@@ -11,6 +11,7 @@ from helpers.coverage import make
 from helpers.programs import get_programs
 
 import jaxrl
+from envs_jax.base import TimeStep
 from envs_jax.coverage import actions, communication, starts, teams, viewer
 from envs_jax.coverage.teams import Team
 from envs_jax.progress import start
@@ -18,6 +19,7 @@ from envs_jax.viewing import Record
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.on_policy import Minibatches, lambda_targets
 from jaxrl.algos.ppo import Ppo
 from jaxrl.common.errors import UsageError
 from jaxrl.integrations.standalone import agent_settings
@@ -158,6 +160,32 @@ def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
         return statistics, moments, metrics
 
     return update(trajectory, timestep)
+
+
+def test_an_agent_that_fails_has_terminated() -> None:
+    """Values of absent agents, which nobody trains, enter no target: y = r, then r + gamma ((1 - l) v + l y)."""
+    present = np.array([[[1, 1]], [[1, 1]], [[1, 0]], [[1, 0]]], bool)  # the second agent fails after two steps
+    flags = np.zeros((4, 1), bool)
+    reward = np.array([[[0, 0]], [[1, 1]], [[2, 2]], [[3, 3]]], np.float32)
+    steps = TimeStep(np.zeros((4, 1, 2, 1)), reward, flags, flags, flags, present=present)
+    trajectory = Trajectory(jax.tree.map(lambda x: x[:3], steps), np.zeros((3, 1, 2), np.int32), {})
+    last = jax.tree.map(lambda x: x[3], steps)
+    value = np.array([[[5, 5]], [[7, 7]], [[9, 1e6]]], np.float32)
+    targets = np.asarray(lambda_targets(trajectory, last, value, np.float32([[11, 1e6]]), 0.5, 0.25))
+    y = [3 + 0.5 * 11]
+    y = [2 + 0.5 * (0.75 * 9 + 0.25 * y[0]), *y]
+    y = [1 + 0.5 * (0.75 * 7 + 0.25 * y[0]), *y]
+    np.testing.assert_allclose(targets[:, 0, 0], y)
+    np.testing.assert_allclose(targets[:2, 0, 1], [1 + 0.5 * (0.75 * 7 + 0.25 * 2), 2])
+
+
+def test_deviations_of_minibatches_are_those_of_what_counts() -> None:
+    batches = Minibatches(DataParallel(2, 2), 1, 4, 1, 4)
+    values = np.array([[1, 5, 9, 4], [3, 7, 8, 2]], np.float32)
+    weight = np.array([[2, 0, 2, 0], [0, 2, 2, 0]], np.float32)
+    expected = np.std([1, 9, 7, 8])
+    np.testing.assert_allclose(batches.deviation(values, weight), np.full((2, 4), expected), rtol=1e-6)
+    np.testing.assert_allclose(batches.deviation(values, weight / 5), np.full((2, 4), expected), rtol=1e-6)
 
 
 def test_other_learners_refuse_teams() -> None:

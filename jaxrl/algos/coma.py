@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import Array, Discrete, TimeStep, pytree
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import Progress, total
 from jaxrl.algos import base, on_policy
@@ -157,8 +157,21 @@ class Coma(TeamAlgorithm):
                 f"entropy_anneal {self.entropy_anneal} and entropy_anneal_fraction {self.entropy_anneal_fraction:g} "
                 "exclude each other: set one of them to 0 (--entropy_anneal_fraction 0 where the preset has it)"
             )
+        row = self.row_samples(self.spec.horizon)
+        if self.minibatch_size < row:
+            raise ValueError(
+                f"minibatch_size {self.minibatch_size} is less than the {row} transitions of a team that are kept "
+                f"together: use {row} or more"
+            )
         if self.actor_epochs > self.num_epochs:
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
+
+    @classmethod
+    def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
+        """Return num_envs or, where minibatches hold whole episodes, the episodes of one."""
+        if not cls.keeps_rollouts(spec, settings):
+            return num_envs
+        return max(int(settings.get("minibatch_size", cls.minibatch_size)) // (spec.horizon * spec.num_agents), 1)
 
     # Targets, losses and updates
 

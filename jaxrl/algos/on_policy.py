@@ -155,8 +155,9 @@ class Minibatches:
 
     def deviation(self, values: Array, weight: Array) -> Array:
         """Return the standard deviation of values [S local, m, ...] over a minibatch, repeated for each of them."""
-        mean = self.layout.sample_mean(weight * values)
-        variance = self.layout.sample_mean(weight * jnp.square(values - mean))
+        total = jnp.maximum(self.layout.sample_mean(weight), 1e-8)  # 1 over a rollout, not in each minibatch
+        mean = self.layout.sample_mean(weight * values) / total
+        variance = self.layout.sample_mean(weight * jnp.square(values - mean)) / total
         return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
 
@@ -171,9 +172,9 @@ def lambda_targets(
     """Return TD(lambda) targets y float32[T, B, A].
 
     y_t = r + gamma (1 - terminated) ((1 - l) v_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = v after step T. A
-    truncated episode bootstraps from the value of its last observation, which has a row of its own. `value` is v
-    float32[T, B, A], or [T, B, A, K]; `last` is the time step after the trajectory, and `last_value` its v [B, A],
-    or [B, A, K].
+    truncated episode bootstraps from the value of its last observation, which has a row of its own; an agent that is
+    not present in the next step has terminated. `value` is v float32[T, B, A], or [T, B, A, K]; `last` is the time step
+    after the trajectory, and `last_value` its v [B, A], or [B, A, K].
     """
 
     def over_agents(x: Array) -> Array:
@@ -182,6 +183,8 @@ def lambda_targets(
     next_steps = next_timesteps(trajectory, last)
     next_value = jnp.concatenate([value[1:], last_value[None]])
     discount = gamma * over_agents(~next_steps.terminated)
+    if jax.tree.leaves(next_steps.present):
+        discount = discount * over_agents(next_steps.present)
     lambda_t = lambda_ * over_agents(~next_steps.done)
     return lambda_returns(over_agents(next_steps.reward), discount, next_value, lambda_t)
 

@@ -167,8 +167,7 @@ class Ppo(TeamAlgorithm):
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
         """Return num_envs or, where minibatches hold whole rollouts, the environments of one."""
-        delayed = settings.get("message_passing", "none") != "none" and spec.max_link_age > 0
-        if settings.get("memory", "none") == "none" and not delayed:
+        if not cls.keeps_rollouts(spec, settings):
             return num_envs
         return max(num_envs // int(settings.get("num_minibatches", cls.num_minibatches)), 1)
 

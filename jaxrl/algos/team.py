@@ -84,6 +84,12 @@ class TeamAlgorithm(Algorithm):
         if not self.depth:
             raise ValueError("messages are what the last hidden layer computes: use --depth 1 or more")
 
+    @classmethod
+    def keeps_rollouts(cls, spec: EnvSpec, settings: dict[str, Any]) -> bool:
+        """Return whether minibatches hold whole rollouts, see `recurrent`."""
+        delayed = settings.get("message_passing", "none") != "none" and spec.max_link_age > 0
+        return settings.get("memory", "none") != "none" or delayed
+
     @property
     def has_memory(self) -> bool:
         return self.memory != "none"
