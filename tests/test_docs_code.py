@@ -226,6 +226,7 @@ def perform(line: str) -> None:
         assert Path(words[words.index("--out") + 1]).exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
 @pytest.mark.filterwarnings("ignore")  # of other packages
 def test_a_command_runs(

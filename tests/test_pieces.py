@@ -60,10 +60,10 @@ def make_pieces(case: str) -> Pieces:
 SHARED = "coma on two devices"
 
 MEMORY = "ppo with a memory on two devices"
-AT_NIGHT = [pytest.param(case, marks=pytest.mark.long) for case in ("coma", "coma with a memory")]
+AT_NIGHT = [pytest.param(case, marks=pytest.mark.long) for case in ("coma", "coma with a memory", MEMORY)]
 
 
-@pytest.mark.parametrize("case", [*AT_NIGHT, SHARED, "ppo", MEMORY])
+@pytest.mark.parametrize("case", [*AT_NIGHT, SHARED, "ppo"])
 def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
     trainer = make_trainer(case)

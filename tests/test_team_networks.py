@@ -1,6 +1,7 @@
 """Message passing and parameters by type: formulas in NumPy, symmetries, updates, learning, refusals."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,11 @@ def fresh_carry(algo: Any) -> Any:
 SETTINGS = [(Ppo, SMALL), (Coma, COMA)]
 
 
+def some(*quick: tuple[Any, ...], all_: Any) -> list[Any]:
+    """All cases as parameters: these in every run of the tests, the others at night."""
+    return [pytest.param(*case, marks=[] if case in quick else pytest.mark.long) for case in all_]
+
+
 @pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
 def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -> None:
     order = np.array([2, 0, 1])
@@ -197,11 +203,13 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
     assert np.abs(unheard - plain).max() > 1e-3
 
 
-@pytest.mark.parametrize("memory", ["none", "lstm"])
-@pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
-def test_learning_reproduces_what_acting_computed(algorithm: Any, settings: Any, delay: int, memory: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "delay", "memory"),
+    some((Ppo, 2, "lstm"), (Coma, 2, "none"), all_=itertools.product((Ppo, Coma), (0, 2), ("none", "lstm"))),
+)
+def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, memory: str) -> None:
     """Also where a rollout begins in the middle of an episode, with messages under way."""
+    settings = dict(SETTINGS)[algorithm]
     own = {"memory": memory, "message_passing": "attention", "share_parameters": memory == "none"}
     own |= {"rollout_steps": 4} if algorithm is Ppo else {}
     trainer = make_trainer(algorithm, Whisper(delay=delay), 8, **(settings | own))
@@ -235,13 +243,20 @@ def test_learning_reproduces_what_acting_computed(algorithm: Any, settings: Any,
     assert np.abs(deaf - acted).max() > 1e-4
 
 
-@pytest.mark.parametrize("extra", [{}, {"memory": "gru"}, {"message_passing": "attention"}])
-@pytest.mark.parametrize("part", ["actor", "critic"])
-@pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
-def test_shared_parameters_move_by_the_sum_of_separate_ones(
-    algorithm: Any, settings: Any, part: str, extra: Any
-) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "part", "extra"),
+    some(
+        (Ppo, "actor", "memory"),
+        (Ppo, "critic", "none"),
+        (Coma, "actor", "messages"),
+        (Coma, "critic", "none"),
+        all_=itertools.product((Ppo, Coma), ("actor", "critic"), ("none", "memory", "messages")),
+    ),
+)
+def test_shared_parameters_move_by_the_sum_of_separate_ones(algorithm: Any, part: str, extra: Any) -> None:
     """A step of plain gradient descent on one network, from sets of parameters that are equal: the chain rule."""
+    settings = dict(SETTINGS)[algorithm]
+    extra = {"none": {}, "memory": {"memory": "gru"}, "messages": {"message_passing": "attention"}}[extra]
     spec = dataclasses.replace(SPEC, agent_types=(0, 1, 0))
     chains = Custom(optimizers={"actor": optax.sgd(0.0), "critic": optax.sgd(0.0)} | {part: optax.sgd(0.1)})
     one = {"num_minibatches": 1, "num_epochs": 1} if algorithm is Ppo else {"minibatch_size": 999, "num_epochs": 1}
