@@ -6,6 +6,7 @@ Packages made up here stand for the real ones in tests of what no real environme
 import copy
 import dataclasses
 import importlib
+import json
 import pickle
 import sys
 import types
@@ -188,7 +189,9 @@ def compare_jaxmarl(name, actions, seed=0, **settings):
         for t, row in enumerate(rows):
             theirs.append(state)
             for index, agent in enumerate(env.agents):
-                np.testing.assert_array_equal(row.observation[index], observations[agent])
+                seen, padding = np.split(row.observation[index], [len(observations[agent])])
+                np.testing.assert_array_equal(seen, observations[agent])
+                np.testing.assert_array_equal(padding, 0)
                 np.testing.assert_array_equal(row.reward[index], rewards[agent])
             if t < len(actions):
                 actions_by_agent = dict(zip(env.agents, jnp.asarray(actions[t], jnp.int32), strict=True))
@@ -215,6 +218,21 @@ def test_jaxmarl_steps_as_jaxmarl_does():
     spec = make("jaxmarl:MPE_simple_spread_v3").spec
     assert (spec.num_agents, spec.horizon, spec.global_state) == (3, 26, None)
     assert spec.critic_input_spec.shape == (3 * 18 + 3 * 5 + 3,)
+
+
+def test_jaxmarl_with_several_types():
+    """Tag: adversaries see 16 numbers, the agent 14. A speaker of three actions, a listener of five."""
+    actions = np.random.default_rng(0).integers(0, 5, (26, 4))
+    _, rows, _ = compare_jaxmarl("MPE_simple_tag_v3", actions, seed=10)
+    assert ends(rows) == (False, True) and rows[0].action_mask is None
+    spec = make("jaxmarl:MPE_simple_tag_v3").spec
+    assert (spec.observation.shape, spec.agent_types) == ((16,), (0, 0, 0, 1))
+    rewards = np.array([row.reward for row in rows])
+    assert rewards[:, 0].any() and (rewards[:, 3] != rewards[:, 0]).any()
+    np.testing.assert_array_equal([row.metrics["return_agent"] for row in rows], rewards[:, 3])
+    _, rows, _ = compare_jaxmarl("MPE_simple_speaker_listener_v4", actions[:5, :2] % 3)
+    np.testing.assert_array_equal([row.action_mask for row in rows], [[[1, 1, 1, 0, 0], [1] * 5]] * 6)
+    assert make("jaxmarl:MPE_simple_speaker_listener_v4").spec.agent_types == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +293,11 @@ CHECKED = {
     ],
     "jumanji": [("Snake-v1", {"horizon": 4}), ("Maze-v0", {"horizon": 4})],
     "brax": [("inverted_pendulum", {"backend": "spring", "horizon": 3}), ("fast", {"horizon": 3})],
-    "jaxmarl": [("MPE_simple_spread_v3", {"horizon": 4}), ("switch_riddle", {"horizon": 4})],
+    "jaxmarl": [
+        ("MPE_simple_spread_v3", {"horizon": 4}),
+        ("MPE_simple_speaker_listener_v4", {"horizon": 4}),
+        ("switch_riddle", {"horizon": 4}),
+    ],
 }
 LONG = {"jaxmarl": [("HeuristicEnemySMAX", {"horizon": 3})], "playground": [("CartpoleBalance", {"horizon": 3})]}
 
@@ -333,8 +355,7 @@ def test_unknown_names(library, name, closest):
     ("env", "sentence"),
     [
         ("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
-        ("jaxmarl:MPE_simple_tag_v3", "has agents of several kinds, whose observations differ"),
-        ("jaxmarl:MPE_simple_speaker_listener_v4", "has agents of several kinds, whose actions differ"),
+        ("jaxmarl:MPE_simple_world_comm_v3", "has agents whose actions differ and are not all integers: only integers"),
         ("jaxmarl:storm_2p", "counts its time limit as an end"),
         ("jaxmarl:LearnedPolicyEnemySMAX", "the package cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"),
         ("jaxmarl:ant_4x2", "resets itself inside"),
@@ -537,6 +558,125 @@ def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch,
             make(f"jaxmarl:team_{name}")
 
 
+class Hunt:
+    """A team in the form of JaxMARL whose agents differ: by agent, how much it sees and how many actions it has.
+
+    Agents see ones times the step, and get their action times the number of what they see. `closed`: whether masks of
+    the package close all actions but the first, at first, and later all.
+    """
+
+    max_steps = 3
+
+    def __init__(self, team, closed=False):
+        self.team, self.agents = team, list(team)
+        if closed:
+            self.get_avail_actions = lambda state: {
+                agent: (jnp.arange(actions) == 0) & (state == 0) for agent, (_, actions) in team.items()
+            }
+
+    def action_space(self, agent):
+        actions = self.team[agent][1]
+        if isinstance(actions, int):
+            return types.new_class("Discrete", exec_body=lambda body: body.update(n=actions))()
+        return actions
+
+    def observe(self, t):
+        return {agent: jnp.full(size, t, jnp.float32) for agent, (size, _) in self.team.items()}
+
+    def reset(self, key):
+        return self.observe(0), jnp.int32(0)
+
+    def step_env(self, key, state, actions):
+        rewards = {agent: actions[agent].sum() * size for agent, (size, _) in self.team.items()}
+        return self.observe(state + 1), state + 1, rewards, {"__all__": jnp.bool_(False)}, {}
+
+
+def hunt(monkeypatch, name, team, **options):
+    module(monkeypatch, "jaxmarl", registered_envs=[name], make=lambda _: Hunt(team, **options))
+    return make(f"jaxmarl:{name}")
+
+
+PAIR = Space((2,), 0, np.array([1, 2]), np.int32)  # six combinations of two integers
+
+
+def test_a_team_of_several_types(monkeypatch):
+    """By hand: zeros after the smaller observation, closed actions, each agent's integers, returns by type."""
+    env = hunt(monkeypatch, "hunt_a", {"wolf_0": (3, 2), "wolf_1": (3, 2), "hare_0": (1, PAIR)})
+    assert (env.spec.observation.shape, env.spec.action.n, env.spec.agent_types) == ((3,), 6, (0, 0, 1))
+    rows = episode_of_team(env, [[0, 1, 5], [1, 1, 4], [0, 0, 1]])
+    seen = [[[t, t, t], [t, t, t], [t, 0, 0]] for t in range(4)]
+    np.testing.assert_array_equal([row.observation for row in rows], seen)
+    wolf, hare = [1, 1, 0, 0, 0, 0], [1] * 6
+    np.testing.assert_array_equal([row.action_mask for row in rows], [[wolf, wolf, hare]] * 4)
+    rewards = [[0, 0, 0], [0, 3, 1 + 2], [3, 3, 1 + 1], [0, 0, 0 + 1]]
+    np.testing.assert_array_equal([row.reward for row in rows], rewards)
+    np.testing.assert_array_equal([row.metrics["return_wolf"] for row in rows], [0, 1.5, 3, 0])
+    np.testing.assert_array_equal([row.metrics["return_hare"] for row in rows], [0, 3, 2, 1])
+    assert env.spec.label("return_hare") == "return of hare" and ends(rows) == (False, True)
+    check_env(env, random=False)
+
+
+def test_masks_of_a_team_of_several_types(monkeypatch):
+    """What the package closes stays closed; where it closes all, an agent has what it can do at all, not more."""
+    env = hunt(monkeypatch, "hunt_b", {"wolf_0": (2, 2), "hare_0": (2, 3)}, closed=True)
+    rows = episode_of_team(env, [[0, 0], [0, 0]])
+    np.testing.assert_array_equal(rows[0].action_mask, [[1, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(rows[1].action_mask, [[1, 1, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("team", "agent_types", "metrics"),
+    [
+        ({"a_0": (2, 2), "a_1": (2, 2)}, (), []),
+        ({"wolf0": (2, 2), "hare0": (2, 2), "wolf1": (2, 2)}, (0, 1, 0), []),
+        ({"a_0": (1, 2), "a_1": (2, 2), "a_2": (1, 2)}, (0, 1, 0), ["return_a_0", "return_a_1"]),
+        ({"a_0": (1, 2), "b_0": (1, 3), "b_1": (1, 3)}, (0, 1, 1), ["return_a", "return_b"]),
+        ({"a-1": (1, PAIR), "a-2": (1, 6)}, (0, 1), ["return_a-1", "return_a-2"]),
+        ({"0": (1, 2), "1": (2, 2)}, (0, 1), ["return_0", "return_1"]),
+    ],
+)
+def test_types_are_told_by_spaces_and_names(monkeypatch, team, agent_types, metrics):
+    spec = hunt(monkeypatch, f"hunt {team}", team).spec
+    assert (spec.agent_types, sorted(spec.metrics)) == (agent_types, metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "team", "sentence"),
+    [
+        (
+            "c",
+            {"a_0": (1, 2), "b_0": (1, Space((2,), -1.0, 1.0))},
+            "'jaxmarl:hunt_c' has agents whose actions differ an",
+        ),
+        (
+            "d",
+            {"a_0": (1, Space((1,), -1, 1)), "b_0": (1, Space((2,), -1, 1))},
+            "not all integers: only integers may di",
+        ),
+        (
+            "e",
+            {"a_0": ((9, 9, 1), 2), "b_0": (1, 2)},
+            "'jaxmarl:hunt_e' has agents whose observations differ, with imag",
+        ),
+    ],
+)
+def test_refused_teams_of_several_types(monkeypatch, name, team, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        hunt(monkeypatch, f"hunt_{name}", team)
+
+
+def test_a_team_of_several_types_trains(tmp_path, monkeypatch):
+    """Each type has parameters of its own, and the run says what each earns."""
+    monkeypatch.chdir(tmp_path)
+    hunt(monkeypatch, "hunt_f", {"wolf_0": (3, 2), "wolf_1": (3, 2), "hare_0": (1, 3)})
+    flags = "--share_parameters false --rollout_steps 8 --num_minibatches 2 --total_env_steps 256 --eval_every 128"
+    assert train.main(f"--algo ppo --env jaxmarl:hunt_f {flags} {TINY} --eval_episodes 4".split()) == 0
+    run = tmp_path / (tmp_path / "runs" / "latest").read_text().strip()
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= row["eval/return_wolf"] <= 3 * 3 and 0 <= row["eval/return_hare"] <= 3 * 2
+    assert row["eval/return"] == pytest.approx((2 * row["eval/return_wolf"] + row["eval/return_hare"]) / 3)
+
+
 # Training
 
 TINY = "--hidden_size 8 --num_envs 8 --devices 1 --memory_gb 8"
@@ -546,6 +686,8 @@ RUNS = {
     "jumanji": "--algo coma --env jumanji:Snake-v1 --observe grid --horizon 5 --total_env_steps 80 "
     f"--num_epochs 1 {TINY}",
     "brax": f"--algo sac --env brax:fast --horizon 10 --total_env_steps 160 --batch_size 16 {TINY}",
+    "jaxmarl, types": "--algo ppo --env jaxmarl:MPE_simple_tag_v3 --share_parameters false --rollout_steps 16 "
+    f"--num_minibatches 2 --total_env_steps 256 {TINY}",
     "jaxmarl": f"--algo coma --env jaxmarl:MPE_simple_spread_v3 --horizon 4 --total_env_steps 64 --num_epochs 1 {TINY}",
 }
 

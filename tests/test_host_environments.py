@@ -1,5 +1,6 @@
 """Environments on the host (Gymnasium, PettingZoo, EnvPool): what the packages return, ends, spaces, runs, refusals."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -197,6 +198,50 @@ def test_a_team_of_pettingzoo(ends: str) -> None:
     assert [row.action_mask[0, 1].tolist() for row in rows[:2]] == [[True, False, True], [True] * 3]
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_team_of_several_types(enabled: bool) -> None:
+    """By hand: padding, masks, integers of each agent, an agent that leaves, returns by type; with x64 too."""
+    pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
+    with jax.enable_x64(enabled):
+        env = envs_jax.make("pettingzoo:helpers.hunt")
+        check_types(env)
+        rows, _ = roll(batched(env), [[[1, 2, 3]], [[2, 0, 0]], [[3, 2, 1]], [[0, 0, 0]]])
+    spec = env.spec
+    assert (spec.num_agents, spec.observation.shape, spec.action.n, spec.agent_types) == (3, (2,), 4, (0, 1, 0))
+    assert spec.metrics == {"return_hunter": "sum", "return_prey": "sum"}
+    prey = [[0, 0], [1, 0], [2, 0], [0, 0], [0, 0]]  # zeros after it has left, too
+    seen = [[[t, 1], prey[row], [t, 1]] for row, t in enumerate((0, 1, 2, 3, 0))]
+    np.testing.assert_array_equal([row.observation[0] for row in rows], seen)
+    # 1, 2, 3 of two integers are (0, 1), (1, 0), (1, 1); the prey's third action comes after its end
+    rewards = [[0, 0, 0], [1, -2, 11], [10, 0, 0], [11, 0, 1], [0, 0, 0]]
+    np.testing.assert_array_equal([row.reward[0] for row in rows], rewards)
+    np.testing.assert_array_equal([row.metrics["return_hunter"][0] for row in rows], [0, 6, 5, 6, 0])
+    np.testing.assert_array_equal([row.metrics["return_prey"][0] for row in rows], [0, -2, 0, 0, 0])
+    masks = [[1, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+    np.testing.assert_array_equal([row.action_mask[0] for row in rows], [[[1] * 4, mask, [1] * 4] for mask in masks])
+    assert [bool(row.truncated[0]) for row in rows] == [False, False, False, True, False]
+
+
+def test_tag_steps_as_pettingzoo_does() -> None:
+    """Adversaries see 16 numbers and the agent 14, after which zeros come."""
+    pytest.importorskip("mpe2", reason="mpe2, which has the MPE of PettingZoo, is not installed")
+    pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
+    tag = importlib.import_module("mpe2.simple_tag_v3").parallel_env()
+    env = envs_jax.make("pettingzoo:mpe2.simple_tag_v3")
+    assert env.spec.agent_types == (0, 0, 0, 1)
+    actions = np.random.default_rng(0).integers(0, 5, (25, 1, 4))
+    rows, _ = roll(batched(env), actions)
+    observations, rewards = tag.reset(seed=seed_of(0, 0, 1, 0))[0], dict.fromkeys(tag.possible_agents, 0.0)
+    for t, row in enumerate(rows):
+        for index, agent in enumerate(tag.possible_agents):
+            np.testing.assert_array_equal(row.observation[0, index], np.resize([*observations[agent], 0, 0], 16))
+            np.testing.assert_allclose(row.reward[0, index], rewards[agent], rtol=1e-6)
+        if t < len(actions):
+            chosen = dict(zip(tag.possible_agents, actions[t, 0].tolist(), strict=True))
+            observations, rewards, *_ = tag.step(chosen)
+    assert rows[-1].truncated[0] and not any(row.truncated[0] for row in rows[:-1])
+
+
 def test_envpool() -> None:
     """The pool itself, made with the same seed; both restart an ended copy in the next step."""
     envpool = pytest.importorskip("envpool", reason="envpool is not installed (extra 'envpool')")
@@ -242,6 +287,7 @@ RUNS = {
     "parts, ppo": PPO.replace("CartPole-v1", "host/Parts-v0") + " --total_env_steps 128",
     "screen, ppo": PPO.replace("CartPole-v1", "host/Screen-v0") + " --total_env_steps 128",
     "pair, coma": f"--algo coma --env pettingzoo:helpers.host --horizon 6 --total_env_steps 96 --num_epochs 1 {SMALL}",
+    "hunt, ppo": f"{PPO} --total_env_steps 128 --share_parameters false --env pettingzoo:helpers.hunt",
 }
 
 
@@ -267,7 +313,8 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert evaluate.main([str(run), "--episodes", "3"]) == 0
     policy = jaxrl.load(run)
     observation = np.zeros((policy.env.spec.num_agents, *policy.env.spec.observation.shape), np.float32)
-    masks = {"action_mask": np.ones((2, 3), bool)} if "pair" in case else {}
+    shapes = {"pair, coma": (2, 3), "hunt, ppo": (3, 4)}
+    masks = {"action_mask": np.ones(shapes[case], bool)} if case in shapes else {}
     assert len(policy(observation, **masks)[0]) == policy.env.spec.num_agents
     capsys.readouterr()
     total = 2 * int(words[words.index("--total_env_steps") + 1])
@@ -373,6 +420,16 @@ def test_large_arrays_on_one_core_end_in_time() -> None:
         ("gymnasium:absent_module:X-v0", {}, "there is no module 'absent_module' on the Python path"),
         ("pettingzoo:absent", {}, "unknown environment 'pettingzoo:absent'"),
         ("pettingzoo:helpers.tiny", {}, "has no parallel_env: only agents that act at once"),
+        (
+            "pettingzoo:helpers.hunt",
+            {"arguments": '{"boxes": true}'},
+            "actions differ and are not all integers: only in",
+        ),
+        (
+            "pettingzoo:helpers.hunt",
+            {"arguments": '{"images": true}'},
+            "observations differ, with images among them: nam",
+        ),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "text"}'}, "has observations of the kind Text in 'other'"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "sequence"}'}, "of the kind Sequence in 'other'"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "many"}'}, "6 integers as an action, with 531,441 comb"),

@@ -124,14 +124,19 @@ def describe_team(spaces: Sequence[Any]) -> tuple[Discrete | Box, ActionMap]:
     def split_agents(action: Array) -> list[Array]:
         return [to_package(action[..., agent]) for agent, to_package in enumerate(maps)]
 
-    return Discrete(max(count_actions(spaces))), split_agents
+    return Discrete(max(map(_count_actions, spaces))), split_agents
 
 
 def count_actions(spaces: Sequence[Any]) -> tuple[int, ...]:
     """Return how many actions each agent has, () where all have the same number, or boxes."""
-    counts = [integer_counts(space) for space in spaces]
-    numbers = tuple(math.prod(map(int, count.flat)) for count in counts if count is not None)
+    numbers = tuple(map(_count_actions, spaces))
     return numbers if len(set(numbers)) > 1 else ()
+
+
+def _count_actions(space: Any) -> int:
+    """Return the number of combinations of a space's integers, 0 of a box."""
+    counts = integer_counts(space)
+    return 0 if counts is None else math.prod(map(int, counts.flat))
 
 
 def space_key(space: Any) -> Hashable:
