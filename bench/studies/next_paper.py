@@ -7,7 +7,9 @@ table of it (.md) and a figure (.png); every mission is a row of a CSV file next
 --draw RESULT.json makes the table and the figure of a result.
 """
 
+import csv
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -15,17 +17,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+import jaxrl
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.common.yaml_files import read_mapping
+from jaxrl.evaluation.statistics import estimate_difference
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
+REFERENCE = "mappo"
+UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5", "team 8", "team 12")  # in training
 AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
 
 
@@ -77,6 +84,52 @@ def evaluate(run: Path, folder: Path, conditions: Path, missions: int, policies:
     return result
 
 
+def read_missions(folder: Path, missions: int) -> dict[str, np.ndarray]:
+    """Return the entropy float[S, N] at the end of each mission of a method's policy, by condition."""
+    rows: dict[str, dict[tuple[int, int], float]] = {}
+    with (folder / f"conditions_{missions}.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            if row["policy"] == "greedy":
+                place = int(row["seed"]), int(row["episode"])
+                rows.setdefault(row["condition"], {})[place] = float(row["entropy"])
+    return {
+        condition: np.array([values[place] for place in sorted(values)]).reshape(-1, missions)
+        for condition, values in rows.items()
+    }
+
+
+def compare(flown: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return differences on the same missions by condition, with Cohen's d of the missions, and the gap to unseen ones.
+
+    The gap is the mean entropy in the conditions of UNSEEN less that in the others.
+    """
+    differences: dict[str, Any] = {}
+    for condition, values in flown.items():
+        change = (values - reference[condition]).mean(0)
+        effect = float(change.mean() / change.std(ddof=1)) if change.any() else 0.0
+        differences[condition] = {**estimate_difference(values, reference[condition]), "effect": effect}
+    unseen = [values.mean() for condition, values in flown.items() if condition in UNSEEN]
+    seen = [values.mean() for condition, values in flown.items() if condition not in UNSEEN]
+    return {"differences": differences, "gap": float(np.mean(unseen) - np.mean(seen))}
+
+
+def describe(run: Path) -> dict[str, Any]:
+    """Return the number of the actor's parameters, and the milliseconds of a team's decision, median of 50."""
+    policy = jaxrl.load(run / "seed_0")
+    timestep = jax.jit(policy.env.reset)(jax.random.key(0))[1]
+    action, carry = policy(timestep)
+    seconds = []
+    for _ in range(50):
+        began = time.perf_counter()
+        action, carry = policy(timestep, carry=carry)
+        jax.block_until_ready(action)
+        seconds.append(time.perf_counter() - began)
+    return {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)),
+        "decision_ms": 1000 * statistics.median(seconds),
+    }
+
+
 def table(result: dict[str, Any]) -> str:
     """Return the result as Markdown: the entropy in each condition, and its worst tenth."""
     names = list(result["methods"])
@@ -97,9 +150,47 @@ def table(result: dict[str, Any]) -> str:
             width = "" if score.get("error") is None else f" +- {score['error']:.3f}"
             cells.append(f"{score['mean']:.3f}{width} ({score['tail']:.3f})")
         lines.append(f"| {condition} | " + " | ".join(cells) + " |")
-    minutes = [f"{name} {m['seconds'] / 60:.1f}" for name, m in result["methods"].items() if m["seconds"]]
-    lines += ["", f"Minutes of training, all seeds together: {', '.join(minutes)}.", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *difference_table(result), *cost_table(result), ""])
+
+
+def difference_table(result: dict[str, Any]) -> list[str]:
+    """Return lines of Markdown: each learned method less the reference, in each condition."""
+    compared = {
+        name: method["differences"]
+        for name, method in result["methods"].items()
+        if "differences" in method and name != REFERENCE
+    }
+    if not compared:
+        return []
+    lines = [
+        f"Entropy less that of {REFERENCE} on the same missions (below 0 is better), with the 95 % interval over seeds "
+        "and missions, and Cohen's d of the missions:",
+        "",
+        "| condition | " + " | ".join(compared) + " |",
+        "|---" * (len(compared) + 1) + "|",
+    ]
+    for condition in result["conditions"]:
+        cells = []
+        for differences in compared.values():
+            entry = differences[condition]
+            ends = "" if entry["low"] is None else f" ({entry['low']:+.3f} to {entry['high']:+.3f})"
+            cells.append(f"{entry['mean']:+.3f}{ends}, {entry['effect']:+.1f}")
+        lines.append(f"| {condition} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def cost_table(result: dict[str, Any]) -> list[str]:
+    """Return lines of Markdown: what each learned method costs, and how it does where training has not been."""
+    lines = [
+        "| method | minutes of training, all seeds | parameters of the actor | decision of a team, ms | gap |",
+        "|---|---|---|---|---|",
+    ]
+    for name, method in result["methods"].items():
+        if method["seconds"]:
+            gap = f"{method['gap']:+.3f}" if "gap" in method else ""
+            cost = f"{method['seconds'] / 60:.1f} | {method['parameters']:,} | {method['decision_ms']:.1f}"
+            lines.append(f"| {name} | {cost} | {gap} |")
+    return [*lines, "", f"Gap: mean entropy in {', '.join(UNSEEN)} less that in the other conditions."]
 
 
 def plot(result: dict[str, Any]) -> Figure:
@@ -165,15 +256,21 @@ def main(argv: Sequence[str]) -> int:
     result = measure.header(f"studies.{KIND}", argv, quick=False)
     result |= {"seeds": seeds, "training_missions": missions, "missions": test_missions, "settings": settings}
     result |= {"conditions": list(plan["conditions"]), "methods": {}}
+    missions_flown: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
         folder = root / name
         run = train(folder, settings[name], missions, seeds)
         baselines = [] if result["methods"] else plan["baselines"]
         flown = evaluate(run, folder, conditions, test_missions, ["greedy", *baselines])
         seconds = json.loads((folder / "seconds.json").read_text())["train"]
+        missions_flown[name] = read_missions(folder, test_missions)
         for policy, key in (("learned", name), *((baseline, baseline) for baseline in baselines)):
             scores = {condition: entry["policies"][policy] for condition, entry in flown.items()}
             result["methods"][key] = {"seconds": seconds if policy == "learned" else 0, "conditions": scores}
+        result["methods"][name] |= describe(run)
+        if REFERENCE in missions_flown:
+            for one, flown_missions in missions_flown.items():
+                result["methods"][one] |= compare(flown_missions, missions_flown[REFERENCE])
         mean = np.mean([scores["entropy"]["mean"] for scores in result["methods"][name]["conditions"].values()])
         measure.say(f"{name}: mean entropy {mean:.3f} over all conditions, {seconds:.0f} s of training")
         finish(result, path)
