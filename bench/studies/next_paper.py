@@ -9,7 +9,6 @@ table of it (.md) and a figure (.png); every mission is a row of a CSV file next
 
 import csv
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,6 @@ from jaxrl.evaluation.statistics import estimate_difference
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
 REFERENCE = "mappo"
-QUICK_COMPILER = "--xla_backend_optimization_level=0"  # each condition is a program that runs for seconds
 UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5", "team 8", "team 12")  # in training
 AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
 
@@ -49,12 +47,11 @@ def method_settings(plan: dict[str, Any], name: str) -> dict[str, Any]:
     return plan["env"] | plan["common"] | plan["algorithms"][method["algo"]] | method
 
 
-def run_command(module: str, words: Sequence[str], log: Path, xla_flags: str = "") -> float:
+def run_command(module: str, words: Sequence[str], log: Path) -> float:
     """Run a command of jaxrl and return its seconds. Raises UserError if it fails."""
-    began, command = time.monotonic(), [sys.executable, "-m", f"jaxrl.{module}", *words]
-    environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {xla_flags}"}
+    began = time.monotonic()
     with log.open("a") as stream:
-        if subprocess.run(command, stdout=stream, stderr=stream, env=environment).returncode:
+        if subprocess.run([sys.executable, "-m", f"jaxrl.{module}", *words], stdout=stream, stderr=stream).returncode:
             raise UserError(f"jaxrl.{module} failed: see {log}")
     return time.monotonic() - began
 
@@ -82,7 +79,7 @@ def evaluate(run: Path, folder: Path, conditions: Path, missions: int, policies:
     if not report.is_file():
         words = ["--conditions", str(conditions), "--episodes", str(missions), "--policy", ",".join(policies)]
         words += ["--csv", str(report.with_suffix(".csv")), "--json", str(report), "--bound", "0.5"]
-        run_command("evaluate", [str(run), *words], folder / "log.txt", QUICK_COMPILER)
+        run_command("evaluate", [str(run), *words], folder / "log.txt")
     result: dict[str, Any] = json.loads(report.read_text())["conditions"]
     return result
 
