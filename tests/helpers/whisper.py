@@ -56,8 +56,8 @@ class Whisper(Environment):
         return state, restart(observation, links=links, metrics={"repeated": jnp.float32(0)})
 
     def step(self, state: WhisperState, action: Array, context: None = None) -> tuple[WhisperState, TimeStep]:
-        wanted = self._cues(state.key, jnp.maximum(state.t - self.delay, 0))
-        right = ((action == wanted) & (state.t >= self.delay)).astype(jnp.float32)
+        expected = self._cues(state.key, jnp.maximum(state.t - self.delay, 0))
+        right = ((action == expected) & (state.t >= self.delay)).astype(jnp.float32)
         t = state.t + jnp.int32(1)
         state = WhisperState(self._cues(state.key, t), t, state.key)
         observation, links = self._observe(state)
