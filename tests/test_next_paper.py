@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from bench.studies import next_paper
 from jaxrl.common.yaml_files import read_mapping
@@ -32,6 +33,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return Done()
 
     monkeypatch.setattr(next_paper.subprocess, "run", run)
+    monkeypatch.setattr(next_paper, "plot", lambda result: Figure((1, 1)))
     return calls
 
 
@@ -62,6 +64,15 @@ def test_runs_of_other_settings_are_refused(
     assert study(tmp_path, "mappo") == 1
     assert "mappo holds an unfinished run: remove it" in capfd.readouterr().err
     assert len(commands) == 2
+
+
+def test_curves_begin_at_no_delay_and_a_team_of_four() -> None:
+    score = {name: {"entropy": {"mean": k / 100}} for k, name in enumerate(PLAN["conditions"])}
+    result = {"conditions": list(score), "methods": {"risk": {"seconds": 1, "conditions": score}}}
+    drop, delay, team = (axis.lines[0] for axis in next_paper.plot(result).axes)
+    assert list(drop.get_xdata()) == [0.0, 0.1, 0.3, 0.5] and list(drop.get_ydata()) == [0.0, 0.01, 0.02, 0.03]
+    assert list(delay.get_xdata()) == [0, 1, 3, 5] and list(delay.get_ydata()) == [0.0, 0.04, 0.05, 0.06]
+    assert list(team.get_xdata()) == [2, 4, 6, 8, 12] and team.get_ydata()[1] == 0.0
 
 
 def test_ablations_change_one_thing() -> None:

@@ -15,6 +15,7 @@ from helpers.runs import outcome, resume, shared_programs
 from helpers.runs import run as run_command
 from helpers.tiny import Corridor, PointMass
 from helpers.whisper import Whisper
+from test_x64 import assert_the_same, describe
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import batched
@@ -452,3 +453,45 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
         assert train.main([*f"{command} {flags} --init_from {shared} --runs {tmp_path}".split()]) == 2
         message = capsys.readouterr().err
         assert words in message and "Traceback" not in message
+
+
+# ---------------------------------------------------------------- types, devices, chunks
+
+
+EVERYTHING: dict[str, Any] = {
+    "message_passing": "attention", "memory": "gru", "share_parameters": False, "num_epochs": 2, "num_minibatches": 2,
+}  # fmt: skip
+
+
+def make_team_trainer(algorithm: Any, devices: int = 1, learn_chunk: int = 0) -> Any:
+    """All features at once, with messages that are under way."""
+    settings = SMALL | EVERYTHING | {"risk_level": 0.5, "risk_quantiles": 4}
+    if algorithm is Coma:
+        settings = COMA | EVERYTHING | {"minibatch_size": 36}
+        del settings["num_minibatches"]
+    trainer = make_trainer(algorithm, Whisper(delay=1), 8, devices, **settings)
+    layout = dataclasses.replace(trainer.layout, learn_chunk=learn_chunk)
+    return dataclasses.replace(trainer, layout=layout, algo=dataclasses.replace(trainer.algo, layout=layout))
+
+
+@pytest.mark.parametrize("algorithm", [Ppo, pytest.param(Coma, marks=pytest.mark.long)])
+def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
+    def see() -> dict[str, dict[str, list[str]]]:
+        trainer = make_team_trainer(algorithm)
+        state = jax.eval_shape(lambda: trainer._init(jax.random.key(0), None))
+        phase = trainer.algo.phases[0]
+        return {"iteration": describe(lambda state: trainer._run_iteration(state, phase), state)[1]}
+
+    assert_the_same(see)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
+def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
+    results = []
+    for devices, learn_chunk in ((1, 0), (2, 0), (1, 18)):
+        trainer = make_team_trainer(algorithm, devices, learn_chunk)
+        state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(2))
+        results.append(jax.device_get((state.algo.replicated, metrics.learning)))
+    for other in results[1:]:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), results[0], other)

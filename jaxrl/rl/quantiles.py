@@ -14,7 +14,7 @@ from jaxrl.common.shapes import Float32, assert_equal_shape
 def quantile_losses(quantiles: Float32[Array, "N K"], targets: Float32[Array, "N K"]) -> Float32[Array, "N"]:
     """Return the quantile Huber loss (Dabney et al. 2018, arXiv 1710.10044, equation 10), a mean over all pairs.
 
-    The equation sums over the quantiles and takes the mean over the targets; kappa is 1.
+    Their algorithm 1 sums over the quantiles and takes the mean over the targets. kappa is 1.
     """
     assert_equal_shape([quantiles, targets])
     count = quantiles.shape[-1]

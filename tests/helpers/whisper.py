@@ -44,7 +44,7 @@ class Whisper(Environment):
         return jax.random.randint(jax.random.fold_in(key, t), (self.num_agents,), 0, self.cues, jnp.int32)
 
     def _observe(self, state: WhisperState) -> tuple[Array, Array]:
-        seen = jax.nn.one_hot(jnp.roll(state.cue, -1), self.cues)
+        seen = jax.nn.one_hot(jnp.roll(state.cue, -1), self.cues, dtype=jnp.float32)
         hears = ~np.eye(self.num_agents, dtype=bool)
         hears[0] &= not self.deaf
         links = jnp.where(hears & (state.t >= self.delay), jnp.int32(self.delay), jnp.int32(-1))
