@@ -474,7 +474,8 @@ def make_team_trainer(algorithm: Any, devices: int = 1, learn_chunk: int = 0) ->
     return dataclasses.replace(trainer, layout=layout, algo=dataclasses.replace(trainer.algo, layout=layout))
 
 
-@pytest.mark.parametrize("algorithm", [Ppo, pytest.param(Coma, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
     def see() -> dict[str, dict[str, list[str]]]:
         trainer = make_team_trainer(algorithm)
