@@ -147,7 +147,7 @@ class TimeStep:
         task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
         present: bool[A], agents that act in this step; what the others do has no effect and counts nowhere. () where
             all act; see `EnvSpec.absent_agents`.
-        links: int32[A, A], [i, j] = how many steps ago agent j sent the message that reaches i with this time step, -1
+        links: int32[A, A], [i, j] = how many steps of this episode ago agent j sent the message that reaches i now, -1
             if none does. () where every agent hears all others at once; see `EnvSpec.links`.
     """
 

@@ -432,6 +432,12 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         TWO,
         r"links as int32\[2, 3\], .* int32\[2, 2\]",
     ),
+    (
+        "links before the episode",
+        linked(lambda t, s: hears_other(jnp.where(s.t == 0, -1, 2)), max_link_age=2),
+        TWO,
+        "agent 0 hears a message of agent 1 at step 1 .copy 0. from before the episode: write -1 until one",
+    ),
     ("link age", spec_with(max_link_age=-1), TWO, "spec.max_link_age is -1: it must be a Python int of at least 0"),
     ("age without links", spec_with(max_link_age=1), TWO, "spec.max_link_age is 1, but spec.links is False: set it"),
     (

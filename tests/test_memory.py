@@ -554,7 +554,7 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
         assert "'--memory' is a setting of" in capsys.readouterr().err
         with pytest.raises(UsageError, match=f"'memory' is a setting of .*ppo, not of '{algo}': leave it out"):
             train_in_python(algo, memory="gru", runs=tmp_path)
-    with pytest.raises(ValueError, match=r"minibatch_size 9 is less than the 10 transitions .* use 10 or more"):
+    with pytest.raises(ValueError, match=r"minibatch_size 9 is less than 10 transitions .* use 10 or more"):
         Coma(SPEC, DataParallel(B), memory="gru", **(COMA | {"minibatch_size": 9}))
     with pytest.raises(ValueError, match="actor of your own has no memory"):
         Coma(SPEC, DataParallel(B), Custom({"actor": Plain}), **(COMA | {"memory": "gru"}))

@@ -14,6 +14,8 @@ from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, pytree, restart, termination
 from envs_jax.base import Array
+from envs_jax.progress import start
+from jaxrl.algos import ppo
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.on_policy import quantile_targets
 from jaxrl.algos.ppo import Ppo
@@ -83,8 +85,8 @@ def test_the_policy_gradient_of_the_advantages_is_the_slope_of_cvar() -> None:
     quantiles = outcomes.ravel()[order][np.searchsorted(np.cumsum(joint[order]), levels)].astype(np.float32)
     targets = np.broadcast_to(outcomes.reshape(9, 1), (9, count)).astype(np.float32)
     advantages = np.asarray(tail_advantages(np.tile(quantiles, (9, 1)), targets, level)).reshape(3, 3)
-    of_action = (chances * advantages).sum(1)
-    gradient = policy * (of_action - policy @ of_action)  # sum_a pi_a A_a d log pi_a
+    by_action = (chances * advantages).sum(1)
+    gradient = policy * (by_action - policy @ by_action)  # sum_a pi_a A_a d log pi_a
     np.testing.assert_allclose(gradient, slope, rtol=5e-3, atol=2e-3)
     assert abs(slope).max() > 0.1
 
@@ -108,6 +110,33 @@ def test_targets_have_the_spread_of_the_return(lambda_: float) -> None:
     values, counts = np.unique(targets[0], return_counts=True)
     np.testing.assert_array_equal(values, [-2, 0, 2])
     np.testing.assert_allclose(counts / counts.sum(), [0.25, 0.5, 0.25], atol=0.03)
+
+
+def test_samples_of_the_return_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No environment draws with the key that shuffles an epoch."""
+    steps, envs, epochs = 2, 8, 4
+    keys: list[Any] = []
+    algo = Ppo(Gamble().spec, DataParallel(envs), rollout_steps=steps, num_minibatches=2, risk_level=0.5)
+    flags = np.zeros((steps + 1, envs), bool)
+    rows = TimeStep(np.ones((steps + 1, envs, 1, 1), np.float32), np.ones((steps + 1, envs, 1)), flags, flags, flags)
+    extras = {"log_prob": np.zeros((steps, envs, 1), np.float32), "mask": np.ones((steps, envs, 1, 2), bool)}
+    action = np.zeros((steps, envs, 1), np.int32)
+    trajectory = Trajectory(jax.tree.map(lambda x: x[:-1], rows), action, extras)
+    last = jax.tree.map(lambda x: x[-1], rows)
+
+    def spy(layout: Any, key: Any, *arguments: Any) -> Any:
+        keys.append(key)
+        return quantile_targets(layout, key, *arguments)
+
+    monkeypatch.setattr(ppo, "quantile_targets", spy)
+
+    def draw_keys(key: Any) -> Any:
+        state = algo.init(jax.random.key(0), None)
+        algo.begin_learning(state, trajectory, last, key, start())
+        return jax.vmap(jax.random.fold_in, (None, 0))(keys[0], jnp.arange(envs)), jax.random.split(key, epochs)
+
+    drawn, shuffled = (np.asarray(jax.random.key_data(x)) for x in jax.jit(draw_keys)(jax.random.key(3)))
+    assert algo.num_epochs == epochs and not (drawn[:, None] == shuffled[None]).all(-1).any()
 
 
 # ---------------------------------------------------------------- what is learned
@@ -161,8 +190,8 @@ def test_a_level_of_one_is_the_plain_method() -> None:
 
     plain = train_for({})
     jax.tree.map(np.testing.assert_array_equal, plain, train_for({"risk_level": 1.0, "risk_quantiles": 5}))
-    averse = train_for({"risk_level": 0.5})
-    assert any((x != y).any() for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(averse), strict=True))
+    cautious = train_for({"risk_level": 0.5})
+    assert any((x != y).any() for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(cautious), strict=True))
 
 
 def test_risk_goes_with_memory_messages_and_types(tmp_path: Path) -> None:
@@ -178,6 +207,8 @@ def test_risk_goes_with_memory_messages_and_types(tmp_path: Path) -> None:
 def test_impossible_levels_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"risk_level 0\.05 is less than one of 8 quantiles: use --risk_quantiles 20"):
         Ppo(Corridor().spec, DataParallel(8), risk_level=0.05, risk_quantiles=8, num_minibatches=2)
+    assert 1 / 49 * 49 < 1  # a rounding error is no reason to refuse
+    Ppo(Corridor().spec, DataParallel(8), risk_level=1 / 49, risk_quantiles=49, num_minibatches=2)
     for level in ("0", "1.5", "-1", "nan"):
         command = f"--algo ppo --env helpers.tiny:Corridor --risk_level {level} --total_env_steps 99 --runs"
         assert train.main([*command.split(), str(tmp_path)]) == 2

@@ -15,8 +15,10 @@ from helpers.runs import outcome, resume, shared_programs
 from helpers.runs import run as run_command
 from helpers.tiny import Corridor, PointMass
 from helpers.whisper import Whisper
+from test_x64 import assert_the_same, describe
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from envs_jax.batch import batched
 from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
@@ -24,6 +26,7 @@ from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.team import message_ages
 from jaxrl.cli import train
+from jaxrl.evaluation.policies import _refit_algorithm
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP
 from jaxrl.nn.teams import Attention, deliver, map_agents
@@ -210,9 +213,9 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
 def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, memory: str) -> None:
     """Also where a rollout begins in the middle of an episode, with messages under way."""
     settings = dict(SETTINGS)[algorithm]
-    own = {"memory": memory, "message_passing": "attention", "share_parameters": memory == "none"}
-    own |= {"rollout_steps": 4} if algorithm is Ppo else {}
-    trainer = make_trainer(algorithm, Whisper(delay=delay), 8, **(settings | own))
+    extra = {"memory": memory, "message_passing": "attention", "share_parameters": memory == "none"}
+    extra |= {"rollout_steps": 4} if algorithm is Ppo else {}
+    trainer = make_trainer(algorithm, Whisper(delay=delay), 8, **(settings | extra))
     algo, phase = trainer.algo, trainer.algo.phases[0]
     state = trainer.init(jax.random.key(0))
     state, _ = trainer.make_block(phase)(state, jnp.int32(3))
@@ -386,7 +389,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert outcome(stopped) == outcome(whole)
 
 
-def test_a_policy_needs_to_know_who_is_heard() -> None:
+def test_a_policy_needs_to_know_who_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Whisper()
     algo = Ppo(env.spec, DataParallel(1), message_passing="attention", **SMALL)
     policy = Policy(env, algo, jax.jit(lambda: algo.policy(algo.init(jax.random.key(0), None)))())
@@ -395,6 +398,35 @@ def test_a_policy_needs_to_know_who_is_heard() -> None:
     assert action.shape == (3,)
     with pytest.raises(ValueError, match="who hears whom: pass the whole time step"):
         policy(timestep.observation)
+    corridor = Corridor(num_agents=2)
+    absent = dataclasses.replace(corridor.spec, absent_agents=True)  # messages of those who are absent reach nobody
+    monkeypatch.setattr(Corridor, "spec", property(lambda env: absent))
+    settings = SMALL | {"message_passing": "attention"}
+    policy = Policy(corridor, Ppo(absent, DataParallel(B), **settings), {})
+    with pytest.raises(ValueError, match="who hears whom: pass the whole time step"):
+        policy(np.zeros((2, 5), np.float32), action_mask=np.ones((2, 2), bool))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "changes"),
+    [
+        (Ppo, SMALL | {"num_minibatches": 4}, {"delay": 2}),
+        (Coma, COMA | {"minibatch_size": 18, "memory": "gru"}, {"horizon": 7}),
+    ],
+)
+def test_minibatches_limit_no_environment_in_which_a_policy_acts(
+    algorithm: Any, settings: dict[str, Any], changes: dict[str, int]
+) -> None:
+    """With delays minibatches would hold whole rollouts, and with longer episodes more than `minibatch_size`."""
+    trained, other = Whisper(), Whisper(**changes)
+    algo = algorithm(trained.spec, DataParallel(8, 8), message_passing="attention", **settings)
+    with pytest.raises(ValueError, match="minibatch"):
+        dataclasses.replace(algo, spec=other.spec)
+    params = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
+    refitted = _refit_algorithm(
+        algo, batched(other), params, changes, {name: getattr(trained, name) for name in changes}
+    )
+    assert (refitted.spec.max_link_age, refitted.spec.horizon) == (other.delay, other.horizon)
 
 
 def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,9 +443,56 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
     assert Ppo(separate, DataParallel(B), share_parameters=False, **SMALL).types == (0, 1)
     assert Ppo(PointMass().spec, DataParallel(B), share_parameters=False, **SMALL).types is None
     small = "--num_envs 8 --hidden_size 8 --depth 1 --rollout_steps 4 --num_minibatches 2 --total_env_steps 32"
-    shared = run_command(f"--algo ppo --env helpers.whisper:Whisper {small}", tmp_path / "shared")
+    command = f"--algo ppo --env helpers.whisper:Whisper {small} --message_passing attention --message_heads"
+    shared = run_command(f"{command} 2", tmp_path / "shared")
     capsys.readouterr()
-    command = f"--algo ppo --env helpers.whisper:Whisper {small} --share_parameters false --init_from {shared}"
-    assert train.main([*command.split(), "--runs", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert "share_parameters" in message and "Traceback" not in message
+    for flags, words in (
+        ("2 --share_parameters false", "built with share_parameters True; here share_parameters False"),
+        ("4", "built with message_heads 2; here message_heads 4"),
+    ):
+        assert train.main([*f"{command} {flags} --init_from {shared} --runs {tmp_path}".split()]) == 2
+        message = capsys.readouterr().err
+        assert words in message and "Traceback" not in message
+
+
+# ---------------------------------------------------------------- types, devices, chunks
+
+
+EVERYTHING: dict[str, Any] = {
+    "message_passing": "attention", "memory": "gru", "share_parameters": False, "num_epochs": 2, "num_minibatches": 2,
+}  # fmt: skip
+
+
+def make_team_trainer(algorithm: Any, devices: int = 1, learn_chunk: int = 0) -> Any:
+    """All features at once, with messages that are under way."""
+    settings = SMALL | EVERYTHING | {"risk_level": 0.5, "risk_quantiles": 4}
+    if algorithm is Coma:
+        settings = COMA | EVERYTHING | {"minibatch_size": 36}
+        del settings["num_minibatches"]
+    trainer = make_trainer(algorithm, Whisper(delay=1), 8, devices, **settings)
+    layout = dataclasses.replace(trainer.layout, learn_chunk=learn_chunk)
+    return dataclasses.replace(trainer, layout=layout, algo=dataclasses.replace(trainer.algo, layout=layout))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
+def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
+    def see() -> dict[str, dict[str, list[str]]]:
+        trainer = make_team_trainer(algorithm)
+        state = jax.eval_shape(lambda: trainer._init(jax.random.key(0), None))
+        phase = trainer.algo.phases[0]
+        return {"iteration": describe(lambda state: trainer._run_iteration(state, phase), state)[1]}
+
+    assert_the_same(see)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", [Ppo, Coma])
+def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
+    results = []
+    for devices, learn_chunk in ((1, 0), (2, 0), (1, 18)):
+        trainer = make_team_trainer(algorithm, devices, learn_chunk)
+        state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(2))
+        results.append(jax.device_get((state.algo.replicated, metrics.learning)))
+    for other in results[1:]:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), results[0], other)

@@ -2,8 +2,8 @@
 
 Trains each method of next_paper.yaml with several seeds at once, then flies the same held-out missions with all of them
 in every condition. --methods names methods or ablations, --set changes settings of the environment (q=57). Runs lie in
-one folder, and those that are there are not trained again: an interrupted study goes on. The result is a JSON file, a
-table of it (.md) and a figure (.png); every mission is a row of a CSV file next to each run.
+one folder, and finished runs are not trained again: an interrupted study goes on. The result is a JSON file, a table of
+it (.md) and a figure (.png); every mission is a row of a CSV file next to each run.
 --draw RESULT.json makes the table and the figure of a result.
 """
 
@@ -28,6 +28,7 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation.statistics import estimate_difference
+from jaxrl.evaluation.policies import policy_key
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
@@ -57,13 +58,21 @@ def run_command(module: str, words: Sequence[str], log: Path) -> float:
 
 
 def train(folder: Path, settings: dict[str, Any], missions: int, seeds: int) -> Path:
-    """Train the only run of a folder, or return it if it is there; "seconds.json" holds its time."""
-    if not (folder / "seconds.json").is_file():
+    """Train the only run of a folder, or return it if it is there; "seconds.json" holds its time and its flags.
+
+    Raises UserError: the run has other settings, did not finish, or fails.
+    """
+    settings = {"env": "coverage"} | settings | {"total_episodes": missions, "num_seeds": seeds, "eval_every": 0}
+    words = [word for name, value in settings.items() for word in (f"--{name}", _flag(value))]
+    record = folder / "seconds.json"
+    if not record.is_file():
+        if folder.exists():
+            raise UserError(f"{folder} holds an unfinished run: remove it, or choose another folder with --runs")
         folder.mkdir(parents=True)
-        settings = {"env": "coverage"} | settings | {"total_episodes": missions, "num_seeds": seeds, "eval_every": 0}
-        words = [word for name, value in settings.items() for word in (f"--{name}", _flag(value))]
         seconds = run_command("train", [*words, "--runs", str(folder)], folder / "log.txt")
-        write_atomically(folder / "seconds.json", json.dumps({"train": seconds}))
+        write_atomically(record, json.dumps({"train": seconds, "flags": words}))
+    elif json.loads(record.read_text()).get("flags", words) != words:
+        raise UserError(f"{folder} was trained with other settings: choose another folder with --runs")
     (run,) = folder.glob("*/0001")
     return run
 
@@ -74,9 +83,10 @@ def _flag(value: Any) -> str:
 
 
 def evaluate(run: Path, folder: Path, conditions: Path, missions: int, policies: Sequence[str]) -> dict[str, Any]:
-    """Fly the conditions with a run's policies, and return the report's conditions."""
+    """Fly the conditions with a run's policies, unless that has been done, and return the report's conditions."""
     report = folder / f"conditions_{missions}.json"
-    if not report.is_file():
+    needed = {(name, policy_key(policy)) for name in read_mapping(conditions) for policy in policies}
+    if not report.is_file() or needed - _flown(report):
         words = ["--conditions", str(conditions), "--episodes", str(missions), "--policy", ",".join(policies)]
         words += ["--csv", str(report.with_suffix(".csv")), "--json", str(report), "--bound", "0.5"]
         run_command("evaluate", [str(run), *words], folder / "log.txt")
@@ -128,6 +138,10 @@ def describe(run: Path) -> dict[str, Any]:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)),
         "decision_ms": 1000 * statistics.median(seconds),
     }
+def _flown(report: Path) -> set[tuple[str, str]]:
+    """Return the pairs of condition and policy in a report."""
+    conditions = json.loads(report.read_text())["conditions"]
+    return {(name, policy) for name, entry in conditions.items() for policy in entry["policies"]}
 
 
 def table(result: dict[str, Any]) -> str:

@@ -411,6 +411,7 @@ class Check:
             (timestep.done, f"the episode has ended {when} already: start where at least one step can be made"),
             (timestep.reward != 0, f"the reward is not 0 {when}: no action has been taken yet"),
         )
+        self._check_link_ages(timestep, 0, when)
 
     def _check_course(self, timestep: TimeStep, ended: Any, age: Any, when: str) -> None:
         """Check `first` and episode lengths; `ended` bool[B], before this step; `age` int[B], steps since a reset."""
@@ -422,12 +423,21 @@ class Check:
         if ended.any():
             rows = np.flatnonzero(ended)
             self._check_first(jax.tree.map(lambda x: x[rows], timestep), f"{when} (the restart)")
+        self._check_link_ages(timestep, age[:, None, None], when)
         self._refuse(
             (self.spec.fixed_horizon & done & (age < horizon), f"an episode ends after {age.max()} steps, but "
              f"fixed_horizon says that all have {horizon}: set fixed_horizon=False, or idle until the horizon"),
             (~done & (age >= horizon), f"an episode goes on after {horizon} steps, spec.horizon: count steps in the "
              "state and set truncated (or terminated) at the horizon"),
         )  # fmt: skip
+
+    def _check_link_ages(self, timestep: TimeStep, age: Any, when: str) -> None:
+        """Check that messages are from this episode, which began `age` steps ago."""
+        if self.spec.links:
+            self._refuse(
+                (timestep.links > age, f"links say that agent <1> hears a message of agent <2> {when} (copy <0>) from "
+                 "before the episode: write -1 until one of this episode arrives"),
+            )  # fmt: skip
 
     def _compare_single(self, in_batch: Any, single: Any, when: str) -> None:
         """Compare one copy [no batch axis] from the batch with the same copy played by itself."""

@@ -78,7 +78,8 @@ class Coma(TeamAlgorithm):
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     weighs_agents: ClassVar[bool] = True
-    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", "memory", "message_passing", "share_parameters")
+    acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9}
+    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", *TeamAlgorithm.compatible_settings)
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
         "entropy_final",
@@ -160,8 +161,7 @@ class Coma(TeamAlgorithm):
         row = self.row_samples(self.spec.horizon)
         if self.minibatch_size < row:
             raise ValueError(
-                f"minibatch_size {self.minibatch_size} is less than the {row} transitions of a team that are kept "
-                f"together: use {row} or more"
+                f"minibatch_size {self.minibatch_size} is less than {row} transitions kept together: use {row} or more"
             )
         if self.actor_epochs > self.num_epochs:
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")

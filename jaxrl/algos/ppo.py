@@ -85,9 +85,10 @@ class Ppo(TeamAlgorithm):
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     stores_carry: ClassVar[bool] = True
     weighs_agents: ClassVar[bool] = True
+    acting_settings: ClassVar[dict[str, Any]] = {"num_minibatches": 1}
     memory_parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     compatible_settings: ClassVar[tuple[str, ...]] = (
-        "normalize_observation", "normalize_value", "memory", "message_passing", "share_parameters",
+        "normalize_observation", "normalize_value", *TeamAlgorithm.compatible_settings,
     )  # fmt: skip
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",
@@ -148,7 +149,7 @@ class Ppo(TeamAlgorithm):
                 "number, such as 128"
             )
         super().__post_init__()
-        if self.quantiles and self.risk_level * self.quantiles < 1:
+        if self.quantiles and self.risk_level * self.quantiles < 1 - 1e-6:
             raise ValueError(
                 f"risk_level {self.risk_level:g} is less than one of {self.quantiles} quantiles: use --risk_quantiles "
                 f"{math.ceil(1 / self.risk_level)} or more"
@@ -157,7 +158,7 @@ class Ppo(TeamAlgorithm):
         if self.recurrent and samples % count:
             raise ValueError(
                 f"num_minibatches {count} does not divide the {samples} environments of a logical shard, whose "
-                f"rollouts a memory keeps whole: use {largest_divisor(samples, count)}, or change num_envs"
+                f"rollouts stay whole: use {largest_divisor(samples, count)}, or change num_envs"
             )
         if self.batches.size < 1:
             raise ValueError(
@@ -253,6 +254,7 @@ class Ppo(TeamAlgorithm):
         value, last_value, next_carry = self.compute_values(params, transitions, trajectory, last, carry)
         ends = trajectory, last, value, last_value
         if self.quantiles:
+            key = jax.random.fold_in(key, self.num_epochs)  # those below shuffle
             rows = batches.flatten_all(
                 value=value, target=quantile_targets(layout, key, *ends, self.gamma, self.gae_lambda)
             )

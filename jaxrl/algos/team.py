@@ -62,6 +62,7 @@ class TeamAlgorithm(Algorithm):
     message_layers: int = setting(2, "layers of the attention, of one exchange", between=(1, 100))
     share_parameters: bool = setting(True, "one network for all agents; false: one for each agent, or type of agent")
 
+    compatible_settings: ClassVar[tuple[str, ...]] = ("memory", "message_passing", "message_heads", "share_parameters")
     memory_parts: ClassVar[tuple[str, ...]] = ("actor",)  # that have the memory, if there is one
 
     def __post_init__(self) -> None:
@@ -155,10 +156,11 @@ class TeamAlgorithm(Algorithm):
         dtype = self.layout.compute_dtype
         sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, dtype
 
+        numbers = outputs if deviation is None else outputs // 2
+
         def finish(module: Any) -> Any:
             return module if deviation is None else GaussianOutputs(module, numbers, deviation)
 
-        numbers = outputs if deviation is None else outputs // 2
         if not self.has_layers(part):
             inputs = (1, *shape)
             network = self.make_network(
@@ -208,14 +210,14 @@ class TeamAlgorithm(Algorithm):
         memory = {name: leaf for name, leaf in dict(carry).items() if name != MESSAGES} or None
         if isinstance(module, Recurrent):
             inputs: Any = (_by_agent(views), first, memory)
-            outputs, carry = map_agents(lambda own, x: module.apply(own, *x), params, types, inputs)
+            outputs, carry = map_agents(lambda params, x: module.apply(params, *x), params, types, inputs)
             return _by_agent(outputs), carry
 
-        def encode(own: Params, x: Array) -> Any:
-            return module.apply(own, x, method="encode")
+        def encode(params: Params, x: Array) -> Any:
+            return module.apply(params, x, method="encode")
 
-        def decide(own: Params, inputs: Any) -> Any:
-            return module.apply(own, *inputs, method="decide")
+        def decide(params: Params, inputs: Any) -> Any:
+            return module.apply(params, *inputs, method="decide")
 
         embedding = map_agents(encode, params, types, rows).reshape(*lead, -1)
         sent = embedding.astype(jnp.float32)

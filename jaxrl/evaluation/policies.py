@@ -210,7 +210,7 @@ def _refit_algorithm(
     """Return the algorithm for an environment with other settings than in training. Raises UsageError."""
     changed = ", ".join(f"{name} {value}" for name, value in settings.items() if value != trained_settings[name])
     try:
-        algo = dataclasses.replace(algo, spec=env.spec)
+        algo = dataclasses.replace(algo, spec=env.spec, **algo.acting_settings)
         expected = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
     except (ValueError, TypeError) as error:
         raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None

@@ -115,7 +115,7 @@ def map_agents(
 
 
 def deliver(sent: Array, ages: Array, elapsed: Array) -> Array:
-    """Return the messages [N, T, A, J, F] that reach each agent, zeros where none does.
+    """Return the messages [N, T, A, J, F] that reach each agent; what is there where none does has no meaning.
 
     Args:
         sent: [N, D + T, J, F], messages of D steps before the first one, and of the T steps.

@@ -1,6 +1,6 @@
 """Quantiles of returns: their regression, and advantages that look at the lower tail.
 
-K quantiles q_k of the return from a state stand for K equally likely values, at the levels (k + 1/2) / K.
+The return from a state has K equally likely values, its quantiles q_k at the levels (k + 1/2) / K.
 """
 
 import jax
@@ -14,7 +14,7 @@ from jaxrl.common.shapes import Float32, assert_equal_shape
 def quantile_losses(quantiles: Float32[Array, "N K"], targets: Float32[Array, "N K"]) -> Float32[Array, "N"]:
     """Return the quantile Huber loss (Dabney et al. 2018, arXiv 1710.10044, equation 10), a mean over all pairs.
 
-    The equation sums over the quantiles and takes the mean over the targets; kappa is 1.
+    Their algorithm 1 sums over the quantiles and takes the mean over the targets. kappa is 1.
     """
     assert_equal_shape([quantiles, targets])
     count = quantiles.shape[-1]
@@ -30,8 +30,8 @@ def tail_advantages(quantiles: Array, targets: Array, level: float) -> Array:
 
     With v the quantile at that level, CVaR = v - E[max(v - Z, 0)] / level for returns Z (Rockafellar and Uryasev 2000,
     theorem 1). The advantage is the sample of this from the targets less its value from the quantiles: the mean of
-    (max(v - q_k, 0) - max(v - y_k, 0)) / level. Its policy gradient is that of Tamar et al. 2015 (arXiv 1404.3862),
-    for the returns from each state.
+    (max(v - q_k, 0) - max(v - y_k, 0)) / level. It makes the policy gradient of CVaR (Tamar et al. 2015, arXiv
+    1404.3862), for the returns from each state.
 
     Args:
         quantiles: q, float32[..., K], in any order.
@@ -39,6 +39,7 @@ def tail_advantages(quantiles: Array, targets: Array, level: float) -> Array:
         level: above 0.
     """
     count = quantiles.shape[-1]
-    worst = jnp.sort(quantiles, axis=-1)[..., int(np.ceil(level * count - 1e-6)) - 1][..., None]
-    loss = jax.nn.relu(worst - targets) - jax.nn.relu(worst - quantiles)
+    index = int(np.ceil(level * count - 1e-6)) - 1
+    value_at_risk = jnp.sort(quantiles, axis=-1)[..., index][..., None]
+    loss = jax.nn.relu(value_at_risk - targets) - jax.nn.relu(value_at_risk - quantiles)
     return -jnp.mean(loss, axis=-1) / jnp.float32(level)

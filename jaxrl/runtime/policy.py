@@ -169,10 +169,11 @@ class Policy:
                 f"the action masks of '{self.env.spec.name}' depend on other agents' actions: pass the whole "
                 "time step instead of the observation"
             )
-        if self.env.spec.links and getattr(self.algo, "passes_messages", False):
+        spec = self.env.spec
+        if (spec.links or spec.absent_agents) and getattr(self.algo, "passes_messages", False):
             raise ValueError(
-                f"agents of '{self.env.spec.name}' send each other messages, and this policy needs to know who hears "
-                "whom: pass the whole time step instead of the observation"
+                f"agents of '{spec.name}' send each other messages, and this policy needs to know who hears whom: pass "
+                "the whole time step instead of the observation"
             )
         if mask is not None and self._blank.action_mask is None:
             raise ValueError(f"'{self.env.spec.name}' with these settings has no action masks: leave action_mask out")

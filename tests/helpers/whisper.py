@@ -44,7 +44,7 @@ class Whisper(Environment):
         return jax.random.randint(jax.random.fold_in(key, t), (self.num_agents,), 0, self.cues, jnp.int32)
 
     def _observe(self, state: WhisperState) -> tuple[Array, Array]:
-        seen = jax.nn.one_hot(jnp.roll(state.cue, -1), self.cues)
+        seen = jax.nn.one_hot(jnp.roll(state.cue, -1), self.cues, dtype=jnp.float32)
         hears = ~np.eye(self.num_agents, dtype=bool)
         hears[0] &= not self.deaf
         links = jnp.where(hears & (state.t >= self.delay), jnp.int32(self.delay), jnp.int32(-1))
@@ -56,8 +56,8 @@ class Whisper(Environment):
         return state, restart(observation, links=links, metrics={"repeated": jnp.float32(0)})
 
     def step(self, state: WhisperState, action: Array, context: None = None) -> tuple[WhisperState, TimeStep]:
-        wanted = self._cues(state.key, jnp.maximum(state.t - self.delay, 0))
-        right = ((action == wanted) & (state.t >= self.delay)).astype(jnp.float32)
+        expected = self._cues(state.key, jnp.maximum(state.t - self.delay, 0))
+        right = ((action == expected) & (state.t >= self.delay)).astype(jnp.float32)
         t = state.t + jnp.int32(1)
         state = WhisperState(self._cues(state.key, t), t, state.key)
         observation, links = self._observe(state)

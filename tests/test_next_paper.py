@@ -1,0 +1,83 @@
+"""The study of the next paper: what is trained and flown again, and what is not, without training anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from bench.studies import next_paper
+from jaxrl.common.yaml_files import read_mapping
+
+PLAN = read_mapping(next_paper.PLAN)
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands that the study runs; they write what the real ones would."""
+    calls: list[list[str]] = []
+
+    class Done:
+        returncode = 0
+
+    def run(command: list[str], **_: Any) -> Done:
+        calls.append(command)
+        if "--runs" in command:
+            (Path(command[command.index("--runs") + 1]) / "ppo_coverage" / "0001").mkdir(parents=True)
+            return Done()
+        names = command[command.index("--policy") + 1].replace("greedy", "learned").split(",")
+        score = {"entropy": {"mean": 0.5, "tail": 0.6, "error": 0.1}}
+        report = {name: {"policies": dict.fromkeys(names, score)} for name in PLAN["conditions"]}
+        Path(command[command.index("--json") + 1]).write_text(json.dumps({"conditions": report}))
+        return Done()
+
+    monkeypatch.setattr(next_paper.subprocess, "run", run)
+    monkeypatch.setattr(next_paper, "plot", lambda result: Figure((1, 1)))
+    return calls
+
+
+def study(tmp_path: Path, methods: str, *flags: str) -> int:
+    out = ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "result.json"), "--seeds", "2")
+    return next_paper.main(["--methods", methods, *out, *flags])
+
+
+def test_finished_runs_are_neither_trained_nor_flown_again(commands: list[list[str]], tmp_path: Path) -> None:
+    assert study(tmp_path, "mappo,ippo") == 0
+    assert [command[2] for command in commands] == ["jaxrl.train", "jaxrl.evaluate"] * 2
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert list(result["methods"]) == ["mappo", "ig", "random", "ippo"]
+    assert study(tmp_path, "mappo,ippo") == 0 and len(commands) == 4
+    assert study(tmp_path, "ippo") == 0  # whose baselines have not been flown
+    assert [command[2] for command in commands[4:]] == ["jaxrl.evaluate"]
+    assert list(json.loads((tmp_path / "result.json").read_text())["methods"]) == ["ippo", "ig", "random"]
+
+
+def test_runs_of_other_settings_are_refused(
+    commands: list[list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert study(tmp_path, "mappo") == 0
+    for flags in (("--missions", "640"), ("--seeds", "3"), ("--set", "q=9")):
+        assert study(tmp_path, "mappo", *flags) == 1
+        assert "mappo was trained with other settings: choose another folder" in capfd.readouterr().err
+    (tmp_path / "runs" / "mappo" / "seconds.json").unlink()
+    assert study(tmp_path, "mappo") == 1
+    assert "mappo holds an unfinished run: remove it" in capfd.readouterr().err
+    assert len(commands) == 2
+
+
+def test_curves_begin_at_no_delay_and_a_team_of_four() -> None:
+    score = {name: {"entropy": {"mean": k / 100}} for k, name in enumerate(PLAN["conditions"])}
+    result = {"conditions": list(score), "methods": {"risk": {"seconds": 1, "conditions": score}}}
+    drop, delay, team = (axis.lines[0] for axis in next_paper.plot(result).axes)
+    assert list(drop.get_xdata()) == [0.0, 0.1, 0.3, 0.5] and list(drop.get_ydata()) == [0.0, 0.01, 0.02, 0.03]
+    assert list(delay.get_xdata()) == [0, 1, 3, 5] and list(delay.get_ydata()) == [0.0, 0.04, 0.05, 0.06]
+    assert list(team.get_xdata()) == [2, 4, 6, 8, 12] and team.get_ydata()[1] == 0.0
+
+
+def test_ablations_change_one_thing() -> None:
+    base = next_paper.method_settings(PLAN, "risk")
+    assert base["risk_level"] == 0.3 and base["q"] == 7 and base["memory"] == "gru"
+    for name, changes in PLAN["ablations"].items():
+        settings = next_paper.method_settings(PLAN, name)
+        assert {key for key in settings if settings[key] != base.get(key)} == set(changes) and len(changes) == 1
