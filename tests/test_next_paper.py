@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -34,6 +35,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(next_paper.subprocess, "run", run)
     monkeypatch.setattr(next_paper, "plot", lambda result: Figure((1, 1)))
+    monkeypatch.setattr(next_paper, "describe", lambda run: {"parameters": 7, "decision_ms": 1.0})
+    flown = {name: np.linspace(0, 1, 12).reshape(2, 6) for name in PLAN["conditions"]}
+    monkeypatch.setattr(next_paper, "read_missions", lambda folder, missions: flown)
     return calls
 
 
@@ -73,6 +77,29 @@ def test_curves_begin_at_no_delay_and_a_team_of_four() -> None:
     assert list(drop.get_xdata()) == [0.0, 0.1, 0.3, 0.5] and list(drop.get_ydata()) == [0.0, 0.01, 0.02, 0.03]
     assert list(delay.get_xdata()) == [0, 1, 3, 5] and list(delay.get_ydata()) == [0.0, 0.04, 0.05, 0.06]
     assert list(team.get_xdata()) == [2, 4, 6, 8, 12] and team.get_ydata()[1] == 0.0
+
+
+def test_missions_are_compared_in_pairs(tmp_path: Path) -> None:
+    entropy = {
+        ("drop 0.0", 0): [0.3, 0.5],
+        ("drop 0.0", 1): [0.4, 0.8],
+        ("team 12", 0): [0.6, 0.8],
+        ("team 12", 1): [0.6, 0.4],
+    }
+    lines = ["condition,policy,seed,episode,entropy"]
+    for (condition, seed), values in entropy.items():
+        for episode, value in reversed(list(enumerate(values))):
+            lines += [f"{condition},greedy,{seed},{episode},{value}", f"{condition},ig,{seed},{episode},9"]
+    (tmp_path / "conditions_2.csv").write_text("\n".join(lines) + "\n")
+    flown = next_paper.read_missions(tmp_path, 2)
+    np.testing.assert_array_equal(flown["drop 0.0"], [[0.3, 0.5], [0.4, 0.8]])
+    reference = {"drop 0.0": np.array([[0.2, 0.3], [0.4, 0.8]]), "team 12": flown["team 12"]}
+    compared = next_paper.compare(flown, reference)
+    difference = compared["differences"]["drop 0.0"]
+    assert difference["mean"] == pytest.approx(0.075)  # of 0.05 and 0.1 on the two missions
+    assert difference["effect"] == pytest.approx(0.075 / np.std([0.05, 0.1], ddof=1))
+    assert compared["differences"]["team 12"]["effect"] == 0.0
+    assert compared["gap"] == pytest.approx(0.6 - 0.5)
 
 
 def test_ablations_change_one_thing() -> None:

@@ -27,8 +27,8 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.common.yaml_files import read_mapping
-from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.evaluation.policies import policy_key
+from jaxrl.evaluation.statistics import estimate_difference
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
@@ -138,6 +138,8 @@ def describe(run: Path) -> dict[str, Any]:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)),
         "decision_ms": 1000 * statistics.median(seconds),
     }
+
+
 def _flown(report: Path) -> set[tuple[str, str]]:
     """Return the pairs of condition and policy in a report."""
     conditions = json.loads(report.read_text())["conditions"]
