@@ -153,8 +153,8 @@ def table(result: dict[str, Any]) -> str:
     seeds, missions = result["seeds"], result["missions"]
     lines = [
         f"Entropy in the region of interest at a mission's end (smaller is better): means over {seeds} seeds of "
-        f"{result['training_missions']:,} training missions and {missions} held-out missions each, +- the half width "
-        "of the 95 % interval over seeds; in brackets the mean of the worst tenth of the missions.",
+        f"{result['training_missions']:,} training missions and {missions} held-out missions each, ± half of the 95 % "
+        "interval over seeds (of scripted policies over missions); in brackets the mean of the worst tenth of missions.",
         "",
         "| condition | " + " | ".join(names) + " |",
         "|---" * (len(names) + 1) + "|",
@@ -163,7 +163,7 @@ def table(result: dict[str, Any]) -> str:
         cells = []
         for name in names:
             score = result["methods"][name]["conditions"][condition]["entropy"]
-            width = "" if score.get("error") is None else f" +- {score['error']:.3f}"
+            width = "" if score.get("ci95") is None else f" ± {score['ci95']:.3f}"
             cells.append(f"{score['mean']:.3f}{width} ({score['tail']:.3f})")
         lines.append(f"| {condition} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *difference_table(result), *cost_table(result), ""])
