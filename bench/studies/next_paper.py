@@ -154,7 +154,7 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"Entropy in the region of interest at a mission's end (smaller is better): means over {seeds} seeds of "
         f"{result['training_missions']:,} training missions and {missions} held-out missions each, ± half of the 95 % "
-        "interval over seeds (of scripted policies over missions); in brackets the mean of the worst tenth of missions.",
+        "interval over seeds (of scripted policies over missions); in brackets the mean of the worst tenth.",
         "",
         "| condition | " + " | ".join(names) + " |",
         "|---" * (len(names) + 1) + "|",
