@@ -120,7 +120,7 @@ def test_words_are_the_same_everywhere(field: Field, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", envs_jax.registered())
 def test_environments_made_directly(name: str) -> None:
     for field in declared_fields(envs_jax.base.find(name), "environment").values():
-        for value in DIRECT:
+        for value in DIRECT if field.flag else ():  # others the environment fills in
             try:
                 env: Any = envs_jax.make(name, **{field.name: value})
             except ValueError:

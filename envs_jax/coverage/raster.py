@@ -18,8 +18,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from envs_jax.settings import short_repr
-
 SUFFIXES = (".npy", ".png")
 _MORE_THAN_HALF = 0.5 + 1e-9  # sums of shares are rounded
 
@@ -49,8 +47,7 @@ def load(path: str, n: int) -> Raster:
         return _load(path, n, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise ValueError(
-            f"coverage: the terrain {short_repr(path)} cannot be read ({error.strerror}): put the file there, or name "
-            "another one"
+            f"coverage: the terrain '{path}' cannot be read ({error.strerror}): put the file there, or name another one"
         ) from None
 
 
@@ -63,7 +60,7 @@ def _load(path: str, n: int, mtime_ns: int, size: int) -> Raster:
         values = _read_png(content) if path.lower().endswith(".png") else _read_npy(content)
         cells = resample(check(values), n) > _MORE_THAN_HALF
     except ValueError as error:
-        raise ValueError(f"coverage: the terrain {short_repr(path)} {error}") from None
+        raise ValueError(f"coverage: the terrain '{path}' {error}") from None
     padded = np.pad(cells, ((0, -n % 8), (0, 0))).reshape(-1, 8, n)
     bits = np.packbits(padded, axis=1, bitorder="little")[:, 0]
     return Raster(hashlib.sha256(content).hexdigest(), n, bits, int(cells.sum()))

@@ -243,7 +243,7 @@ class CoverageConfig(Environment):
         ground = raster.load(path, self.n)
         if self.terrain_checksum.endswith(f" {path}") and self.terrain_checksum != f"{ground.checksum} {path}":
             raise ValueError(
-                f"coverage: the terrain {short_repr(path)} has changed since these settings were made: put the former "
+                f"coverage: the terrain '{path}' has changed since these settings were made: put the former "
                 "file back, or begin a new run"
             )
         return ground
