@@ -28,7 +28,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             (Path(command[command.index("--runs") + 1]) / "ppo_coverage" / "0001").mkdir(parents=True)
             return Done()
         names = command[command.index("--policy") + 1].replace("greedy", "learned").split(",")
-        score = {"entropy": {"mean": 0.5, "tail": 0.6, "ci95": 0.1}}
+        score = {name: {"mean": 0.5, "tail": 0.6, "ci95": 0.1} for name in next_paper.METRICS}
         report = {name: {"policies": dict.fromkeys(names, score)} for name in PLAN["conditions"]}
         Path(command[command.index("--json") + 1]).write_text(json.dumps({"conditions": report}))
         return Done()

@@ -32,6 +32,7 @@ from jaxrl.evaluation.statistics import estimate_difference
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
+METRICS = ("entropy", "f1")  # in the result; the CSV files have all
 REFERENCE = "mappo"
 UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5", "team 8", "team 12")  # in training
 AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
@@ -281,7 +282,8 @@ def main(argv: Sequence[str]) -> int:
         seconds = json.loads((folder / "seconds.json").read_text())["train"]
         missions_flown[name] = read_missions(folder, test_missions)
         for policy, key in (("learned", name), *((baseline, baseline) for baseline in baselines)):
-            scores = {condition: entry["policies"][policy] for condition, entry in flown.items()}
+            ends = {condition: entry["policies"][policy] for condition, entry in flown.items()}
+            scores = {condition: {metric: end[metric] for metric in METRICS} for condition, end in ends.items()}
             result["methods"][key] = {"seconds": seconds if policy == "learned" else 0, "conditions": scores}
         result["methods"][name] |= describe(run)
         if REFERENCE in missions_flown:
