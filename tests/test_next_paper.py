@@ -1,4 +1,4 @@
-"""The study of the next paper: what is trained and flown again, and what is not, without training anything."""
+"""The study of the next paper: what is trained and evaluated again, and what is not, without training anything."""
 
 import json
 from pathlib import Path
@@ -36,8 +36,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(next_paper.subprocess, "run", run)
     monkeypatch.setattr(next_paper, "plot", lambda result: Figure((1, 1)))
     monkeypatch.setattr(next_paper, "describe", lambda run: {"parameters": 7, "decision_ms": 1.0})
-    flown = {name: np.linspace(0, 1, 12).reshape(2, 6) for name in PLAN["conditions"]}
-    monkeypatch.setattr(next_paper, "read_missions", lambda folder, missions: flown)
+    entropies = {name: np.linspace(0, 1, 12).reshape(2, 6) for name in PLAN["conditions"]}
+    monkeypatch.setattr(next_paper, "read_missions", lambda folder, missions: entropies)
     return calls
 
 
@@ -46,13 +46,13 @@ def study(tmp_path: Path, methods: str, *flags: str) -> int:
     return next_paper.main(["--methods", methods, *out, *flags])
 
 
-def test_finished_runs_are_neither_trained_nor_flown_again(commands: list[list[str]], tmp_path: Path) -> None:
+def test_finished_runs_are_neither_trained_nor_evaluated_again(commands: list[list[str]], tmp_path: Path) -> None:
     assert study(tmp_path, "mappo,ippo") == 0
     assert [command[2] for command in commands] == ["jaxrl.train", "jaxrl.evaluate"] * 2
     result = json.loads((tmp_path / "result.json").read_text())
     assert list(result["methods"]) == ["mappo", "ig", "random", "ippo"]
     assert study(tmp_path, "mappo,ippo") == 0 and len(commands) == 4
-    assert study(tmp_path, "ippo") == 0  # whose baselines have not been flown
+    assert study(tmp_path, "ippo") == 0  # whose baselines have not been evaluated
     assert [command[2] for command in commands[4:]] == ["jaxrl.evaluate"]
     assert list(json.loads((tmp_path / "result.json").read_text())["methods"]) == ["ippo", "ig", "random"]
 
@@ -91,10 +91,10 @@ def test_missions_are_compared_in_pairs(tmp_path: Path) -> None:
         for episode, value in reversed(list(enumerate(values))):
             lines += [f"{condition},greedy,{seed},{episode},{value}", f"{condition},ig,{seed},{episode},9"]
     (tmp_path / "conditions_2.csv").write_text("\n".join(lines) + "\n")
-    flown = next_paper.read_missions(tmp_path, 2)
-    np.testing.assert_array_equal(flown["drop 0.0"], [[0.3, 0.5], [0.4, 0.8]])
-    reference = {"drop 0.0": np.array([[0.2, 0.3], [0.4, 0.8]]), "team 12": flown["team 12"]}
-    compared = next_paper.compare(flown, reference)
+    entropies = next_paper.read_missions(tmp_path, 2)
+    np.testing.assert_array_equal(entropies["drop 0.0"], [[0.3, 0.5], [0.4, 0.8]])
+    reference = {"drop 0.0": np.array([[0.2, 0.3], [0.4, 0.8]]), "team 12": entropies["team 12"]}
+    compared = next_paper.compare(entropies, reference)
     difference = compared["differences"]["drop 0.0"]
     assert difference["mean"] == pytest.approx(0.075)  # of 0.05 and 0.1 on the two missions
     assert difference["effect"] == pytest.approx(0.075 / np.std([0.05, 0.1], ddof=1))

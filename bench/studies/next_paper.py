@@ -87,7 +87,7 @@ def evaluate(run: Path, folder: Path, conditions: Path, missions: int, policies:
     """Fly the conditions with a run's policies, unless that has been done, and return the report's conditions."""
     report = folder / f"conditions_{missions}.json"
     needed = {(name, policy_key(policy)) for name in read_mapping(conditions) for policy in policies}
-    if not report.is_file() or needed - _flown(report):
+    if not report.is_file() or needed - _evaluated(report):
         words = ["--conditions", str(conditions), "--episodes", str(missions), "--policy", ",".join(policies)]
         words += ["--csv", str(report.with_suffix(".csv")), "--json", str(report), "--bound", "0.5"]
         run_command("evaluate", [str(run), *words], folder / "log.txt")
@@ -109,18 +109,18 @@ def read_missions(folder: Path, missions: int) -> dict[str, np.ndarray]:
     }
 
 
-def compare(flown: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, Any]:
+def compare(scores: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return differences on the same missions by condition, with Cohen's d of the missions, and the gap to unseen ones.
 
     The gap is the mean entropy in the conditions of UNSEEN less that in the others.
     """
     differences: dict[str, Any] = {}
-    for condition, values in flown.items():
+    for condition, values in scores.items():
         change = (values - reference[condition]).mean(0)
         effect = float(change.mean() / change.std(ddof=1)) if change.any() else 0.0
         differences[condition] = {**estimate_difference(values, reference[condition]), "effect": effect}
-    unseen = [values.mean() for condition, values in flown.items() if condition in UNSEEN]
-    seen = [values.mean() for condition, values in flown.items() if condition not in UNSEEN]
+    unseen = [values.mean() for condition, values in scores.items() if condition in UNSEEN]
+    seen = [values.mean() for condition, values in scores.items() if condition not in UNSEEN]
     return {"differences": differences, "gap": float(np.mean(unseen) - np.mean(seen))}
 
 
@@ -141,7 +141,7 @@ def describe(run: Path) -> dict[str, Any]:
     }
 
 
-def _flown(report: Path) -> set[tuple[str, str]]:
+def _evaluated(report: Path) -> set[tuple[str, str]]:
     """Return the pairs of condition and policy in a report."""
     conditions = json.loads(report.read_text())["conditions"]
     return {(name, policy) for name, entry in conditions.items() for policy in entry["policies"]}
@@ -273,22 +273,22 @@ def main(argv: Sequence[str]) -> int:
     result = measure.header(f"studies.{KIND}", argv, quick=False)
     result |= {"seeds": seeds, "training_missions": missions, "missions": test_missions, "settings": settings}
     result |= {"conditions": list(plan["conditions"]), "methods": {}}
-    missions_flown: dict[str, dict[str, np.ndarray]] = {}
+    entropies: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
         folder = root / name
         run = train(folder, settings[name], missions, seeds)
         baselines = [] if result["methods"] else plan["baselines"]
-        flown = evaluate(run, folder, conditions, test_missions, ["greedy", *baselines])
+        report = evaluate(run, folder, conditions, test_missions, ["greedy", *baselines])
         seconds = json.loads((folder / "seconds.json").read_text())["train"]
-        missions_flown[name] = read_missions(folder, test_missions)
+        entropies[name] = read_missions(folder, test_missions)
         for policy, key in (("learned", name), *((baseline, baseline) for baseline in baselines)):
-            ends = {condition: entry["policies"][policy] for condition, entry in flown.items()}
+            ends = {condition: entry["policies"][policy] for condition, entry in report.items()}
             scores = {condition: {metric: end[metric] for metric in METRICS} for condition, end in ends.items()}
             result["methods"][key] = {"seconds": seconds if policy == "learned" else 0, "conditions": scores}
         result["methods"][name] |= describe(run)
-        if REFERENCE in missions_flown:
-            for one, flown_missions in missions_flown.items():
-                result["methods"][one] |= compare(flown_missions, missions_flown[REFERENCE])
+        if REFERENCE in entropies:
+            for one, values in entropies.items():
+                result["methods"][one] |= compare(values, entropies[REFERENCE])
         mean = np.mean([scores["entropy"]["mean"] for scores in result["methods"][name]["conditions"].values()])
         measure.say(f"{name}: mean entropy {mean:.3f} over all conditions, {seconds:.0f} s of training")
         finish(result, path)

@@ -1,4 +1,4 @@
-"""What the policies of PPO and COMA may have besides a network: a memory, messages to others, parameters by type.
+"""Policies of PPO and COMA with more than a network: a memory, messages to others, parameters by type.
 
 Layout letters: N teams, T steps, A agents, J agents that send, F features, D steps that a message takes at most, B
 environments.
@@ -25,7 +25,7 @@ NOT_SAMPLES = ("situation", "carry", "critic_carry")  # of rows
 
 @pytree
 class Situation:
-    """What networks of a team know besides its observations.
+    """Inputs of a team's networks besides its observations.
 
     Attributes:
         first: bool[N, T], an episode begins.
@@ -179,7 +179,7 @@ class TeamAlgorithm(Algorithm):
         return network if self.types is None else dataclasses.replace(network, members=max(self.types) + 1)
 
     def row_samples(self, steps: int) -> int:
-        """Return how many samples minibatches keep together of rollouts of so many steps, see `segments`."""
+        """Return the number of samples of a minibatch row, from rollouts of `steps` steps, see `segments`."""
         if not self.learns_by_team:
             return 1
         return (steps if self.recurrent else 1) * self.spec.num_agents
