@@ -514,3 +514,9 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         assert nvml.opened == 1
         assert monitor.read() == gpu.DeviceReading(6, 100, 0.4, 321.5)
     assert nvml.opened == 0
+
+
+def test_a_label_and_a_path_stay_in_one_line() -> None:
+    path = "/a" * 100
+    assert console.fold(f"run directory: {path}") == f"run directory: {path}"
+    assert console.fold("a sentence: " + "word " * 30).count("\n") == 1

@@ -206,7 +206,13 @@ class Log(Console):
 
 
 def fold(line: str, width: int = _WIDTH, indent: int = 2) -> str:
-    """Return a sentence in lines of at most `width` characters, broken between words only."""
+    """Return a sentence in lines of at most `width` characters, broken between words only.
+
+    A label and one word, such as "run directory: PATH", stay in one line: programs read it.
+    """
+    value = line.partition(": ")[2]
+    if value and " " not in value:
+        return line
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
