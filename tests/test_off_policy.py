@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +135,29 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
             _, resumed, _ = checkpoints.restore(trainer.shapes())
             uninterrupted, resumed = (block(state, jnp.int32(2))[0] for state in (uninterrupted, resumed))
             assert digest(uninterrupted) == digest(resumed), phase.name
+
+
+@pytest.mark.parametrize("case", [pytest.param("ddpg expected", marks=pytest.mark.long), "sac"])
+def test_one_program_runs_all_phases(case: str) -> None:
+    """As the programs of the phases do, one after another."""
+    trainer = trainer_of(case)
+    expected, expected_metrics = run(trainer, 3)
+    state, block = trainer.init(jax.random.key(0)), trainer.make_block(None)
+    for index, phase in enumerate(trainer.algo.phases):
+        state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
+        state, metrics = block(state, jnp.int32(phase.iterations or 3))
+        if not phase.updates:
+            assert not np.any(metrics.learning["critic_loss"])
+        if not phase.steps:
+            assert not np.any(metrics.episodes["length"])
+    state = dataclasses.replace(state, phase=expected.phase, iteration=expected.iteration)
+    chex.assert_trees_all_close(as_numbers(state), as_numbers(expected), rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(metrics, expected_metrics, rtol=1e-4, atol=1e-5)
+
+
+def as_numbers(state: Any) -> Any:
+    """The state with keys as numbers."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, state)
 
 
 @pytest.mark.parametrize("case", ["ddpg expected", "sac"])

@@ -289,6 +289,15 @@ class Algorithm:
         return self.custom.optimizers.get(part) or self.optimizer(part)
 
     @property
+    def learns_in_parts(self) -> bool:
+        """Return whether each phase does what the last one does, or only its steps, or only its updates.
+
+        `learn` with a trajectory then equals `learn` without updates followed by `learn` without a trajectory, whose
+        progress counts the steps. One program can run all phases.
+        """
+        return False
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases in order."""
         raise NotImplementedError("an algorithm needs a `phases` property")

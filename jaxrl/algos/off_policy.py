@@ -168,6 +168,14 @@ class OffPolicy(Algorithm):
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
+    def learns_in_parts(self) -> bool:
+        return True
+
+    @property
+    def first_env_steps(self) -> int:
+        return self.first_calls * self.steps_per_call * self.layout.num_envs
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Return random steps and then the updates due for them, or steps to store a batch; then training."""
         calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
@@ -180,16 +188,18 @@ class OffPolicy(Algorithm):
         """Return whether actions are random at this step, bool[]; None if they never are."""
         if not self.random_steps:
             return None
-        return total(progress.env_steps) < self.first_calls * self.steps_per_call * self.layout.num_envs
+        return total(progress.env_steps) < self.first_env_steps
 
-    def update_indices(self, progress: Progress, phase: Phase) -> Array:
+    def update_indices(self, progress: Progress) -> Array:
         """Return the indices of the next updates in the run, uint32[updates], from 1, modulo 2^32.
 
-        All updates of a phase without steps have index 0, at which actor and targets are due.
+        All updates that are due for random steps have index 0, at which actor and targets are due. `progress` counts
+        the steps that are stored.
         """
-        if phase.steps == 0:
-            return jnp.zeros(phase.updates, jnp.uint32)
-        return progress.updates[1] + jnp.arange(1, phase.updates + 1, dtype=jnp.uint32)
+        indices = progress.updates[1] + jnp.arange(1, self.updates + 1, dtype=jnp.uint32)
+        if not self.random_steps:
+            return indices
+        return jnp.where(total(progress.env_steps) > self.first_env_steps, indices, jnp.uint32(0))
 
     # Learning
 
@@ -206,11 +216,11 @@ class OffPolicy(Algorithm):
         params, buffer = state.replicated, state.sharded
         if trajectory is not None and last_timestep is not None:
             buffer = self.store(buffer, trajectory, last_timestep)
+            env_steps = add(progress.env_steps, phase.steps * self.layout.num_envs)
+            progress = dataclasses.replace(progress, env_steps=env_steps)
         if phase.updates == 0:
             return AlgoState(params, buffer), {}
-        # counters include the steps just stored
-        progress = dataclasses.replace(progress, env_steps=add(progress.env_steps, phase.steps * self.layout.num_envs))
-        update_indices = self.update_indices(progress, phase)
+        update_indices = self.update_indices(progress)
         keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
             jnp.arange(len(update_indices), dtype=jnp.uint32)
         )

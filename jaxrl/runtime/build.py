@@ -403,7 +403,6 @@ def compile_run(
         single = trainer.trials == 1 and hosts.count_hosts() == 1 and not run.env.on_host
         if single and needs_pieces(algo, phase, jax.default_backend()):
             return make_pieces(phase)
-        count = trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
         return make_program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, count))
 
     def make_pieces(phase: Phase) -> Pieces:
@@ -427,10 +426,17 @@ def compile_run(
         return Pieces({name: make_piece(name) for name in functions}, algo, phase, trainer.chunks(), envs)
 
     check_size(state_bytes)
+    count = trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
     current = position or Position()
     remaining = current.remaining(algo.phases, trainer.layout.num_envs, settings.total_env_steps)
     keys = trainer.place_shapes(jax.eval_shape(lambda: trainer.keys(0)), SPLIT if trainer.trials > 1 else REPLICATED)
-    blocks = [make_block(phase) if count else None for phase, count in zip(algo.phases, remaining, strict=True)]
+    if algo.learns_in_parts and len(algo.phases) > 1 and jax.default_backend() == "cpu":
+        # slightly slower than a program for each phase, but compilers on CPUs take longer than the difference
+        names = " and ".join(f"'{phase.name}'" for phase in algo.phases)
+        joint = make_program(f"the phases {names}", lambda: (trainer.make_block(None), shapes, count))
+        blocks: list[Program | Pieces | None] = [joint if left else None for left in remaining]
+    else:
+        blocks = [make_block(phase) if left else None for phase, left in zip(algo.phases, remaining, strict=True)]
     evaluate = start = None
     if settings.eval_every and (any(remaining) or evaluated != current.iterations):
         evaluate = make_program("the evaluation", lambda: _make_evaluation(run, shapes, keys), state_bytes)

@@ -85,7 +85,9 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
         return algo.run_steps(work, name, epoch, start, stop, state.progress), stop + token
 
     def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
-        state, metrics, episodes = trainer.end_iteration(state, phase, *algo.end_learning(work), *buffers[2:])
+        state, metrics, episodes = trainer.end_iteration(
+            state, phase.steps, phase.updates, *algo.end_learning(work), *buffers[2:]
+        )
         not_finite = trainer.find_not_finite(state.algo, metrics)
         metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
         episodes, faults = split_faults(episodes)

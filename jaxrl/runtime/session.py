@@ -328,9 +328,12 @@ class Session:
         before, after = position, position.after(phase, self.run.trainer.layout.num_envs, count)
         seconds = self.pace.mark(self.trials * after.env_steps, self.trials * after.updates)
         self._iteration_seconds[position.phase] = seconds / count
+        values = fetched.learning, fetched.episodes
+        if self.run.algo.learns_in_parts:  # a program for all phases has zeros for what a phase does not do
+            values = fetched.learning if phase.updates else {}, fetched.episodes if phase.steps else {}
         for row in range(count if is_finite else int(fetched.iterations) - 1):
             position = position.after(phase, self.run.trainer.layout.num_envs)
-            learning, episodes = jax.tree.map(lambda values, row=row: values[row], (fetched.learning, fetched.episodes))
+            learning, episodes = jax.tree.map(lambda column, row=row: column[row], values)
             counters = self._counters(position)
             self.lines[0].add(counters, learning, jax.tree.map(np.sum, episodes), self.pace)
             by_trial = self._split_trials((learning, episodes))

@@ -194,13 +194,16 @@ class Trainer:
                 else:
                     env, timestep = self.env.step(env, timestep, action, context)
                 statistics = update_statistics(spec, statistics, timestep)
-                return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
+                # one array of sums: XLA would compile a few kernels for each of them
+                sums = ravel_pytree(finished_episodes(statistics, timestep))[0]
+                return (carry, env, timestep, statistics), (row, sums)
 
             steps = jnp.arange(phase.steps, dtype=jnp.uint32)
-            env_carry, (trajectory, episode_sums) = jax.lax.scan(take_step, tuple(loop), steps)
+            env_carry, (trajectory, sums) = jax.lax.scan(take_step, tuple(loop), steps)
             if self.algo.stores_carry:
                 trajectory = dataclasses.replace(trajectory, carry=jax.tree.map(lambda x: x[None], loop[0]))
-            episode_sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), episode_sums)
+            _, unpack = ravel_pytree(finished_episodes(env_carry[3], env_carry[2]))
+            episode_sums = jax.tree.map(lambda x: x[None], unpack(sums.sum(0)))
             episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
             return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
 
@@ -221,12 +224,41 @@ class Trainer:
             trajectory, last, env_carry, episode_sums = trial.collect(state, phase, key_act)
         results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = _check_results("learn", results, ("state", "metrics"))
-        return trial.end_iteration(state, phase, algo, learning, env_carry, episode_sums)
+        return trial.end_iteration(state, phase.steps, phase.updates, algo, learning, env_carry, episode_sums)
+
+    def _run_any_phase(self, state: TrainState) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
+        """Collect, learn, or both, as the phase of the state does; metrics of what it does not do are 0.
+
+        Requires `Algorithm.learns_in_parts`.
+        """
+        trial, phases = dataclasses.replace(self, algo=self.algo.with_traced(state.settings)), self.algo.phases
+        whole, only_steps = phases[-1], dataclasses.replace(phases[-1], updates=0)
+        steps = jnp.asarray([phase.steps for phase in phases], jnp.int32)[state.phase]
+        updates = jnp.asarray([phase.updates for phase in phases], jnp.int32)[state.phase]
+        key_act, key_learn = jax.random.split(make_iteration_key(state.key, state.iterations))
+        env_steps = add(state.progress.env_steps, steps * self.layout.num_envs)
+        progress = dataclasses.replace(state.progress, env_steps=env_steps)
+
+        def collect(algo: AlgoState, env_carry: Any) -> Any:
+            names = ("carry", "env", "timestep", "statistics")
+            before = dataclasses.replace(state, algo=algo, **dict(zip(names, env_carry, strict=True)))
+            trajectory, last, env_carry, episode_sums = trial.collect(before, whole, key_act)
+            algo, _ = trial.algo.learn(algo, trajectory, last, key_learn, state.progress, only_steps)
+            return algo, env_carry, episode_sums
+
+        def learn(algo: AlgoState) -> Any:
+            return trial.algo.learn(algo, None, None, key_learn, progress, whole)
+
+        env_carry = state.carry, state.env, state.timestep, state.statistics
+        algo, env_carry, episode_sums = _call_if(steps > 0, collect, state.algo, env_carry)
+        algo, learning = _call_if(updates > 0, learn, algo)
+        return trial.end_iteration(state, steps, updates, algo, learning, env_carry, episode_sums)
 
     def end_iteration(
         self,
         state: TrainState,
-        phase: Phase,
+        steps: Array | int,
+        updates: Array | int,
         algo: AlgoState,
         learning: dict[str, Array],
         env_carry: Any,
@@ -239,14 +271,14 @@ class Trainer:
             carry, env, timestep, statistics = env_carry
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
         episodes = layout.sum(episode_sums) if episode_sums else {}
-        if phase.updates:
+        if learning:
             learning = learning | self.algo.schedules(progress)
-        env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
+        env_steps = add(progress.env_steps, steps * layout.num_envs)
         episode_count = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
         progress = Progress(
             env_steps=env_steps,
-            vector_steps=add(progress.vector_steps, phase.steps),
-            updates=add(progress.updates, phase.updates),
+            vector_steps=add(progress.vector_steps, steps),
+            updates=add(progress.updates, updates),
             learn_calls=add(progress.learn_calls, 1),
             episodes=add(progress.episodes, episode_count),
             fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
@@ -266,8 +298,11 @@ class Trainer:
 
     # A block
 
-    def make_block(self, phase: Phase) -> Callable[..., Any]:
-        """Jit (state, iterations int32[]) -> (state, metrics); the state is donated."""
+    def make_block(self, phase: Phase | None) -> Callable[..., Any]:
+        """Jit (state, iterations int32[]) -> (state, metrics) of a phase; the state is donated.
+
+        Without `phase` it is the one of the state; see `Algorithm.learns_in_parts`.
+        """
         metrics: Any = REPLICATED
         if self.trials > 1:
             by_trial: Any = PartitionSpec(None, AXIS)
@@ -277,14 +312,15 @@ class Trainer:
         function = on_mesh(run_block, self.mesh, (self.specs(), REPLICATED), (self.specs(), metrics))
         return jax.jit(function, donate_argnums=0, compiler_options=graphs())
 
-    def _run_block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
+    def _run_block(self, state: TrainState, iterations: Array, phase: Phase | None) -> tuple[TrainState, BlockMetrics]:
         """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
 
         Everything else that must stay finite is checked once, after the last iteration.
         """
         if self.trials > 1 and not self.vectorized:
             return self._run_trials_in_turn(state, iterations, phase)
-        iterate = trace_once(self._for_each_trial(functools.partial(self._run_iteration, phase=phase)))
+        run_iteration = functools.partial(self._run_iteration, phase=phase) if phase else self._run_any_phase
+        iterate = trace_once(self._for_each_trial(run_iteration))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tuple(shapes)))
 
@@ -331,7 +367,7 @@ class Trainer:
         return call
 
     def _run_trials_in_turn(
-        self, state: TrainState, iterations: Array, phase: Phase
+        self, state: TrainState, iterations: Array, phase: Phase | None
     ) -> tuple[TrainState, BlockMetrics]:
         """Run the blocks of this device's trials one after another."""
         single = dataclasses.replace(self, seeds=1, sweep={})
@@ -352,8 +388,14 @@ class Trainer:
 
     def find_not_finite(self, algo: AlgoState, learning: dict[str, Array]) -> Array:
         """Return int32[], the index of the first tensor with a value that is not finite, -1 if all are finite."""
-        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in self.tensors_to_check(algo, learning).values()])
-        return jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+        tensors = list(self.tensors_to_check(algo, learning).values())
+        # one check of all values: a kernel for each tensor compiles slowly
+        values = jnp.concatenate([x.astype(jnp.result_type(*tensors)).ravel() for x in tensors])
+        positions = jnp.arange(values.size, dtype=jnp.int32)
+        first = jnp.min(jnp.where(jnp.isfinite(values), jnp.int32(values.size), positions))
+        ends = jnp.asarray(np.cumsum([x.size for x in tensors]), jnp.int32)
+        index = jnp.sum(first >= ends, dtype=jnp.int32)
+        return jnp.where(index < len(tensors), index, jnp.int32(-1))
 
     def tensors_to_check(self, algo: AlgoState, learning: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors that must stay finite, by name: metrics of `learn` by their name, then parameters."""
@@ -394,6 +436,21 @@ class Trainer:
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
+
+
+def _call_if(condition: Array, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return function(*arguments), or where the condition is false the arguments and zeros for its other results.
+
+    A loop of one turn or none: unlike a branch it changes arrays in place.
+    """
+    call = trace_once(function)
+    others = jax.eval_shape(call, *arguments)[len(arguments) :]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), others)
+
+    def run(_: Array, results: Any) -> Any:
+        return tuple(call(*results[: len(arguments)]))
+
+    return jax.lax.fori_loop(np.int32(0), condition.astype(jnp.int32), run, (*arguments, *zeros))
 
 
 # What an algorithm returns, checked while it is traced: one sentence instead of an error deep in the loop

@@ -106,8 +106,8 @@ class Compiled(Trainer):
     def make_init(self) -> Callable[..., Any]:
         return self._once("init", super().make_init)
 
-    def make_block(self, phase: Phase) -> Callable[..., Any]:
-        return self._once(f"block {phase.name}", functools.partial(super().make_block, phase))
+    def make_block(self, phase: Phase | None) -> Callable[..., Any]:
+        return self._once(f"block {phase and phase.name}", functools.partial(super().make_block, phase))
 
     def _once(self, name: str, make: Callable[[], Any]) -> Callable[..., Any]:
         if name not in self._programs:
