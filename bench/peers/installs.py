@@ -43,6 +43,9 @@ PEERS = {
         ("coverage q=7", "coverage q=57", "snakes", "snakes both teams", "reach"),
         ALL,
     ),
+    "ours_on_host": Peer(
+        (*GYMNAX, "gymnasium==1.3.0", "-e", f"{ROOT}"), learners=("sac", "ppo"), note="with gymnasium as environment"
+    ),
     "numpy": Peer(
         ("-e", f"{ROOT}"),
         ("coverage q=7", "coverage q=57", "snakes"),

@@ -139,7 +139,8 @@ def _settings(algo: str, task: Task) -> tuple[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
+def _ours(algo: str, task: Task, seed: int, watch: Watch, library: str) -> None:
+    """Train our learner on an environment of gymnax, or on the host in one of gymnasium."""
     from jaxrl.runtime.build import build_run, compile_run
     from jaxrl.runtime.config import apply_changes
     from jaxrl.runtime.policy import Policy
@@ -148,7 +149,7 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
     from jaxrl.runtime.train_state import Position
 
     name, settings = _settings(algo, task)
-    run = build_run(apply_changes(base(name, None, f"gymnax:{task.gymnasium}"), settings, "the peers"))
+    run = build_run(apply_changes(base(name, None, f"{library}:{task.gymnasium}"), settings, "the peers"))
     compiled, phases, envs = compile_run(run, None, lambda sentence: None), run.algo.phases, run.trainer.layout.num_envs
     assert compiled.start is not None
     state, position = compiled.start(run.trainer.keys(seed), None), Position()
@@ -178,6 +179,7 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
 
 IMPORTS: dict[str, tuple[str, ...]] = {
     "ours": ("gymnax", "jaxrl.runtime.build"),
+    "ours_on_host": ("gymnax", "gymnasium", "jaxrl.runtime.build"),
     "brax": ("brax.envs", "brax.training.agents.sac.train"),
     "sb3": ("torch", "stable_baselines3"),
     "sbx": ("sbx", "stable_baselines3"),
@@ -185,7 +187,8 @@ IMPORTS: dict[str, tuple[str, ...]] = {
     "cleanrl": ("torch", "gymnasium", "tyro"),
 }
 LEARNERS: dict[str, Callable[[str, Task, int, Watch], None]] = {
-    "ours": _ours,
+    "ours": functools.partial(_ours, library="gymnax"),
+    "ours_on_host": functools.partial(_ours, library="gymnasium"),
     "brax": libraries.train_brax,
     "sb3": functools.partial(libraries.train_sb3, library="stable_baselines3"),
     "sbx": functools.partial(libraries.train_sb3, library="sbx"),
