@@ -102,18 +102,18 @@ class BatchedEnvironment:
         def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
             return self._start(state.key, state.episode + jnp.uint32(1), context)
 
-        step = jax.jit(self.step_without_reset, inline=True)  # traced once for both branches
-
         def play(state: BatchState) -> tuple[BatchState, TimeStep]:
-            return step(state, action, context)
+            return self.step_without_reset(state, action, context)
 
         if self.spec.fixed_horizon:
             return jax.lax.cond(done[0], restart, play, state)
 
-        def restart_or_play(state: BatchState) -> tuple[BatchState, TimeStep]:
-            return where(done, restart(state), play(state))
+        played = play(state)  # before the condition: in both branches it would be compiled twice
 
-        return jax.lax.cond(jnp.any(done), restart_or_play, play, state)
+        def restart_some(played: tuple[BatchState, TimeStep]) -> tuple[BatchState, TimeStep]:
+            return where(done, restart(state), played)
+
+        return jax.lax.cond(jnp.any(done), restart_some, lambda played: played, played)
 
 
 def constant(values: Any, batch: tuple[int, ...], dtype: Any = None) -> Array:
