@@ -37,30 +37,18 @@ SIZES = "1,64,1024,4096"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Parameters of a measurement.
+    """Parameters of a measurement."""
 
-    Attributes:
-        env: registered name.
-        variants: {label: environment settings}; label "" if there is only one.
-        policy: scripted policy of both sides.
-        num_envs: sizes.
-        at_once: environments that a device steps at a time, 0 = as training would.
-        limit: bytes that may be used, 0 = what is free.
-        rounds: samples of everything.
-        min_seconds: minimum seconds per sample.
-        baseline: whether to measure the baseline too.
-        devices: devices that share the environments, or fewer where they do not divide them; 0 = all of this machine.
-    """
-
-    env: str
-    variants: Mapping[str, dict[str, Any]]
-    policy: str
-    num_envs: Sequence[int]
-    at_once: int = 0
-    limit: int = 0
-    rounds: int = 5
-    min_seconds: float = 0.2
-    baseline: bool = True
+    env: str  # registered name
+    variants: Mapping[str, dict[str, Any]]  # {label: environment settings}; label "" if there is only one
+    policy: str  # scripted policy of both sides
+    num_envs: Sequence[int]  # sizes
+    at_once: int = 0  # environments that a device steps at a time, 0 = as training would
+    limit: int = 0  # bytes that may be used, 0 = what is free
+    rounds: int = 5  # samples of everything
+    min_seconds: float = 0.2  # minimum seconds per sample
+    baseline: bool = True  # whether to measure the baseline too
+    # devices that share the environments, or fewer where they do not divide them; 0 = all of this machine
     devices: int = 1
 
 
@@ -151,19 +139,12 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One variant in a group of measurements.
+    """One variant in a group of measurements."""
 
-    Attributes:
-        label: of the variant.
-        env: the batched environment.
-        env_bytes: bytes of one copy.
-        num_envs: the sizes that this measurement covers.
-    """
-
-    label: str
-    env: BatchedEnvironment
-    env_bytes: rollout_timing.Bytes
-    num_envs: list[int]
+    label: str  # of the variant
+    env: BatchedEnvironment  # the batched environment
+    env_bytes: rollout_timing.Bytes  # bytes of one copy
+    num_envs: list[int]  # the sizes that this measurement covers
 
 
 def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Member]], list[str]]:

@@ -38,22 +38,14 @@ EPISODES = 8  # most that the PyTorch learner collects for a training step; larg
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Parameters of a measurement.
+    """Parameters of a measurement."""
 
-    Attributes:
-        config: settings except num_envs.
-        num_envs: sizes.
-        seconds: an iteration estimated to take longer is projected.
-        rounds: samples of everything.
-        torch: whether to measure the PyTorch learner too.
-        samples: number of samples in the shortened training step; 0 = as many as one gradient of the real step has.
-    """
-
-    config: Config
-    num_envs: Sequence[int]
-    seconds: float = 10.0
-    rounds: int = 5
-    torch: bool = False
+    config: Config  # settings except num_envs
+    num_envs: Sequence[int]  # sizes
+    seconds: float = 10.0  # an iteration estimated to take longer is projected
+    rounds: int = 5  # samples of everything
+    torch: bool = False  # whether to measure the PyTorch learner too
+    # number of samples in the shortened training step; 0 = as many as one gradient of the real step has
     samples: int = 0
 
 
@@ -201,23 +193,14 @@ def iterations(run: Run, block: Any) -> Callable[[], Any]:
 
 @dataclasses.dataclass
 class Size:
-    """One number of environments.
+    """One number of environments."""
 
-    Attributes:
-        run: its run.
-        block: the compiled iteration.
-        compile_seconds: of the block.
-        bytes: memory of the block per device.
-        flop: of learning in an iteration.
-        whole: iterations are run, not projected.
-    """
-
-    run: Run
-    block: Any
-    compile_seconds: float
-    bytes: int
-    flop: float
-    whole: bool
+    run: Run  # its run
+    block: Any  # the compiled iteration
+    compile_seconds: float  # of the block
+    bytes: int  # memory of the block per device
+    flop: float  # of learning in an iteration
+    whole: bool  # iterations are run, not projected
 
     @property
     def num_envs(self) -> int:
@@ -274,8 +257,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
         say: receives sentences.
         torch: the PyTorch learner, if already made.
 
-    Raises:
-        UserError: no size can be measured.
+    Raises UserError: no size can be measured.
     """
     entry = baselines.find(request.config.env)
     flop_rate = max(machine_rates.convolution.values())
@@ -326,21 +308,13 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
 
 @dataclasses.dataclass(frozen=True)
 class Torch:
-    """The PyTorch learner: one instance collects, another learns repeatedly from one collection.
+    """The PyTorch learner: one instance collects, another learns repeatedly from one collection."""
 
-    Attributes:
-        samplers: "torch collect" (one episode) and "torch learn" (a training step with few updates).
-        env_steps: of an episode.
-        flop: of that training step.
-        threads: that PyTorch uses.
-        step: collects an episode, then makes that training step.
-    """
-
-    samplers: list[Sampler]
-    env_steps: int
-    flop: float
-    threads: int
-    step: Callable[[], None]
+    samplers: list[Sampler]  # "torch collect" (one episode) and "torch learn" (a training step with few updates)
+    env_steps: int  # of an episode
+    flop: float  # of that training step
+    threads: int  # that PyTorch uses
+    step: Callable[[], None]  # collects an episode, then makes that training step
 
 
 def make_torch(request: Request, entry: baselines.Entry | None, samples: int) -> Torch:
@@ -369,10 +343,7 @@ def make_torch(request: Request, entry: baselines.Entry | None, samples: int) ->
         pilot.collect(1)
         student.learn()
 
-    samplers = [
-        stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
-        stopwatch("torch learn", student.learn, 0.1),
-    ]
+    samplers = [stopwatch("torch collect", lambda: pilot.collect(1), 0.1), stopwatch("torch learn", student.learn, 0.1)]
     thread_count = student.threads
     if device == "cpu" and (set_torch := threads.torch_setter()) is not None:
         thread_count = threads.choose_threads(

@@ -236,8 +236,7 @@ def test_jaxmarl_with_several_types():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["MPE_simple_v3", "MPE_simple_facmac_3a_v1", "HeuristicEnemySMAX", "switch_riddle", "overcooked_v2"],
+    "name", ["MPE_simple_v3", "MPE_simple_facmac_3a_v1", "HeuristicEnemySMAX", "switch_riddle", "overcooked_v2"]
 )
 def test_jaxmarl_cuts_episodes_where_the_package_does(name):
     """Its classes count differently: the package is played with a limit of three steps, and ends in the 3rd or 4th."""

@@ -41,13 +41,7 @@ TINY = {
     "collect": "--episodes 4",
     "bench.parity.metaworld": "--episodes 2 --out parity.json",
 }
-PYTHON = {
-    "num_envs": 8,
-    "total_env_steps": 320,
-    "hidden_size": 8,
-    "random_steps": 16,
-    "horizon": 6,
-}  # of jaxrl.train
+PYTHON = {"num_envs": 8, "total_env_steps": 320, "hidden_size": 8, "random_steps": 16, "horizon": 6}  # of jaxrl.train
 
 OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the page of commands names
 
@@ -64,7 +58,7 @@ NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/
 # What blocks take from the text around them.
 BEFORE = {
     "docs/tutorials/snakes_opponent.md": "import jax.numpy as jnp\n"
-    "from envs_jax.snakes.opponents import Opponent, _first_of",
+    "from envs_jax.snakes.opponents import Opponent, _first_of"
 }
 
 # What the output of blocks of Python contains, by the file that they name.

@@ -325,10 +325,7 @@ def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [
-        (["--num_envs", "64"], "--algo NAME"),
-        ([*TINY, "--num_env", "9"], "did you mean '--num_envs'?"),
-    ],
+    [(["--num_envs", "64"], "--algo NAME"), ([*TINY, "--num_env", "9"], "did you mean '--num_envs'?")],
 )
 def test_bad_input(argv, words, capsys):
     assert doctor.main(argv) == 2

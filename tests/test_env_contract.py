@@ -54,12 +54,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 3, "num_agents": 5, "budget": 3, "team_sizes": (2, 4), "loss_rate": 0.3, "delay": 1, "start": "corners"},
         {"q": 3, "num_agents": 3, "num_actions": 27, "budget": 3, "loss_rate": 0.2, "mission_metrics": True},
     ],
-    "reach": [
-        {"horizon": 3},
-    ],
-    "reach_family": [
-        {"horizon": 2, "goals": "uniform", "reward": "v1", "weld": "v2", "partially_observable": True},
-    ],
+    "reach": [{"horizon": 3}],
+    "reach_family": [{"horizon": 2, "goals": "uniform", "reward": "v1", "weld": "v2", "partially_observable": True}],
     "snakes": [
         {"height": 5, "width": 6, "max_steps": 6},
         {"max_steps": 6, "observation": "obs30", "reward": "plus", "side": "second", "opponent": "evasion"},
@@ -93,7 +89,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "observation": "obs_full",
             "reward": "lives",
             "masks": True,
-        },
+        }
     ],
     "snakes_5p": [
         {"max_steps": 6, "time_limit": "truncate"},
@@ -599,12 +595,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         TWO,
         "critic_input of agent 0 depends on that agent's own action at step 1: leave it out",
     ),
-    (
-        "egocentric view alone",
-        spec_with(egocentric=lambda view: view),
-        TWO,
-        "it must return the pair",
-    ),
+    ("egocentric view alone", spec_with(egocentric=lambda view: view), TWO, "it must return the pair"),
     (
         "egocentric actions",
         spec_with(egocentric=lambda view: (view, jnp.zeros(3, jnp.int32))),

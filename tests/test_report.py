@@ -495,9 +495,7 @@ class FakeNvml:
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     devices = [
         SimpleNamespace(
-            platform="gpu",
-            local_hardware_id=i,
-            memory_stats=lambda i=i: {"bytes_in_use": 5 + i, "bytes_limit": 100},
+            platform="gpu", local_hardware_id=i, memory_stats=lambda i=i: {"bytes_in_use": 5 + i, "bytes_limit": 100}
         )
         for i in range(2)
     ]

@@ -54,8 +54,7 @@ class Echo(BatchedEnvironment):
 
 
 @pytest.mark.parametrize(
-    ("group", "players"),
-    [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
+    ("group", "players"), [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])]
 )
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
     env: Any = SelfPlay(None, Echo(None), Sum(Corridor().spec, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]

@@ -5,14 +5,7 @@ import pytest
 from scipy import stats
 
 from jaxrl.evaluation import reports
-from jaxrl.evaluation.statistics import (
-    estimate_difference,
-    estimate_mean,
-    find_sign,
-    interval,
-    is_share,
-    summarise,
-)
+from jaxrl.evaluation.statistics import estimate_difference, estimate_mean, find_sign, interval, is_share, summarise
 
 
 def zeros_and_ones(ones: int, number: int) -> np.ndarray:

@@ -22,8 +22,7 @@ _PUBLISHED = {  # the only values that the PyTorch learner is timed with
 def settings(env: dict[str, Any]) -> Settings:
     """Convert the environment's settings to the oracle's, except the settings of map storage and backends.
 
-    Raises:
-        ValueError: a setting that it does not know, or a value.
+    Raises ValueError: a setting that it does not know, or a value.
     """
     if (timing := env.get("reward_timing", "aligned")) != "aligned":
         raise ValueError(f"the NumPy baseline knows no reward_timing '{timing}': use 'aligned'")
@@ -69,14 +68,7 @@ class TorchMissions:
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config coma_published")
-        same = (
-            "hidden_size",
-            "actor_lr",
-            "critic_lr",
-            "gamma",
-            "num_epochs",
-            "target_update_period",
-        )
+        same = ("hidden_size", "actor_lr", "critic_lr", "gamma", "num_epochs", "target_update_period")
         self._settings = settings(env)
         self._learner = torch_learner.TorchComa(
             self._settings.num_agents,

@@ -79,8 +79,7 @@ class Episodes:
         success: of the last step.
         notes: remarks on the figures.
 
-    Raises:
-        ValueError: a setting that the arm lacks.
+    Raises ValueError: a setting that the arm lacks.
     """
 
     def __init__(self, env: dict[str, Any], rng: np.random.Generator) -> None:

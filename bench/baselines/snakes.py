@@ -43,8 +43,7 @@ class Match:
         env: settings of the JAX environment.
         rng: of all draws.
 
-    Raises:
-        ValueError: a setting that the oracle does not know.
+    Raises ValueError: a setting that the oracle does not know.
     """
 
     def __init__(self, env: dict[str, Any], rng: np.random.Generator) -> None:

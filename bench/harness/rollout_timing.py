@@ -34,17 +34,11 @@ COPIES = 3  # of the state: before, after, and the compiler's temporaries
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """Sizes of ONE environment in bytes.
+    """Sizes of ONE environment in bytes."""
 
-    Attributes:
-        state: read and written by a step.
-        timestep: returned by a step.
-        view: centralised observation of the critic, 0 if there is none.
-    """
-
-    state: int
-    timestep: int
-    view: int
+    state: int  # read and written by a step
+    timestep: int  # returned by a step
+    view: int  # centralised observation of the critic, 0 if there is none
 
     def bytes_needed(self, stage: str) -> int:
         """Return the bytes that a step must move if it reads and writes the whole state once."""

@@ -16,13 +16,9 @@ Sampler = Callable[[], Mapping[str, float]]  # one sample of one or more things:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Time samples of one measured thing.
+    """Time samples of one measured thing."""
 
-    Attributes:
-        seconds: one entry per sample.
-    """
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # one entry per sample
 
     @property
     def median(self) -> float:

@@ -108,8 +108,7 @@ def compare(
 ) -> Comparison:
     """Compare gradients on the first device of this process, in each of `dtypes`; other arguments as in `gradients`.
 
-    Raises:
-        UserError: JAX_PLATFORMS excludes the CPU.
+    Raises UserError: JAX_PLATFORMS excludes the CPU.
     """
     try:
         host = jax.devices("cpu")[0]

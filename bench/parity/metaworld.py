@@ -36,28 +36,18 @@ POLICIES = ("scripted", "scripted_noisy", "random", "ou", "corner")
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """N episodes of T steps in the real simulator; index t of what belongs to a step is the step from t to t + 1.
+    """N episodes of T steps in the real simulator; index t of what belongs to a step is the step from t to t + 1."""
 
-    Attributes:
-        policy: str[N].
-        puck, goal: float64[N, 3].
-        action: float32[N, T, 4].
-        observation: float[N, T + 1, 39].
-        tool: float[N, T + 1, 3], tool centre.
-        reward: float[N, T].
-        success: bool[N, T].
-        contact: bool[N, T], the arm touched something.
-    """
-
-    policy: np.ndarray
+    policy: np.ndarray  # str[N]
+    # puck, goal: float64[N, 3]
     puck: np.ndarray
     goal: np.ndarray
-    action: np.ndarray
-    observation: np.ndarray
-    tool: np.ndarray
-    reward: np.ndarray
-    success: np.ndarray
-    contact: np.ndarray
+    action: np.ndarray  # float32[N, T, 4]
+    observation: np.ndarray  # float[N, T + 1, 39]
+    tool: np.ndarray  # float[N, T + 1, 3], tool centre
+    reward: np.ndarray  # float[N, T]
+    success: np.ndarray  # bool[N, T]
+    contact: np.ndarray  # bool[N, T], the arm touched something
 
     @property
     def free(self) -> np.ndarray:

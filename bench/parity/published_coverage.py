@@ -30,21 +30,13 @@ ERRORS, TIES = 3.0, 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A policy and its score in the original system.
+    """A policy and its score in the original system."""
 
-    Attributes:
-        policy: name of the scripted policy.
-        settings: of the environment.
-        at: the steps after which `entropy` and `f1` were taken.
-        entropy: mean and standard deviation after each of these steps.
-        f1: likewise.
-    """
-
-    policy: str
-    settings: dict[str, Any]
-    at: tuple[int, int, int]
-    entropy: tuple[tuple[float, float], ...]
-    f1: tuple[tuple[float, float], ...]
+    policy: str  # name of the scripted policy
+    settings: dict[str, Any]  # of the environment
+    at: tuple[int, int, int]  # the steps after which `entropy` and `f1` were taken
+    entropy: tuple[tuple[float, float], ...]  # mean and standard deviation after each of these steps
+    f1: tuple[tuple[float, float], ...]  # likewise
 
     @property
     def name(self) -> str:

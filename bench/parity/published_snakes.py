@@ -36,21 +36,15 @@ Games = dict[str, np.ndarray]  # metric: float64[games]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Two scripted teams and the figures of the original game.
+    """Two scripted teams and the figures of the original game."""
 
-    Attributes:
-        one, two: levels of the teams, "0" (random) to "4" or "evasion".
-        episodes: number of games of the figures.
-        score: mean team score and its standard error, of each team.
-        result: per cent of the games that the first team won, lost and drew.
-        deaths, meals: of each team, mean per game; meals of snakes that died in the same step are left out.
-    """
-
+    # one, two: levels of the teams, "0" (random) to "4" or "evasion"
     one: str
     two: str
-    episodes: int
-    score: tuple[tuple[float, float], tuple[float, float]]
-    result: tuple[float, float, float]
+    episodes: int  # number of games of the figures
+    score: tuple[tuple[float, float], tuple[float, float]]  # mean team score and its standard error, of each team
+    result: tuple[float, float, float]  # per cent of the games that the first team won, lost and drew
+    # deaths, meals: of each team, mean per game; meals of snakes that died in the same step are left out
     deaths: tuple[float, float]
     meals: tuple[float, float]
 

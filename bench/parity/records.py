@@ -25,15 +25,7 @@ OWN = {  # our own file by the name of the recorded one
     "reach_episodes": "parity_reach",
 }
 
-_SIDE = {
-    57: 493,
-    29: 251,
-    28: 242,
-    11: 95,
-    7: 60,
-    6: 51,
-    5: 43,
-}  # map side in cells by pixels per footprint edge
+_SIDE = {57: 493, 29: 251, 28: 242, 11: 95, 7: 60, 6: 51, 5: 43}  # map side in cells by pixels per footprint edge
 
 
 _ROOT = Path(__file__).resolve().parents[2]  # of the repository
@@ -65,8 +57,7 @@ def path(name: str, source: str = "recorded") -> Path:
 def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
     """Load all arrays of the record file `name`, cached; our own data always exist.
 
-    Raises:
-        NoRecordError: the file is absent.
+    Raises NoRecordError: the file is absent.
     """
     file = path(name, source)
     if not file.is_file():

@@ -34,30 +34,19 @@ WORK = ("environments", "learners")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Parameters of a measurement.
+    """Parameters of a measurement."""
 
-    Attributes:
-        pythons: {peer: its interpreter}.
-        core: that all workers share, -1 = any.
-        num_envs: copies.
-        only: environments, all if there is none.
-        rounds: samples of each environment.
-        min_seconds: CPU seconds per sample.
-        limit: bytes that one environment may use.
-        algos, seeds: of learners.
-        quick: a rehearsal.
-    """
-
-    pythons: Mapping[str, Path]
-    core: int
-    num_envs: Sequence[int]
-    only: Sequence[str]
-    rounds: int
-    min_seconds: float
-    limit: int
+    pythons: Mapping[str, Path]  # {peer: its interpreter}
+    core: int  # that all workers share, -1 = any
+    num_envs: Sequence[int]  # copies
+    only: Sequence[str]  # environments, all if there is none
+    rounds: int  # samples of each environment
+    min_seconds: float  # CPU seconds per sample
+    limit: int  # bytes that one environment may use
+    # algos, seeds: of learners
     algos: Sequence[str]
     seeds: int
-    quick: bool
+    quick: bool  # a rehearsal
 
 
 class Worker:

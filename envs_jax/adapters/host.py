@@ -40,18 +40,13 @@ MASK = "action_mask"  # the part of an observation that says which actions are o
 
 
 class Part(NamedTuple):
-    """An array of an observation.
+    """An array of an observation."""
 
-    Attributes:
-        path: keys and indices that lead to it.
-        shape, dtype: of the array that `encode` returns.
-        encode: a value of the space, or values [B, ...] -> the array, or arrays [B, ...].
-    """
-
-    path: tuple[Any, ...]
+    path: tuple[Any, ...]  # keys and indices that lead to it
+    # shape, dtype: of the array that `encode` returns
     shape: tuple[int, ...]
     dtype: Any
-    encode: Callable[[Any], Any]
+    encode: Callable[[Any], Any]  # a value of the space, or values [B, ...] -> the array, or arrays [B, ...]
 
     @property
     def name(self) -> str:
@@ -65,8 +60,7 @@ class Part(NamedTuple):
 def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:
     """Yield the arrays of a space of Gymnasium: integers become one-hot, images channels-last, other numbers float32.
 
-    Raises:
-        UnfitError: a space that is no array, such as Text, Graph and Sequence.
+    Raises UnfitError: a space that is no array, such as Text, Graph and Sequence.
     """
     spaces, kind = importlib.import_module("gymnasium.spaces"), type(space).__name__
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -141,18 +135,12 @@ class Spaces(NamedTuple):
 
 
 class HostStep(NamedTuple):
-    """Arrays of one call for all copies.
+    """Arrays of one call for all copies."""
 
-    Attributes:
-        calls: int32[], number of this call.
-        parts: {name: [B, agents of the group, ...]} of the observations, for each group.
-        reward: float32[B, A].
-        terminated, truncated: bool[B].
-    """
-
-    calls: Any
-    parts: list[dict[str, Any]]
-    reward: Any
+    calls: Any  # int32[], number of this call
+    parts: list[dict[str, Any]]  # {name: [B, agents of the group, ...]} of the observations, for each group
+    reward: Any  # float32[B, A]
+    # terminated, truncated: bool[B]
     terminated: Any
     truncated: Any
 

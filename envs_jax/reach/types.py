@@ -43,8 +43,7 @@ class State:
 class ReachConfig(Environment):
     """Settings of an arm's task, and values derived from them.
 
-    Raises:
-        ValueError: impossible settings.
+    Raises ValueError: impossible settings.
     """
 
     task: str = setting(

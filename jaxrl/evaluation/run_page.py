@@ -47,19 +47,12 @@ th:first-child, td:first-child {{ text-align: left; }}
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Seeds of equal settings, which make one curve.
+    """Seeds of equal settings, which make one curve."""
 
-    Attributes:
-        name: of the first run, and of the swept settings.
-        env: name of their environment.
-        runs: names of its runs.
-        seeds: {seed: its rows}.
-    """
-
-    name: str
-    env: str
-    runs: list[str]
-    seeds: dict[int, Rows]
+    name: str  # of the first run, and of the swept settings
+    env: str  # name of their environment
+    runs: list[str]  # names of its runs
+    seeds: dict[int, Rows]  # {seed: its rows}
 
     @property
     def title(self) -> str:

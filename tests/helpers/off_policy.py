@@ -117,11 +117,7 @@ class Compiled(Trainer):
 
 @functools.cache  # tests with the same arguments share the programs
 def make_trainer(
-    algo: type[OffPolicy],
-    env: Environment,
-    num_envs: int = 8,
-    devices: int = 1,
-    **settings: Any,
+    algo: type[OffPolicy], env: Environment, num_envs: int = 8, devices: int = 1, **settings: Any
 ) -> Trainer:
     """A trainer whose blocks have up to 400 iterations, with an update for each step of the batch by default."""
     if "env_steps_per_update" in {field.name for field in dataclasses.fields(algo)}:

@@ -100,10 +100,7 @@ class TinyQ(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         updates = round(self.update_interval * self.updates_per_step)
-        return (
-            Phase("fill", self.update_interval, 0, iterations=2),
-            Phase("train", self.update_interval, updates),
-        )
+        return (Phase("fill", self.update_interval, 0, iterations=2), Phase("train", self.update_interval, updates))
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         weights = jnp.zeros((self.spec.observation.shape[0], self.spec.action.n))
