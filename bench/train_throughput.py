@@ -145,7 +145,6 @@ class Parts:
         return self.run.trainer.collect(state, self.phase, state.key)[:2]
 
     def collecting(self, name: str) -> Sampler:
-        """Sample seconds of collecting an iteration."""
         return stopwatch(name, lambda: self._collect_rollout(self._state), self._min_seconds)
 
     def learning(self, name: str) -> Sampler:
@@ -360,7 +359,6 @@ def _group(
     machine_rates: rates.Rates,
     say: measure.Say,
 ) -> list[dict[str, Any]]:
-    """Return rows of sizes that share their parts."""
     configs = stand_ins(request, sizes[0], entry)
     assert configs is not None
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: compiling parts")
@@ -390,7 +388,6 @@ def _row(
     torch: Torch | None,
     machine_rates: rates.Rates,
 ) -> dict[str, Any]:
-    """Return one row of the table."""
     phase, layout = measured_phase(size.run.algo), size.run.trainer.layout
     env_steps = phase.steps * size.num_envs
     collect = measure.rate(timings["collect"], collecting.env_steps)
@@ -457,12 +454,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     if parsed.torch and importlib.util.find_spec("torch") is None:
         raise measure.UsageError("--torch needs PyTorch: pip install -e '.[torch]'")
     seconds = measure.positive(parsed.seconds, "--seconds")
-    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     return parsed, Request(
         config=request.config,
-        num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
+        num_envs=measure.sizes(parsed, SIZES),
         seconds=seconds,
-        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        rounds=measure.rounds(parsed),
         torch=parsed.torch,
     )
 

@@ -43,7 +43,6 @@ class NumpyMission:
         self._mission: Mission
 
     def reset(self) -> None:
-        """Start a new mission."""
         self._mission = Mission(self._settings, self._rng)
 
     def act(self) -> np.ndarray:
@@ -51,15 +50,12 @@ class NumpyMission:
         return self._policy(self._mission)
 
     def observe(self, action: np.ndarray) -> None:
-        """Make observations and critic states of all agents."""
         self._mission.critic_state(action, self._mission.observe())
 
     def step(self, action: np.ndarray) -> bool:
-        """Move, measure, fuse."""
         return self._mission.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Return metrics of the team's map."""
         return self._mission.metrics()
 
 
@@ -94,7 +90,6 @@ class TorchMissions:
         return episodes * self._settings.steps
 
     def learn(self) -> None:
-        """Make one training step."""
         self._learner.train_step(self._batch)
 
 

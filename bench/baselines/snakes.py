@@ -107,7 +107,6 @@ class NumpyGames:
         self._match, self._level = Match(env, np.random.default_rng(seed)), _POLICIES[policy]
 
     def reset(self) -> None:
-        """Start a new game."""
         self._match.reset()
 
     def act(self) -> np.ndarray:
@@ -123,7 +122,6 @@ class NumpyGames:
         return self._match.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Return the scores of the teams."""
         teams = self._match.game.totals.reshape(self._match.settings.teams, -1).sum(axis=1)
         side = self._match.sides[0]
         return {"score": float(teams[side])} | ({"opponent_score": float(teams[1 - side])} if len(teams) == 2 else {})

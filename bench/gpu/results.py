@@ -29,7 +29,6 @@ class Unit:
     where: str
 
     def load(self) -> Callable[..., dict[str, Any]]:
-        """Import the function."""
         module, _, function = self.where.partition(":")
         return getattr(importlib.import_module(module), function)
 

@@ -32,7 +32,6 @@ class Rates:
     dtype: str  # of that convolution
 
     def plain(self) -> dict[str, Any]:
-        """Return a mapping for a JSON file."""
         return dataclasses.asdict(self)
 
 

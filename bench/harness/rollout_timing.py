@@ -190,5 +190,4 @@ class EnvTimer:
 
 
 def _drop_views(timestep: TimeStep) -> TimeStep:
-    """Drop the observations of agents and critics."""
     return dataclasses.replace(timestep, observation=(), action_mask=None, mask_state=(), global_state=())

@@ -22,7 +22,6 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Return the median in seconds."""
         return statistics.median(self.seconds)
 
     @property
@@ -31,7 +30,6 @@ class Timing:
         return (max(self.seconds) - min(self.seconds)) / self.median if self.median > 0 else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Return a mapping for a JSON file, in seconds."""
         return {"median": self.median, "spread": self.spread, "samples": list(self.seconds)}
 
 

@@ -24,7 +24,7 @@ from bench.peers import installs
 from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError, UserError
 
 KIND = "peers"
@@ -77,7 +77,6 @@ class Worker:
         return self._read() or self._report_death()
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate()
         self._errors.close()
 
@@ -163,7 +162,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", metavar="A,B", help="measure these libraries (default: all that are installed)")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="use this interpreter or "
                         "virtual environment for a library, instead of making one")  # fmt: skip
-    parser.add_argument("--core", default="0", metavar="N", help="run all workers on core N, -1 = any (default: 0)")
+    add_int(parser, "--core", -1, (os.cpu_count() or 1) - 1, 0, "run all workers on core N, -1 = any (default: 0)")
     parser.add_argument(
         "--memory_gb", default="4", metavar="X", help="let one environment use up to X GiB (default: 4)"
     )
@@ -171,7 +170,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algos", default=",".join(installs.ALL), metavar="A,B", help="train these algorithms (default: all)"
     )
-    parser.add_argument("--seeds", default="3", metavar="N", help="train every learner N times (default: 3)")
+    add_int(parser, "--seeds", 1, 1000, 3, "train every learner N times (default: 3)")
     measure.add_common(parser, SIZES)
 
 
@@ -235,14 +234,14 @@ def main(argv: Sequence[str]) -> int:
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
     request = Request(
         pythons=chosen,
-        core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
+        core=parsed.core,
         num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
         only=only,
-        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        rounds=measure.rounds(parsed),
         min_seconds=1e-3 if parsed.quick else 0.3,
         limit=measure.gibibytes_of(parsed.memory_gb),
         algos=algos,
-        seeds=1 if parsed.quick else parse_int(parsed.seeds, "--seeds", 1, 1000),
+        seeds=1 if parsed.quick else parsed.seeds,
         quick=parsed.quick,
     )
     for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):

@@ -321,7 +321,6 @@ class Joined:
         return Box((max(box.shape[0] for box in boxes),), **bounds)
 
     def __call__(self, observation: Any) -> Array:
-        """Return the array float32[...] of an observation."""
         named = _leaves_by_name(observation)
         leaves = [jnp.asarray(named[name]).astype(jnp.float32) for name, _ in self.parts]
         leaves = [x / 255 if name in self.pixels else x for x, (name, _) in zip(leaves, self.parts, strict=True)]

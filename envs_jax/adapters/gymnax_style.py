@@ -22,7 +22,6 @@ class Discrete(base.Discrete):
     """Integers 0 .. n - 1."""
 
     def sample(self, key: Array) -> Array:
-        """Draw a value, int32[]."""
         return jax.random.randint(key, (), 0, self.n, jnp.int32)
 
     def contains(self, x: Any) -> Array:

@@ -53,7 +53,6 @@ class Part(NamedTuple):
         return ".".join(map(str, self.path))
 
     def read(self, observation: Any) -> Any:
-        """Return the array of an observation."""
         return self.encode(functools.reduce(lambda value, key: value[key], self.path, observation))
 
 
@@ -156,7 +155,6 @@ class Copy:
     """A copy of an environment on the host. Observations are one for each agent, None where it no longer plays."""
 
     def reset(self, seed: int) -> Sequence[Any]:
-        """Start an episode; return observations."""
         raise NotImplementedError
 
     def step(self, action: Any) -> tuple[Sequence[Any], Any, bool, bool]:
@@ -236,7 +234,6 @@ class HostVector:
         self.steps += int(moving.sum())
 
     def start(self, seeds: np.ndarray) -> None:
-        """Start an episode in all copies."""
         if not self._copies:
             self._copies = [self.env.make_copy() for _ in seeds]
         self.move(np.ones(len(seeds), np.bool_), np.zeros(len(seeds), np.bool_), seeds, np.zeros(0))
@@ -283,7 +280,6 @@ class HostAdapter(Adapter):
         raise NotImplementedError
 
     def make_copy(self) -> Copy:
-        """Make a copy."""
         raise NotImplementedError
 
     def make_vector(self) -> HostVector:

@@ -105,7 +105,6 @@ class TeamAlgorithm(Algorithm):
 
     @property
     def message_delay(self) -> int:
-        """Return D."""
         return self.spec.max_link_age if self.passes_messages else 0
 
     @property

@@ -132,7 +132,6 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
 
 
 def _league(flags: argparse.Namespace, policy_set: PolicySet) -> league.League:
-    """Return the league of --against. Raises UserError."""
     if flags.simulator:
         raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
     if policy_set.run is None:

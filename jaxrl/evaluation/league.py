@@ -105,7 +105,6 @@ def play(
 
 
 def _opponent(policy_set: PolicySet) -> Opponent:
-    """Return a run's policy as an opponent for the other team."""
     assert policy_set.algo is not None
     env: Any = policy_set.env
     mode = LEARNED[rank_policies(policy_set)[0]]

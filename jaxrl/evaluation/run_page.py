@@ -189,7 +189,6 @@ def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) 
 
 
 def _label(name: str, runs: Sequence[RunSummary]) -> str:
-    """Return the label of a metric of metrics.jsonl."""
     group, _, metric = name.partition("/")
     scoring = next((run.scoring for run in runs if metric.partition("/")[0] in run.scoring.labels), runs[0].scoring)
     words = scoring.label(metric) if group in ("eval", "rollout") else metric.replace("_", " ")

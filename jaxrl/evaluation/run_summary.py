@@ -57,7 +57,6 @@ class RunSummary:
         return points[-1][1] if points else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Return everything that the table shows, for JSON."""
         return {
             "name": self.name,
             "directory": str(self.directory),

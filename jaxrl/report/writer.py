@@ -261,7 +261,6 @@ def _append(file: RawIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _errors_in_one_sentence(directory: Path) -> Iterator[None]:
-    """Raise OSErrors as a MetricsError."""
     try:
         yield
     except OSError as error:
@@ -272,7 +271,6 @@ def _errors_in_one_sentence(directory: Path) -> Iterator[None]:
 
 
 def _step(row: Mapping[str, Any]) -> int:
-    """Return the step of a row on TensorBoard's axis."""
     return int(row.get("step", row["iteration"]))
 
 

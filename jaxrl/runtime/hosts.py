@@ -195,7 +195,6 @@ _losing = threading.Lock()
 
 
 def _client() -> Any:
-    """Return this host's client of the coordination service."""
     return global_state.client
 
 

@@ -622,7 +622,6 @@ class Mission:
 
     @property
     def done(self) -> bool:
-        """True after the last of the T steps."""
         return self.t == self.settings.steps
 
     # ---- dynamics

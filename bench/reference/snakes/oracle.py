@@ -63,7 +63,6 @@ class Settings:
         return range(side * self.team_size, (side + 1) * self.team_size)
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, row by row."""
         return itertools.product(range(self.height), range(self.width))
 
     def neighbour(self, cell: Cell, direction: int) -> Cell:
@@ -89,7 +88,6 @@ class State:
     step_count: int = 1  # 1 after a reset
 
     def occupied(self) -> set[Cell]:
-        """Cells of snakes and beans."""
         return {*self.beans, *itertools.chain.from_iterable(self.bodies)}
 
 
