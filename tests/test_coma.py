@@ -40,13 +40,10 @@ def random_timestep(generator: np.random.Generator, lead: tuple[int, ...], spec:
     return TimeStep(
         observation=generator.random((*lead, agents, *spec.observation.shape)).astype(np.float32),
         action_mask=np.ones((*lead, agents, actions), bool),
-        mask_state=(),
-        global_state=(),
         reward=generator.normal(size=(*lead, agents)).astype(np.float32),
         terminated=flags,
         truncated=flags,
         first=flags,
-        metrics={},
     )
 
 
@@ -91,17 +88,9 @@ def gradient_of(new: Learner, old: Learner) -> np.ndarray:
 
 MISSIONS, STEPS, AGENTS, ACTIONS, SIDE = 5, 15, 4, 6, 11
 TENSORS = {  # our parameters in the order of the records; the unused layer fc2 (rows 8, 9) is left out
-    "conv1_kernel": 0,
-    "conv1_bias": 1,
-    "conv2_kernel": 2,
-    "conv2_bias": 3,
-    "conv3_kernel": 4,
-    "conv3_bias": 5,
-    "fc1_kernel": 6,
-    "fc1_bias": 7,
-    "out_kernel": 10,
-    "out_bias": 11,
-}
+    "conv1_kernel": 0, "conv1_bias": 1, "conv2_kernel": 2, "conv2_bias": 3, "conv3_kernel": 4, "conv3_bias": 5,
+    "fc1_kernel": 6, "fc1_bias": 7, "out_kernel": 10, "out_bias": 11,
+}  # fmt: skip
 
 
 def recorded_spec() -> EnvSpec:
@@ -195,13 +184,11 @@ def recorded() -> Recorded:
     timestep = TimeStep(
         observation=by_mission(arrays["obs"]),
         action_mask=np.ones((STEPS, MISSIONS, AGENTS, ACTIONS), bool),
-        mask_state=(),
         global_state=state,
         reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),  # of the previous action
         terminated=np.concatenate([np.zeros_like(done[:1]), done[:-1]]),
         truncated=np.zeros_like(done),
         first=np.arange(STEPS)[:, None] * np.ones_like(done) == 0,
-        metrics={},
     )
     last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
     mask = by_mission(arrays["mask"]).astype(bool)

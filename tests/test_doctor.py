@@ -26,15 +26,8 @@ from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
 TINY = [
-    "--algo",
-    "helpers.tiny:TinyQ",
-    "--env",
-    "helpers.tiny:Corridor",
-    "--total_env_steps",
-    "1000",
-    "--num_envs",
-    "8",
-]
+    "--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "1000", "--num_envs", "8",
+]  # fmt: skip
 H200 = Nvidia(("H200 139.0 GiB",), "570.10", "12.8")
 
 

@@ -164,13 +164,11 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
     timestep = TimeStep(
         observation=rows(batch["observation"] / np.float32(8)),
         action_mask=np.ones((STEPS, MISSIONS, TEAM, CHOICES), bool),
-        mask_state=(),
         global_state=rows(batch["critic_input"] / np.float32(8)),
         reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),
         terminated=flags,
         truncated=flags,
         first=np.arange(STEPS)[:, None] * np.ones_like(flags) == 0,
-        metrics={},
     )
     last = jax.tree.map(lambda x: x[-1], timestep)
     last = dataclasses.replace(last, reward=reward[-1], terminated=~flags[0])

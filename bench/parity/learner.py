@@ -41,13 +41,11 @@ def missions(num_missions: int, steps: int) -> tuple[Trajectory, TimeStep]:
     timestep = TimeStep(
         observation=rng.random((*lead, AGENTS, SIDE, SIDE, 7), np.float32),
         action_mask=mask,
-        mask_state=(),
         global_state=rng.random((*lead, AGENTS, SIDE, SIDE, 12), np.float32),
         reward=jnp.asarray(rng.normal(size=(*lead, AGENTS)), jnp.float32),
         terminated=flags,
         truncated=flags,
         first=flags,
-        metrics={},
     )
     last = jax.tree.map(lambda x: x[-1], timestep)
     last = TimeStep(**{**vars(last), "terminated": ~flags[0]})

@@ -57,8 +57,6 @@ class Corridor(Environment):
         return TimeStep(
             observation=jax.nn.one_hot(state.position, self.length + 1),
             action_mask=jnp.ones((self.num_agents, 2), bool),
-            mask_state=(),
-            global_state=(),
             reward=jnp.full(self.num_agents, reward, jnp.float32),
             terminated=reached,
             truncated=~reached & (state.t >= self.horizon),
@@ -241,9 +239,6 @@ class PointMass(Environment):
         task = jnp.full((self.num_agents, 1), state.task, jnp.float32)
         return TimeStep(
             observation=jnp.concatenate([state.place, task], axis=-1),
-            action_mask=None,
-            mask_state=(),
-            global_state=(),
             reward=jnp.where(first, 0.0, 1.0 - distance),
             terminated=jnp.bool_(False),
             truncated=state.t >= self.horizon,
