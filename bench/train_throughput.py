@@ -138,7 +138,6 @@ class Parts:
         self._state = trainer.init(jax.random.key(0))
         self._collect_rollout = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
         self.flop = 0.0
-        self._learn: Any = None
 
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
@@ -250,13 +249,7 @@ def shorten_config(request: Request, entry: baselines.Entry, samples: int) -> Co
 def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "Torch | None" = None) -> dict[str, Any]:
     """Measure; the entries "algo", "env", "settings", "rows", "torch" and "notes" of a result.
 
-    Args:
-        request: what to measure.
-        machine_rates: to compare with.
-        say: receives sentences.
-        torch: the PyTorch learner, if already made.
-
-    Raises UserError: no size can be measured.
+    `torch` is the PyTorch learner, if already made. Raises UserError: no size can be measured.
     """
     entry = baselines.find(request.config.env)
     flop_rate = max(machine_rates.convolution.values())
