@@ -565,12 +565,8 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
 def test_the_task_is_learned_from_the_window() -> None:
     """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
     many = TINY | {
-        "random_steps": 400,
-        "learner_steps": 0,
-        "worker_steps": 400,
-        "update_interval": 9,
-        "embedding_size": 16,
-    }
+        "random_steps": 400, "learner_steps": 0, "worker_steps": 400, "update_interval": 9, "embedding_size": 16,
+    }  # fmt: skip
     many |= {
         "feedforward_size": 32,
         "transformer_updates": 400,

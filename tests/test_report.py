@@ -175,19 +175,10 @@ def test_trim_to_nothing_and_of_nothing(tmp_path: Path) -> None:
 # Console
 
 INFO: dict[str, Any] = {
-    "fraction": 0.25,
-    "iteration": 250,
-    "env_steps": 1_234_567,
-    "env_steps_per_second": 85_123.0,
-    "updates": 1250,
-    "updates_per_second": 3.21,
-    "return": 0.5,
-    "environment": {"entropy": 0.41},
-    "losses": {"actor": -0.00123},
-    "memory": 3 * 2**29,
-    "memory_limit": 139 * 2**30,
-    "utilisation": 0.87,
-}
+    "fraction": 0.25, "iteration": 250, "env_steps": 1_234_567, "env_steps_per_second": 85_123.0, "updates": 1250,
+    "updates_per_second": 3.21, "return": 0.5, "environment": {"entropy": 0.41}, "losses": {"actor": -0.00123},
+    "memory": 3 * 2**29, "memory_limit": 139 * 2**30, "utilisation": 0.87,
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -53,13 +53,8 @@ CONTINUOUS = SMALL | {
     "target_update_period": 2,
 }  # fmt: skip
 TEACHER = {
-    "context_length": 4,
-    "embedding_size": 8,
-    "feedforward_size": 8,
-    "num_heads": 2,
-    "num_layers": 1,
-    "hidden_size": 8,
-}
+    "context_length": 4, "embedding_size": 8, "feedforward_size": 8, "num_heads": 2, "num_layers": 1, "hidden_size": 8,
+}  # fmt: skip
 STUDENT = {
     "teacher_constant_steps": 100,
     "teacher_until_step": 500,
