@@ -143,12 +143,12 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
     from jaxrl.runtime.build import build_run, compile_run
     from jaxrl.runtime.config import apply_changes
     from jaxrl.runtime.policy import Policy
-    from jaxrl.runtime.presets import base
+    from jaxrl.runtime.presets import base_and_source
     from jaxrl.runtime.program import Program
     from jaxrl.runtime.train_state import Position
 
     name, settings = _settings(algo, task)
-    run = build_run(apply_changes(base(name, None, f"gymnax:{task.gymnasium}"), settings, "the peers"))
+    run = build_run(apply_changes(base_and_source(name, None, f"gymnax:{task.gymnasium}")[0], settings, "the peers"))
     compiled, phases, envs = compile_run(run, None, lambda sentence: None), run.algo.phases, run.trainer.layout.num_envs
     assert compiled.start is not None
     state, position = compiled.start(run.trainer.keys(seed), None), Position()
