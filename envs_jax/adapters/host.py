@@ -107,6 +107,10 @@ class Group(NamedTuple):
     parts: tuple[Part, ...]
     action: Any  # space of Gymnasium
 
+    def make_arrays(self, make: Callable[..., Any], *lead: int) -> dict[str, Any]:
+        """Return `make(shape, dtype)` for each part by name, shapes [*lead, agents of the group, ...]."""
+        return {part.name: make((*lead, len(self.agents), *part.shape), part.dtype) for part in self.parts}
+
     @property
     def mask(self) -> Part | None:
         """Return the part that says which actions are open, if there is one."""
@@ -179,14 +183,10 @@ class HostVector:
 
     def _allocate(self, size: int) -> None:
         spaces = self.env.spaces
-        agents = spaces.agents
         self._size, self._started, self._groups = size, False, spaces.groups
         self._copies: list[Copy] = []
-        self._parts = [
-            {part.name: np.zeros((size, len(group.agents), *part.shape), part.dtype) for part in group.parts}
-            for group in spaces.groups
-        ]
-        self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
+        self._parts = [group.make_arrays(np.zeros, size) for group in spaces.groups]
+        self._reward, self._lengths = np.zeros((size, spaces.agents), np.float32), np.zeros(size, np.int64)
         self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
 
     def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
@@ -325,11 +325,7 @@ class HostAdapter(Adapter):
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Return a step of zeros, of which only the shapes matter."""
-        parts = [
-            {part.name: jnp.zeros((len(group.agents), *part.shape), part.dtype) for part in group.parts}
-            for group in self.spaces.groups
-        ]
-        return (), self._to_package_step(parts)
+        return (), self._to_package_step([group.make_arrays(jnp.zeros) for group in self.spaces.groups])
 
     def _to_package_step(self, parts: list[dict[str, Array]], *outcome: Any) -> PackageStep:
         """Return a step of one copy from the arrays of its groups, [agents of the group, ...]."""
@@ -424,16 +420,11 @@ class HostBatch(BatchedEnvironment):
         """Call the host; see `HostVector.advance`. Actions are of the spec; results have the axis [B]."""
         env, count = self.env, len(seeds)
         assert isinstance(env, HostAdapter)
-        spaces = env.spaces
-        agents = spaces.agents
         shape = jax.ShapeDtypeStruct
         shapes = HostStep(
             calls=shape((), jnp.int32),
-            parts=[
-                {part.name: shape((count, len(group.agents), *part.shape), part.dtype) for part in group.parts}
-                for group in spaces.groups
-            ],
-            reward=shape((count, agents), jnp.float32),
+            parts=[group.make_arrays(shape, count) for group in env.spaces.groups],
+            reward=shape((count, env.spaces.agents), jnp.float32),
             terminated=shape((count,), jnp.bool_),
             truncated=shape((count,), jnp.bool_),
         )
