@@ -699,9 +699,7 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
 
 
 @pytest.mark.long
-def test_a_student_of_a_run(
-    workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_student_of_a_run(workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: Any) -> None:
     sizes = (
         "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
         "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
@@ -748,9 +746,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_workers_that_do_not_fit(
-    what: str, workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_do_not_fit(what: str, workers: dict[str, str], here: Path, capsys: Any) -> None:
     named, sentence = (text.format_map(workers) for text in WRONG[what])
     capsys.readouterr()
     assert train.main([*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers", named]) == 2

@@ -224,9 +224,7 @@ def perform(line: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
 @pytest.mark.filterwarnings("ignore")  # of other packages
-def test_a_command_runs(
-    page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_runs(page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
     for files in (page, OWN_FILES) if page == "docs/commands.md" else (page,):
         write_files(files, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -237,9 +235,7 @@ def test_a_command_runs(
 
 
 @pytest.mark.parametrize(("page", "text"), cases(SCRIPTS))
-def test_a_block_of_python_runs(
-    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_of_python_runs(page: str, text: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     write_files(page, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

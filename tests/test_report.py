@@ -332,9 +332,7 @@ def test_long_work_tells_how_long_it_has_gone_on() -> None:
     assert set(threading.enumerate()) <= threads
 
 
-def test_long_work_is_logged_at_once_and_then_with_its_seconds(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_work_is_logged_at_once_and_then_with_its_seconds(clock: list[float], caplog: Any) -> None:
     threads = set(threading.enumerate())
 
     def compile_and_fail(log: Log) -> None:
@@ -351,9 +349,7 @@ def test_long_work_is_logged_at_once_and_then_with_its_seconds(
         assert set(threading.enumerate()) <= threads
 
 
-def test_lines_are_printed_unless_the_logger_takes_them(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_are_printed_unless_the_logger_takes_them(capsys: Any, caplog: Any) -> None:
     for level, printed, expected in (
         (logging.WARNING, True, "sentence\niteration 1\n"),
         (logging.WARNING, False, ""),
@@ -375,9 +371,7 @@ def test_the_time_left_is_by_the_clock_of_training() -> None:
     assert left.estimate({"fraction": 0.5, "seconds": 15.0}) == pytest.approx(20.0)
 
 
-def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(clock: list[float], caplog: Any) -> None:
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, "jaxrl"), Console(stream=stream) as progress_console, Log() as log:
         for done in range(0, 768, 8):  # one second each

@@ -147,8 +147,6 @@ def test_the_pool_divides_the_games_of_a_logical_shard(snapshots: int, expected:
         ("--self_play_every 0", "self_play_every must lie between 1 and"),
     ],
 )
-def test_impossible_settings_are_refused(
-    flags: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_settings_are_refused(flags: str, sentence: str, tmp_path: Path, capsys: Any) -> None:
     assert train.main([*SELF.split(), *flags.split(), "--runs", str(tmp_path)]) == 2
     assert sentence in capsys.readouterr().err
