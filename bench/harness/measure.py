@@ -111,10 +111,7 @@ def positive(text: str, flag: str) -> float:
 
 
 def output(text: str | None, kind: str) -> Path:
-    """Return the path of the JSON file to write; by default a new one.
-
-    Raises UserError: it cannot be written.
-    """
+    """Return the path of the JSON file to write; by default a new one. Raises UserError: it cannot be written."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
     if path.suffix != ".json":

@@ -85,10 +85,6 @@ class EnvTimer:
         stages: which of STAGES.
         seed: of the episodes.
         devices: that share the environments evenly.
-
-    Attributes:
-        compile_seconds: {program: seconds}, "reset" and the stages.
-        temporary: {stage: bytes per environment} of the program's temporaries.
     """
 
     def __init__(
@@ -102,8 +98,8 @@ class EnvTimer:
     ) -> None:
         self.env, self.num_envs, self.stages = env, num_envs, tuple(stages)
         self.steps = env.spec.horizon
-        self.compile_seconds: dict[str, float] = {}
-        self.temporary: dict[str, float] = {}
+        self.compile_seconds: dict[str, float] = {}  # {program: seconds}, "reset" and the stages
+        self.temporary: dict[str, float] = {}  # {stage: bytes per environment} of the program's temporaries
         self._context = env.context(start())
         self._act = scripted_policy(env, policy)
         mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)

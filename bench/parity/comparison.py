@@ -21,14 +21,10 @@ class Figure:
 
 
 class Comparison:
-    """Figures by name; comparing more under the same name adds to them.
-
-    Attributes:
-        figures: {name: Figure}.
-    """
+    """Figures by name; comparing more under the same name adds to them."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, Figure] = {}
+        self.figures: dict[str, Figure] = {}  # {name: Figure}
 
     def exact(self, what: str, actual: Any, expected: Any) -> None:
         """Compare values that must be equal."""

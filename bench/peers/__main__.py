@@ -50,11 +50,7 @@ class Request:
 
 
 class Worker:
-    """A process that measures one peer; see `bench.peers.worker`.
-
-    Attributes:
-        hello: versions of the peer, {} where it does not start.
-    """
+    """A process that measures one peer; see `bench.peers.worker`."""
 
     def __init__(self, peer: str, python: Path, core: int) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the worker
@@ -65,7 +61,7 @@ class Worker:
             [str(python), "-m", "bench.peers.worker", peer, str(core)], cwd=installs.ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=os.environ | variables,
         )  # fmt: skip
-        self.hello = self._read()
+        self.hello = self._read()  # versions of the peer, {} where it does not start
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Return the answer, {"skipped": why} where the process has died."""

@@ -25,14 +25,11 @@ EVALUATIONS = 7  # at least: five times between scores
 
 
 class Clock:
-    """Scores a policy now and then while its clock is stopped.
-
-    Attributes:
-        rows: {"env_steps", "updates", "cpu", "compile", "return"} of each score; CPU seconds since the start.
-    """
+    """Scores a policy now and then while its clock is stopped."""
 
     def __init__(self, task: Task, target: float) -> None:
         self.task, self.target = task, target
+        # {"env_steps", "updates", "cpu", "compile", "return"} of each score; CPU seconds since the start
         self.rows: list[dict[str, float]] = []
         self._spent, self._compiling, self._running = 0.0, 0.0, True
         jax.monitoring.register_event_duration_secs_listener(self._listen)

@@ -45,10 +45,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class CoverageConfig(Environment):
-    """Settings of a mission, and values derived from them.
-
-    Raises ValueError: impossible settings.
-    """
+    """Settings of a mission, and values derived from them. Raises ValueError: impossible settings."""
 
     num_agents: int = setting(4, "fly this many UAVs, 1 to 12", between=(1, MAX_AGENTS))
     team_sizes: tuple[int, ...] = setting(
