@@ -15,13 +15,8 @@ from envs_jax.snakes import opponents, schedule
 _SAME = {"height": "height", "width": "width", "snakes": "num_snakes", "beans": "num_beans", "max_steps": "max_step"}
 _SAME |= {"teams": "teams", "fixed_respawn": "fixed_respawn"}
 _POLICIES: dict[str, int | str] = {
-    "random": 0,
-    "level1": 1,
-    "level2": 2,
-    "level3": 3,
-    "level4": 4,
-    "evasion": oracle_opponents.EVASION,
-}
+    "random": 0, "level1": 1, "level2": 2, "level3": 3, "level4": 4, "evasion": oracle_opponents.EVASION,
+}  # fmt: skip
 _PUBLISHED = {  # the only values that the PyTorch learner supports
     "action_gradient": "softmax", "n_step": 1, "num_critics": 1, "layer_norm": False, "first_layer": "linear",
     "depth": 2,
