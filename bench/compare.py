@@ -32,7 +32,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="train by this preset (default: the one of the "
                         "environment's entry, else the algorithm's)")  # fmt: skip
-    env_throughput.add_devices(parser)
+    measure.add_devices(parser)
     parser.add_argument("--seconds", default="10", metavar="X", help="see bench.train_throughput (default: 10)")
     measure.add_common(parser, SIZES)
 
@@ -46,24 +46,21 @@ def requests(
         raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {closest(parsed.env, baselines.ENTRIES)}")
     preset = parsed.config or entry.presets.get(name, entry.preset)
     flags = ["--algo", entry.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
-    devices = measure.parse_int(parsed.devices, "--devices", 0, measure.MOST)
     parsed_config = command_line.parse(flags, "python -m bench.compare").config
     assert parsed_config is not None
-    config = configuration.apply_changes(parsed_config, {"devices": devices, **case})
-    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
-    num_envs = measure.parse_list(sizes, "--num_envs", 1, measure.MOST)
-    count = 1 if parsed.quick else measure.rounds(parsed.rounds)
+    config = configuration.apply_changes(parsed_config, {"devices": parsed.devices, **case})
+    num_envs, rounds = measure.sizes(parsed, SIZES), measure.rounds(parsed)
     rollout = env_throughput.Request(
         env=parsed.env,
         variants={"": config.env_settings},
         policy=entry.policy,
         num_envs=num_envs,
-        rounds=count,
+        rounds=rounds,
         min_seconds=1e-6 if parsed.quick else 0.2,
-        devices=devices,
+        devices=parsed.devices,
     )
     seconds = measure.positive(parsed.seconds, "--seconds")
-    return rollout, train_throughput.Request(config, num_envs, seconds, count, torch=torch)
+    return rollout, train_throughput.Request(config, num_envs, seconds, rounds, torch=torch)
 
 
 def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequence[str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import add_environment
+from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.data_parallel import largest_divisor
@@ -37,30 +38,18 @@ SIZES = "1,64,1024,4096"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Parameters of a measurement.
+    """Parameters of a measurement."""
 
-    Attributes:
-        env: registered name.
-        variants: {label: environment settings}; label "" if there is only one.
-        policy: scripted policy of both sides.
-        num_envs: sizes.
-        at_once: environments that a device steps at a time, 0 = as training would.
-        limit: bytes that may be used, 0 = what is free.
-        rounds: samples of everything.
-        min_seconds: minimum seconds per sample.
-        baseline: whether to measure the baseline too.
-        devices: devices that share the environments, or fewer where they do not divide them; 0 = all of this machine.
-    """
-
-    env: str
-    variants: Mapping[str, dict[str, Any]]
-    policy: str
-    num_envs: Sequence[int]
-    at_once: int = 0
-    limit: int = 0
-    rounds: int = 5
-    min_seconds: float = 0.2
-    baseline: bool = True
+    env: str  # registered name
+    variants: Mapping[str, dict[str, Any]]  # {label: environment settings}; label "" if there is only one
+    policy: str  # scripted policy of both sides
+    num_envs: Sequence[int]  # sizes
+    at_once: int = 0  # environments that a device steps at a time, 0 = as training would
+    limit: int = 0  # bytes that may be used, 0 = what is free
+    rounds: int = 5  # samples of everything
+    min_seconds: float = 0.2  # minimum seconds per sample
+    baseline: bool = True  # whether to measure the baseline too
+    # devices that share the environments, or fewer where they do not divide them; 0 = all of this machine
     devices: int = 1
 
 
@@ -151,19 +140,12 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One variant in a group of measurements.
+    """One variant in a group of measurements."""
 
-    Attributes:
-        label: of the variant.
-        env: the batched environment.
-        env_bytes: bytes of one copy.
-        num_envs: the sizes that this measurement covers.
-    """
-
-    label: str
-    env: BatchedEnvironment
-    env_bytes: rollout_timing.Bytes
-    num_envs: list[int]
+    label: str  # of the variant
+    env: BatchedEnvironment  # the batched environment
+    env_bytes: rollout_timing.Bytes  # bytes of one copy
+    num_envs: list[int]  # the sizes that this measurement covers
 
 
 def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Member]], list[str]]:
@@ -258,7 +240,6 @@ def _row(
     timings: Mapping[str, Timing],
     machine_rates: rates.Rates | None,
 ) -> dict[str, Any]:
-    """Return one row of the table."""
     together, env_bytes, spec = timer.num_envs, member.env_bytes, member.env.spec
     stages: dict[str, Any] = {}
     for stage in rollout_timing.STAGES:
@@ -316,18 +297,12 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--policy", metavar="NAME", help="act by this scripted policy in the third stage (default: random)"
     )
     parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
-    parser.add_argument("--at_once", default="0", metavar="N", help="step N environments per device at once (default: "
-                        "as many as training would; on a CPU 64, where episodes have one length)")  # fmt: skip
+    add_int(parser, "--at_once", 0, measure.MOST, 0, "step N environments per device at once (default: as many as "
+            "training would; on a CPU 64, where episodes have one length)")  # fmt: skip
     parser.add_argument("--memory_gb", default="0", metavar="X", help="use up to X GiB (default: what is free)")
     parser.add_argument("--no_baseline", action="store_true", help="measure only JAX")
-    add_devices(parser)
+    measure.add_devices(parser)
     measure.add_common(parser, SIZES)
-
-
-def add_devices(parser: argparse.ArgumentParser) -> None:
-    """Add the flag --devices."""
-    parser.add_argument("--devices", default="0", metavar="N", help="use N devices (default: all; a CPU counts as "
-                        "one, or as many as the variable JAX_NUM_CPU_DEVICES says)")  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
@@ -341,18 +316,17 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     settings_of = add_environment(parser, env)
     parsed = parser.parse_args(list(argv))
     entry = baselines.find(env)
-    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     request = Request(
         env=env,
         variants=variants(settings_of(vars(parsed)), parsed.vary),
         policy=parsed.policy or (entry.policy if entry else "random"),
-        num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
-        at_once=measure.parse_int(parsed.at_once, "--at_once", 0, measure.MOST),
+        num_envs=measure.sizes(parsed, SIZES),
+        at_once=parsed.at_once,
         limit=measure.gibibytes_of(parsed.memory_gb),
-        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        rounds=measure.rounds(parsed),
         min_seconds=1e-6 if parsed.quick else 0.2,
         baseline=not parsed.no_baseline,
-        devices=measure.parse_int(parsed.devices, "--devices", 0, measure.MOST),
+        devices=parsed.devices,
     )
     return parsed, request
 

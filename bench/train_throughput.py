@@ -38,22 +38,14 @@ EPISODES = 8  # most that the PyTorch learner collects for a training step; larg
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Parameters of a measurement.
+    """Parameters of a measurement."""
 
-    Attributes:
-        config: settings except num_envs.
-        num_envs: sizes.
-        seconds: an iteration estimated to take longer is projected.
-        rounds: samples of everything.
-        torch: whether to measure the PyTorch learner too.
-        samples: number of samples in the shortened training step; 0 = as many as one gradient of the real step has.
-    """
-
-    config: Config
-    num_envs: Sequence[int]
-    seconds: float = 10.0
-    rounds: int = 5
-    torch: bool = False
+    config: Config  # settings except num_envs
+    num_envs: Sequence[int]  # sizes
+    seconds: float = 10.0  # an iteration estimated to take longer is projected
+    rounds: int = 5  # samples of everything
+    torch: bool = False  # whether to measure the PyTorch learner too
+    # number of samples in the shortened training step; 0 = as many as one gradient of the real step has
     samples: int = 0
 
 
@@ -146,14 +138,12 @@ class Parts:
         self._state = trainer.init(jax.random.key(0))
         self._collect_rollout = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
         self.flop = 0.0
-        self._learn: Any = None
 
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
         return self.run.trainer.collect(state, self.phase, state.key)[:2]
 
     def collecting(self, name: str) -> Sampler:
-        """Sample seconds of collecting an iteration."""
         return stopwatch(name, lambda: self._collect_rollout(self._state), self._min_seconds)
 
     def learning(self, name: str) -> Sampler:
@@ -201,23 +191,14 @@ def iterations(run: Run, block: Any) -> Callable[[], Any]:
 
 @dataclasses.dataclass
 class Size:
-    """One number of environments.
+    """One number of environments."""
 
-    Attributes:
-        run: its run.
-        block: the compiled iteration.
-        compile_seconds: of the block.
-        bytes: memory of the block per device.
-        flop: of learning in an iteration.
-        whole: iterations are run, not projected.
-    """
-
-    run: Run
-    block: Any
-    compile_seconds: float
-    bytes: int
-    flop: float
-    whole: bool
+    run: Run  # its run
+    block: Any  # the compiled iteration
+    compile_seconds: float  # of the block
+    bytes: int  # memory of the block per device
+    flop: float  # of learning in an iteration
+    whole: bool  # iterations are run, not projected
 
     @property
     def num_envs(self) -> int:
@@ -268,14 +249,7 @@ def shorten_config(request: Request, entry: baselines.Entry, samples: int) -> Co
 def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "Torch | None" = None) -> dict[str, Any]:
     """Measure; the entries "algo", "env", "settings", "rows", "torch" and "notes" of a result.
 
-    Args:
-        request: what to measure.
-        machine_rates: to compare with.
-        say: receives sentences.
-        torch: the PyTorch learner, if already made.
-
-    Raises:
-        UserError: no size can be measured.
+    `torch` is the PyTorch learner, if already made. Raises UserError: no size can be measured.
     """
     entry = baselines.find(request.config.env)
     flop_rate = max(machine_rates.convolution.values())
@@ -326,21 +300,13 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
 
 @dataclasses.dataclass(frozen=True)
 class Torch:
-    """The PyTorch learner: one instance collects, another learns repeatedly from one collection.
+    """The PyTorch learner: one instance collects, another learns repeatedly from one collection."""
 
-    Attributes:
-        samplers: "torch collect" (one episode) and "torch learn" (a training step with few updates).
-        env_steps: of an episode.
-        flop: of that training step.
-        threads: that PyTorch uses.
-        step: collects an episode, then makes that training step.
-    """
-
-    samplers: list[Sampler]
-    env_steps: int
-    flop: float
-    threads: int
-    step: Callable[[], None]
+    samplers: list[Sampler]  # "torch collect" (one episode) and "torch learn" (a training step with few updates)
+    env_steps: int  # of an episode
+    flop: float  # of that training step
+    threads: int  # that PyTorch uses
+    step: Callable[[], None]  # collects an episode, then makes that training step
 
 
 def make_torch(request: Request, entry: baselines.Entry | None, samples: int) -> Torch:
@@ -369,10 +335,7 @@ def make_torch(request: Request, entry: baselines.Entry | None, samples: int) ->
         pilot.collect(1)
         student.learn()
 
-    samplers = [
-        stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
-        stopwatch("torch learn", student.learn, 0.1),
-    ]
+    samplers = [stopwatch("torch collect", lambda: pilot.collect(1), 0.1), stopwatch("torch learn", student.learn, 0.1)]
     thread_count = student.threads
     if device == "cpu" and (set_torch := threads.torch_setter()) is not None:
         thread_count = threads.choose_threads(
@@ -389,7 +352,6 @@ def _group(
     machine_rates: rates.Rates,
     say: measure.Say,
 ) -> list[dict[str, Any]]:
-    """Return rows of sizes that share their parts."""
     configs = stand_ins(request, sizes[0], entry)
     assert configs is not None
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: compiling parts")
@@ -419,7 +381,6 @@ def _row(
     torch: Torch | None,
     machine_rates: rates.Rates,
 ) -> dict[str, Any]:
-    """Return one row of the table."""
     phase, layout = measured_phase(size.run.algo), size.run.trainer.layout
     env_steps = phase.steps * size.num_envs
     collect = measure.rate(timings["collect"], collecting.env_steps)
@@ -486,12 +447,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     if parsed.torch and importlib.util.find_spec("torch") is None:
         raise measure.UsageError("--torch needs PyTorch: pip install -e '.[torch]'")
     seconds = measure.positive(parsed.seconds, "--seconds")
-    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     return parsed, Request(
         config=request.config,
-        num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
+        num_envs=measure.sizes(parsed, SIZES),
         seconds=seconds,
-        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        rounds=measure.rounds(parsed),
         torch=parsed.torch,
     )
 

@@ -25,25 +25,9 @@ if TYPE_CHECKING:
     from envs_jax.testing import check_env
 
 __all__ = [
-    "Array",
-    "Box",
-    "Discrete",
-    "EnvSpec",
-    "Environment",
-    "Progress",
-    "TimeStep",
-    "batched",
-    "check_env",
-    "make",
-    "pytree",
-    "register",
-    "registered",
-    "restart",
-    "setting",
-    "termination",
-    "transition",
-    "truncation",
-]
+    "Array", "Box", "Discrete", "EnvSpec", "Environment", "Progress", "TimeStep", "batched", "check_env", "make",
+    "pytree", "register", "registered", "restart", "setting", "termination", "transition", "truncation",
+]  # fmt: skip
 
 _MODULES = {"batched": "batch", "Progress": "progress", "check_env": "testing"}  # of all others: base
 

@@ -24,12 +24,9 @@ from jaxrl.cli import evaluate, train
 from jaxrl.runtime.config import make_schema
 
 MODULES = {
-    "gymnax": "gymnax",
-    "jumanji": "jumanji",
-    "brax": "brax.envs",
-    "jaxmarl": "jaxmarl",
+    "gymnax": "gymnax", "jumanji": "jumanji", "brax": "brax.envs", "jaxmarl": "jaxmarl",
     "playground": "mujoco_playground",
-}
+}  # fmt: skip
 
 
 def needs(library):
@@ -236,8 +233,7 @@ def test_jaxmarl_with_several_types():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["MPE_simple_v3", "MPE_simple_facmac_3a_v1", "HeuristicEnemySMAX", "switch_riddle", "overcooked_v2"],
+    "name", ["MPE_simple_v3", "MPE_simple_facmac_3a_v1", "HeuristicEnemySMAX", "switch_riddle", "overcooked_v2"]
 )
 def test_jaxmarl_cuts_episodes_where_the_package_does(name):
     """Its classes count differently: the package is played with a limit of three steps, and ends in the 3rd or 4th."""
@@ -643,23 +639,14 @@ def test_types_are_told_by_spaces_and_names(monkeypatch, team, agent_types, metr
 @pytest.mark.parametrize(
     ("name", "team", "sentence"),
     [
-        (
-            "c",
-            {"a_0": (1, 2), "b_0": (1, Space((2,), -1.0, 1.0))},
-            "'jaxmarl:hunt_c' has agents whose actions differ an",
-        ),
-        (
-            "d",
-            {"a_0": (1, Space((1,), -1, 1)), "b_0": (1, Space((2,), -1, 1))},
-            "not all integers: only integers may di",
-        ),
-        (
-            "e",
-            {"a_0": ((9, 9, 1), 2), "b_0": (1, 2)},
-            "'jaxmarl:hunt_e' has agents whose observations differ, with imag",
-        ),
+        ("c", {"a_0": (1, 2), "b_0": (1, Space((2,), -1.0, 1.0))},
+            "'jaxmarl:hunt_c' has agents whose actions differ an"),
+        ("d", {"a_0": (1, Space((1,), -1, 1)), "b_0": (1, Space((2,), -1, 1))},
+            "not all integers: only integers may di"),
+        ("e", {"a_0": ((9, 9, 1), 2), "b_0": (1, 2)},
+            "'jaxmarl:hunt_e' has agents whose observations differ, with imag"),
     ],
-)
+)  # fmt: skip
 def test_refused_teams_of_several_types(monkeypatch, name, team, sentence):
     with pytest.raises(ValueError, match=sentence):
         hunt(monkeypatch, f"hunt_{name}", team)

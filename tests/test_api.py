@@ -60,9 +60,7 @@ def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.Log
     assert not any("__main__" in record.message for record in caplog.records)
 
 
-def test_a_class_of_the_script_itself_is_warned_of_before_training(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_class_of_the_script_itself_is_warned_of_before_training(monkeypatch: Any, caplog: Any) -> None:
     class Ended(Exception):
         pass
 

@@ -38,14 +38,10 @@ class Clock(Environment):
     def _timestep(self, state: ClockState) -> TimeStep:
         return TimeStep(
             observation=state.value.reshape(1, 1),
-            action_mask=None,
-            mask_state=(),
-            global_state=(),
             reward=jnp.minimum(state.t, 1).astype(jnp.float32).reshape(1),
             terminated=jnp.bool_(False),
             truncated=state.t == 3,
             first=state.t == 0,
-            metrics={},
         )
 
     def reset(self, key: jax.Array, context: Any = None) -> tuple[ClockState, TimeStep]:
@@ -269,9 +265,6 @@ def stream() -> tuple[EnvSpec, list[TimeStep]]:
         timesteps.append(
             TimeStep(
                 observation=np.zeros((3, 2, 1), np.float32),
-                action_mask=None,
-                mask_state=(),
-                global_state=(),
                 reward=np.where(first[:, None], 0, generator.normal(size=(3, 2))).astype(np.float32),
                 terminated=done & (generator.random(3) < 0.5),
                 truncated=done,

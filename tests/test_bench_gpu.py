@@ -82,9 +82,7 @@ results.UNITS = tuple(results.Unit("device", name, 2.0, f"strange_units:{{name}}
 """
 
 
-def test_units_that_hang_or_end_their_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_units_that_hang_or_end_their_process(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A unit that takes too long is tried again, after all others, with its notes."""
     # The worker knows these units by a module that Python imports when it starts.
     (tmp_path / "strange_units.py").write_text(STRANGE)

@@ -104,8 +104,8 @@ def test_both_presets_have_a_torch_learner(without, preset):
 
 def test_what_is_compared():
     """Both cases train with their own preset in one environment, and a preset of the user's replaces both."""
-    flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": "3", "quick": False}
-    parsed = argparse.Namespace(**flags, devices="1")
+    flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": 3, "quick": False}
+    parsed = argparse.Namespace(**flags, devices=1)
     requests = {name: compare.requests(parsed, name, case, False) for name, case in reach.ENTRY.cases.items()}
     (rollout, first), (again, second) = requests.values()
     assert rollout == again and rollout.num_envs == [1, 64]

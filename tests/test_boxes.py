@@ -157,10 +157,7 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
 @pytest.mark.parametrize(
     ("box", "sentence"),
     [
-        (
-            Box((2,), jnp.int32, 0, 3),
-            "but in 'x' they are int32 from 0 to 3: use Discrete",
-        ),
+        (Box((2,), jnp.int32, 0, 3), "but in 'x' they are int32 from 0 to 3: use Discrete"),
         (
             Box((2,), low=[0, -math.inf], high=1),
             "sac needs float actions with bounds, but in 'x' they are float32 from -inf to 1",

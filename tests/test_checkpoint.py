@@ -162,9 +162,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("best", [True, False])
-def test_a_checkpoint_that_training_replaces_is_read_once_more(
-    best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_training_replaces_is_read_once_more(best: bool, tmp_path: Path, monkeypatch: Any) -> None:
     """The folder disappears after its files were verified, and there is a newer best one; then each time anew."""
     shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read, [2]
 

@@ -565,12 +565,8 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
 def test_the_task_is_learned_from_the_window() -> None:
     """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
     many = TINY | {
-        "random_steps": 400,
-        "learner_steps": 0,
-        "worker_steps": 400,
-        "update_interval": 9,
-        "embedding_size": 16,
-    }
+        "random_steps": 400, "learner_steps": 0, "worker_steps": 400, "update_interval": 9, "embedding_size": 16,
+    }  # fmt: skip
     many |= {
         "feedforward_size": 32,
         "transformer_updates": 400,
@@ -703,9 +699,7 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
 
 
 @pytest.mark.long
-def test_a_student_of_a_run(
-    workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_student_of_a_run(workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: Any) -> None:
     sizes = (
         "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
         "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
@@ -752,9 +746,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_workers_that_do_not_fit(
-    what: str, workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_do_not_fit(what: str, workers: dict[str, str], here: Path, capsys: Any) -> None:
     named, sentence = (text.format_map(workers) for text in WRONG[what])
     capsys.readouterr()
     assert train.main([*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers", named]) == 2

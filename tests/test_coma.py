@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import golden
 
+from bench.parity.learner import image_spec
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
 from jaxrl.algos import on_policy
@@ -40,13 +41,10 @@ def random_timestep(generator: np.random.Generator, lead: tuple[int, ...], spec:
     return TimeStep(
         observation=generator.random((*lead, agents, *spec.observation.shape)).astype(np.float32),
         action_mask=np.ones((*lead, agents, actions), bool),
-        mask_state=(),
-        global_state=(),
         reward=generator.normal(size=(*lead, agents)).astype(np.float32),
         terminated=flags,
         truncated=flags,
         first=flags,
-        metrics={},
     )
 
 
@@ -89,33 +87,11 @@ def gradient_of(new: Learner, old: Learner) -> np.ndarray:
 
 # ---------------------------------------------------------------- recorded training step
 
-MISSIONS, STEPS, AGENTS, ACTIONS, SIDE = 5, 15, 4, 6, 11
+MISSIONS, STEPS, AGENTS, ACTIONS = 5, 15, 4, 6
 TENSORS = {  # our parameters in the order of the records; the unused layer fc2 (rows 8, 9) is left out
-    "conv1_kernel": 0,
-    "conv1_bias": 1,
-    "conv2_kernel": 2,
-    "conv2_bias": 3,
-    "conv3_kernel": 4,
-    "conv3_bias": 5,
-    "fc1_kernel": 6,
-    "fc1_bias": 7,
-    "out_kernel": 10,
-    "out_bias": 11,
-}
-
-
-def recorded_spec() -> EnvSpec:
-    """The recorded missions; the critic's input is handed in as global state."""
-    return EnvSpec(
-        name="recorded",
-        num_agents=AGENTS,
-        observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
-        action=Discrete(ACTIONS),
-        horizon=STEPS,
-        fixed_horizon=True,
-        critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
-        critic_input=lambda timestep, action: timestep.global_state,
-    )
+    "conv1_kernel": 0, "conv1_bias": 1, "conv2_kernel": 2, "conv2_bias": 3, "conv3_kernel": 4, "conv3_bias": 5,
+    "fc1_kernel": 6, "fc1_bias": 7, "out_kernel": 10, "out_bias": 11,
+}  # fmt: skip
 
 
 def from_torch(arrays: dict[str, np.ndarray]) -> Any:
@@ -195,18 +171,16 @@ def recorded() -> Recorded:
     timestep = TimeStep(
         observation=by_mission(arrays["obs"]),
         action_mask=np.ones((STEPS, MISSIONS, AGENTS, ACTIONS), bool),
-        mask_state=(),
         global_state=state,
         reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),  # of the previous action
         terminated=np.concatenate([np.zeros_like(done[:1]), done[:-1]]),
         truncated=np.zeros_like(done),
         first=np.arange(STEPS)[:, None] * np.ones_like(done) == 0,
-        metrics={},
     )
     last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
     mask = by_mission(arrays["mask"]).astype(bool)
     extras = {"mask": mask, "log_prob": np.zeros(mask.shape[:-1], np.float32)}
-    algo = ComaOriginal(recorded_spec(), DataParallel(MISSIONS))
+    algo = ComaOriginal(image_spec(AGENTS, ACTIONS, STEPS), DataParallel(MISSIONS))
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
     begin = jax.jit(lambda networks: algo.init(jax.random.key(0), networks).replicated)
     params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
@@ -281,7 +255,7 @@ def test_recorded_targets(recorded: Recorded) -> None:
 
 
 def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
-    algo = Coma(recorded_spec(), DataParallel(MISSIONS))
+    algo = Coma(image_spec(AGENTS, ACTIONS, STEPS), DataParallel(MISSIONS))
     params = dataclasses.replace(recorded.params, target=recorded.params.first_target)
     arguments = (params, recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     ours = np.asarray(jax.jit(algo.compute_transitions)(*arguments)["target"]).reshape(-1, AGENTS)

@@ -147,15 +147,11 @@ def test_types_of_flags() -> None:
 def test_types_of_yaml() -> None:
     values = build(
         {
-            "algo": "test_config:Fancy",
-            "env": "helpers.tiny:Corridor",
-            "layers": [4],
-            "span": [0, 1],
-            "lr": "1e-3",
+            "algo": "test_config:Fancy", "env": "helpers.tiny:Corridor", "layers": [4], "span": [0, 1], "lr": "1e-3",
             "gamma": 1,
         },
         "here",
-    ).flat()
+    ).flat()  # fmt: skip
     assert values["layers"] == (4,)
     assert values["span"] == (0.0, 1.0)
     assert isinstance(values["span"][0], float)

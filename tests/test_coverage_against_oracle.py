@@ -82,35 +82,15 @@ few = functools.partial(  # a failing case compiles anew at every attempt to shr
 
 # Two settings that reach most rules between them; all others are for the night.
 LOSSY = {
-    "q": 5,
-    "num_agents": 4,
-    "num_actions": 27,
-    "budget": 6,
-    "prior": 0.2,
-    "class_weights": (0.5, 2.0),
-    "unknown_weight": 1.0,
-    "reward_scale": 3.0,
-    "reward_offset": 0.25,
-    "communication_range": 12.3,
-    "failure_rate": 0.4,
-    "terrain": "field",
-    "start": "corners",
-}
+    "q": 5, "num_agents": 4, "num_actions": 27, "budget": 6, "prior": 0.2, "class_weights": (0.5, 2.0),
+    "unknown_weight": 1.0, "reward_scale": 3.0, "reward_offset": 0.25, "communication_range": 12.3, "failure_rate": 0.4,
+    "terrain": "field", "start": "corners",
+}  # fmt: skip
 LOSSLESS = {
-    "q": 7,
-    "num_agents": 5,
-    "num_actions": 6,
-    "budget": 6,
-    "prior": 0.5,
-    "class_weights": (0.0, 1.0),
-    "unknown_weight": 0.5,
-    "reward_scale": 22.0,
-    "reward_offset": -0.5,
-    "communication_range": 25.0,
-    "failure_rate": 0.0,
-    "terrain": "split",
-    "start": "uniform",
-}
+    "q": 7, "num_agents": 5, "num_actions": 6, "budget": 6, "prior": 0.5, "class_weights": (0.0, 1.0),
+    "unknown_weight": 0.5, "reward_scale": 22.0, "reward_offset": -0.5, "communication_range": 25.0,
+    "failure_rate": 0.0, "terrain": "split", "start": "uniform",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -124,10 +124,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     for seen in (True, False):
         algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True)
         params = algo.init(jax.random.key(0), None).replicated
-        for net, vector, channels in (
-            (algo.logits, params.actor.params, 7),
-            (algo.values, params.critic.params, 12),
-        ):
+        for net, vector, channels in ((algo.logits, params.actor.params, 7), (algo.values, params.critic.params, 12)):
             first, second = (np.asarray(net(vector, jnp.asarray(x[..., :channels]))) for x in (view, other))
             assert np.allclose(first, second[:, order], atol=1e-6) == seen
 

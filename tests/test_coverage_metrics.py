@@ -63,12 +63,7 @@ def test_paths_and_measurements_of_a_scripted_mission(area: float) -> None:
         counts.append(float(timestep.metrics["measurements"]))
     # after two steps agent 1, from x = 40 m, is at a border and agent 2 in the lowest corner, where moves are cut
     five = 5 * area / 50
-    expected = [
-        0,
-        five * (1 + np.sqrt(2) + np.sqrt(3)),
-        five * (1 + np.sqrt(2) + np.sqrt(3)),
-        five * (1 + 1 + 0),
-    ]
+    expected = [0, five * (1 + np.sqrt(2) + np.sqrt(3)), five * (1 + np.sqrt(2) + np.sqrt(3)), five * (1 + 1 + 0)]
     np.testing.assert_allclose(paths, expected, rtol=1e-6)
     assert counts == [4, 4, 4, 4]
     assert env.spec.metrics["path_length"] == env.spec.metrics["measurements"] == "sum"

@@ -41,13 +41,7 @@ TINY = {
     "collect": "--episodes 4",
     "bench.parity.metaworld": "--episodes 2 --out parity.json",
 }
-PYTHON = {
-    "num_envs": 8,
-    "total_env_steps": 320,
-    "hidden_size": 8,
-    "random_steps": 16,
-    "horizon": 6,
-}  # of jaxrl.train
+PYTHON = {"num_envs": 8, "total_env_steps": 320, "hidden_size": 8, "random_steps": 16, "horizon": 6}  # of jaxrl.train
 
 OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the page of commands names
 
@@ -64,7 +58,7 @@ NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/
 # What blocks take from the text around them.
 BEFORE = {
     "docs/tutorials/snakes_opponent.md": "import jax.numpy as jnp\n"
-    "from envs_jax.snakes.opponents import Opponent, _first_of",
+    "from envs_jax.snakes.opponents import Opponent, _first_of"
 }
 
 # What the output of blocks of Python contains, by the file that they name.
@@ -230,9 +224,7 @@ def perform(line: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
 @pytest.mark.filterwarnings("ignore")  # of other packages
-def test_a_command_runs(
-    page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_runs(page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
     for files in (page, OWN_FILES) if page == "docs/commands.md" else (page,):
         write_files(files, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -243,9 +235,7 @@ def test_a_command_runs(
 
 
 @pytest.mark.parametrize(("page", "text"), cases(SCRIPTS))
-def test_a_block_of_python_runs(
-    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_of_python_runs(page: str, text: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     write_files(page, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

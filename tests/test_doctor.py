@@ -26,15 +26,8 @@ from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
 TINY = [
-    "--algo",
-    "helpers.tiny:TinyQ",
-    "--env",
-    "helpers.tiny:Corridor",
-    "--total_env_steps",
-    "1000",
-    "--num_envs",
-    "8",
-]
+    "--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "1000", "--num_envs", "8",
+]  # fmt: skip
 H200 = Nvidia(("H200 139.0 GiB",), "570.10", "12.8")
 
 
@@ -325,10 +318,7 @@ def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [
-        (["--num_envs", "64"], "--algo NAME"),
-        ([*TINY, "--num_env", "9"], "did you mean '--num_envs'?"),
-    ],
+    [(["--num_envs", "64"], "--algo NAME"), ([*TINY, "--num_env", "9"], "did you mean '--num_envs'?")],
 )
 def test_bad_input(argv, words, capsys):
     assert doctor.main(argv) == 2

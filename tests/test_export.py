@@ -32,13 +32,7 @@ from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 
 PLAYED, BARED = 480, 20
-MODERN = {
-    "first_layer": "relu",
-    "layer_norm": True,
-    "initializer": "he",
-    "scale_observation": True,
-    "depth": 3,
-}
+MODERN = {"first_layer": "relu", "layer_norm": True, "initializer": "he", "scale_observation": True, "depth": 3}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "3v3 obs26": ("snakes_3v3", "obs26", {"masking": False}),
     "3v3 obs30": ("snakes_3v3", "obs30", {"masking": False, "network": "bicnet"}),

@@ -271,9 +271,7 @@ def test_scripted_policies_over_a_file(file: str, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.long
-def test_runs_find_their_file_again(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_find_their_file_again(file: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     sizes = "--num_envs 8 --hidden_size 8 --minibatch_size 16 --num_epochs 1 --critic_warmup 0"

@@ -324,9 +324,7 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize("algo", ["ppo", "ddpg"])
-def test_a_run_equals_that_of_the_same_environment_in_jax(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_equals_that_of_the_same_environment_in_jax(algo: str, tmp_path: Path, monkeypatch: Any) -> None:
     """A walk in which nothing is random: metrics of episodes and of learning, and evaluations."""
     monkeypatch.chdir(tmp_path)
     settings = "--rollout_steps 16 --num_minibatches 2" if algo == "ppo" else "--learning_starts 16 --batch_size 16"
@@ -365,9 +363,7 @@ def test_a_resumed_run_truncates_its_episodes(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_an_environment_that_raises(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_that_raises(command: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     if command == "train":
         code = train.main(f"{RUNS['pendulum, ppo']} --env gymnasium:host/Fragile-v0".split())
@@ -460,9 +456,7 @@ def test_missing_package(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--sweep actor_lr=1e-3,1e-4", "steps the environments of one policy: start a run for each seed"),
     ],
 )
-def test_refused_runs(
-    flags: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_runs(flags: str, sentence: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert train.main(f"{RUNS['cartpole, ppo']} {flags}".split()) == 2
     assert sentence in capsys.readouterr().err

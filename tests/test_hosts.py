@@ -359,9 +359,7 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
         (TORCHRUN | {"RANK": ""}, (None, None, None), "--num_hosts 4"),
     ],
 )
-def test_places_that_do_not_fit(
-    environment: dict[str, str], flags: Any, sentence: str, alone: pytest.MonkeyPatch
-) -> None:
+def test_places_that_do_not_fit(environment: dict[str, str], flags: Any, sentence: str, alone: Any) -> None:
     for name, value in environment.items():
         alone.setenv(name, value)
     with pytest.raises(UsageError, match=re.escape(sentence)):
@@ -382,9 +380,7 @@ def test_devices_of_several_hosts(
 
 
 @pytest.mark.parametrize(("number", "num_envs", "shards"), [(3, 64, 8), (2, 9, 1), (4, 6, 2)])
-def test_hosts_that_cannot_share_the_batch(
-    number: int, num_envs: int, shards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_that_cannot_share_the_batch(number: int, num_envs: int, shards: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: number)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     with pytest.raises(UsageError, match=f"{num_envs} environments .* {number} hosts of 1 devices cannot share evenly"):

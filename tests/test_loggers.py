@@ -73,9 +73,7 @@ def expected_rows(directory: Path) -> list[tuple[int, dict[str, float]]]:
     return [(row.pop("step", row["iteration"]), row) for row in rows]
 
 
-def test_a_run_and_its_continuation_are_one_run_of_each_service(
-    tmp_path: Path, wandb: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_and_its_continuation_are_one_run_of_each_service(tmp_path: Path, wandb: Service, capsys: Any) -> None:
     with shared_programs():
         directory = run(f"{FLAGS} --logger wandb", tmp_path)
         resume(directory, "--total_env_steps 960")
@@ -143,9 +141,7 @@ def test_a_logger_that_fails_warns_once_and_the_run_goes_on(
     assert "finished at iteration 20" in out and len(expected_rows(directory)) == 22
 
 
-def test_a_slow_logger_neither_delays_nor_fills_the_memory(
-    tmp_path: Path, wandb: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_logger_neither_delays_nor_fills_the_memory(tmp_path: Path, wandb: Service, monkeypatch: Any) -> None:
     monkeypatch.setattr(loggers, "_ROOM", 10)
     monkeypatch.setattr(loggers, "WAIT", 0.05)
     wandb_online(wandb)
@@ -170,9 +166,7 @@ def test_a_run_that_fails_ends_as_failed(tmp_path: Path, wandb: Service) -> None
     assert wandb.ended == [1]
 
 
-def test_a_package_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     for module in (None, SimpleNamespace()):  # a folder of this name is imported as an empty package
         monkeypatch.setitem(sys.modules, "wandb", module)
         assert main([*FLAGS.split(), "--logger", "wandb", "--runs", str(tmp_path)]) == 2

@@ -14,8 +14,7 @@ import optax
 import pytest
 from helpers.off_policy import make_trainer, run
 from helpers.recall import Recall
-from helpers.runs import outcome, resume, shared_programs
-from helpers.runs import run as run_command
+from helpers.runs import check_resume
 from helpers.tiny import Corridor, PointMass
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
@@ -483,11 +482,6 @@ def test_a_cue_is_recalled_with_a_memory_only(algorithm: Any, seed: int) -> None
     assert recall_score(algorithm, "none", seed, 150) < 0.4  # of four cues
 
 
-@pytest.mark.long
-def test_a_cue_is_recalled() -> None:
-    assert recall_score(Ppo, "gru", 0, 50) > 0.9
-
-
 # ---------------------------------------------------------------- runs, policies, refusals
 
 
@@ -501,11 +495,7 @@ COMMAND = (
 @pytest.mark.long
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """The memories of actor and critic in the middle of episodes are part of a checkpoint."""
-    with shared_programs():
-        whole = run_command(COMMAND, tmp_path / "whole")
-        stopped = run_command(f"{COMMAND} --max_seconds 1e-9", tmp_path / "stopped")
-        resume(stopped, "--max_seconds 0")
-    assert outcome(stopped) == outcome(whole)
+    check_resume(COMMAND, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

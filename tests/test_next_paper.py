@@ -57,9 +57,7 @@ def test_finished_runs_are_neither_trained_nor_evaluated_again(commands: list[li
     assert list(json.loads((tmp_path / "result.json").read_text())["methods"]) == ["ippo", "ig", "random"]
 
 
-def test_runs_of_other_settings_are_refused(
-    commands: list[list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_other_settings_are_refused(commands: list[list[str]], tmp_path: Path, capfd: Any) -> None:
     assert study(tmp_path, "mappo") == 0
     for flags in (("--missions", "640"), ("--seeds", "3"), ("--set", "q=9")):
         assert study(tmp_path, "mappo", *flags) == 1

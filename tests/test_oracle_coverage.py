@@ -229,5 +229,3 @@ def test_training_runs(torch: Any, options: dict[str, Any]) -> None:
         assert all(np.isfinite(value) for value in stats.values())
     assert stats["missions"] == 8 and learner.training_steps == 2
     assert np.abs(summary(learner, "actor") - before).max() > 0
-    curves = baselines.fly(torch_learner.greedy_policy(learner), settings, seed=0)
-    assert curves["entropy"].shape == (7,) and curves["entropy"][-1] < 1

@@ -76,9 +76,7 @@ def test_a_run_that_fits_and_one_that_does_not_quite() -> None:
 
 
 @pytest.mark.parametrize("capacity", [10**8, 10**12])
-def test_what_is_out_of_the_question_is_refused_before_it_is_compiled(
-    capacity: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_out_of_the_question_is_refused_before_it_is_compiled(capacity: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(Program, "start_compiling", lambda self: pytest.fail("compiles"))
     run = setup_of(f"{TINY} --devices 1 --capacity {capacity} --memory_gb 1")
     with pytest.raises(TooLargeError) as caught:

@@ -449,13 +449,8 @@ def test_images_and_weights_of_another_run() -> None:
 # ---------------------------------------------------------------- learning
 
 QUICK = {
-    "rollout_steps": 16,
-    "num_minibatches": 4,
-    "hidden_size": 32,
-    "actor_lr": 3e-3,
-    "critic_lr": 3e-3,
-    "gamma": 0.9,
-}
+    "rollout_steps": 16, "num_minibatches": 4, "hidden_size": 32, "actor_lr": 3e-3, "critic_lr": 3e-3, "gamma": 0.9,
+}  # fmt: skip
 
 
 def greedy_score(trainer: Any, state: Any, name: str) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.off_policy import with_epsilon
 
+from bench.parity.learner import image_spec
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
 from jaxrl.algos.base import Algorithm, AlgoState, Trajectory
@@ -140,17 +141,7 @@ def check_metrics(update: dict[str, Any], ours: dict[str, Any], index: int, scal
 
 # ---------------------------------------------------------------- COMA
 
-MISSIONS, STEPS, TEAM, CHOICES, SIDE = 3, 3, 3, 4, 11
-COVERAGE = EnvSpec(
-    name="images",
-    num_agents=TEAM,
-    observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
-    action=Discrete(CHOICES),
-    horizon=STEPS,
-    fixed_horizon=True,
-    critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
-    critic_input=lambda timestep, action: timestep.global_state,
-)
+MISSIONS, STEPS, TEAM, CHOICES = 3, 3, 3, 4
 
 
 def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
@@ -164,13 +155,11 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
     timestep = TimeStep(
         observation=rows(batch["observation"] / np.float32(8)),
         action_mask=np.ones((STEPS, MISSIONS, TEAM, CHOICES), bool),
-        mask_state=(),
         global_state=rows(batch["critic_input"] / np.float32(8)),
         reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),
         terminated=flags,
         truncated=flags,
         first=np.arange(STEPS)[:, None] * np.ones_like(flags) == 0,
-        metrics={},
     )
     last = jax.tree.map(lambda x: x[-1], timestep)
     last = dataclasses.replace(last, reward=reward[-1], terminated=~flags[0])
@@ -182,7 +171,7 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = load_updates(case)
-    algo = configure(Coma, case)(COVERAGE, DataParallel(MISSIONS))
+    algo = configure(Coma, case)(image_spec(TEAM, CHOICES, STEPS), DataParallel(MISSIONS))
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)

@@ -175,19 +175,10 @@ def test_trim_to_nothing_and_of_nothing(tmp_path: Path) -> None:
 # Console
 
 INFO: dict[str, Any] = {
-    "fraction": 0.25,
-    "iteration": 250,
-    "env_steps": 1_234_567,
-    "env_steps_per_second": 85_123.0,
-    "updates": 1250,
-    "updates_per_second": 3.21,
-    "return": 0.5,
-    "environment": {"entropy": 0.41},
-    "losses": {"actor": -0.00123},
-    "memory": 3 * 2**29,
-    "memory_limit": 139 * 2**30,
-    "utilisation": 0.87,
-}
+    "fraction": 0.25, "iteration": 250, "env_steps": 1_234_567, "env_steps_per_second": 85_123.0, "updates": 1250,
+    "updates_per_second": 3.21, "return": 0.5, "environment": {"entropy": 0.41}, "losses": {"actor": -0.00123},
+    "memory": 3 * 2**29, "memory_limit": 139 * 2**30, "utilisation": 0.87,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -341,9 +332,7 @@ def test_long_work_tells_how_long_it_has_gone_on() -> None:
     assert set(threading.enumerate()) <= threads
 
 
-def test_long_work_is_logged_at_once_and_then_with_its_seconds(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_work_is_logged_at_once_and_then_with_its_seconds(clock: list[float], caplog: Any) -> None:
     threads = set(threading.enumerate())
 
     def compile_and_fail(log: Log) -> None:
@@ -360,9 +349,7 @@ def test_long_work_is_logged_at_once_and_then_with_its_seconds(
         assert set(threading.enumerate()) <= threads
 
 
-def test_lines_are_printed_unless_the_logger_takes_them(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_are_printed_unless_the_logger_takes_them(capsys: Any, caplog: Any) -> None:
     for level, printed, expected in (
         (logging.WARNING, True, "sentence\niteration 1\n"),
         (logging.WARNING, False, ""),
@@ -384,9 +371,7 @@ def test_the_time_left_is_by_the_clock_of_training() -> None:
     assert left.estimate({"fraction": 0.5, "seconds": 15.0}) == pytest.approx(20.0)
 
 
-def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(clock: list[float], caplog: Any) -> None:
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, "jaxrl"), Console(stream=stream) as progress_console, Log() as log:
         for done in range(0, 768, 8):  # one second each
@@ -495,9 +480,7 @@ class FakeNvml:
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     devices = [
         SimpleNamespace(
-            platform="gpu",
-            local_hardware_id=i,
-            memory_stats=lambda i=i: {"bytes_in_use": 5 + i, "bytes_limit": 100},
+            platform="gpu", local_hardware_id=i, memory_stats=lambda i=i: {"bytes_in_use": 5 + i, "bytes_limit": 100}
         )
         for i in range(2)
     ]

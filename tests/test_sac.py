@@ -107,14 +107,8 @@ def test_the_default_entropy_to_aim_at_is_that_of_one_agent() -> None:
 
 
 SETTINGS = {
-    "hidden_size": 8,
-    "batch_size": 6,
-    "buffer_size": 64,
-    "gamma": 0.9,
-    "n_step": 2,
-    "alpha_lr": 0.01,
-    "tau": 0.1,
-}
+    "hidden_size": 8, "batch_size": 6, "buffer_size": 64, "gamma": 0.9, "n_step": 2, "alpha_lr": 0.01, "tau": 0.1,
+}  # fmt: skip
 
 
 @functools.cache

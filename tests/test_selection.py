@@ -91,9 +91,7 @@ def test_ties_go_to_the_second_score_and_then_to_the_third(run: Run, tmp_path: P
     assert evaluate_all(run, spec, ends, tmp_path) == [True, True, False, True, True, False]
 
 
-def test_training_selection_and_evaluation_start_from_other_states(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_selection_and_evaluation_start_from_other_states(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     """The keys are those that the verbs hand to the programs, and those that training starts its environments with."""
     keys: dict[str, Any] = {}
 

@@ -54,8 +54,7 @@ class Echo(BatchedEnvironment):
 
 
 @pytest.mark.parametrize(
-    ("group", "players"),
-    [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
+    ("group", "players"), [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])]
 )
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
     env: Any = SelfPlay(None, Echo(None), Sum(Corridor().spec, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
@@ -148,8 +147,6 @@ def test_the_pool_divides_the_games_of_a_logical_shard(snapshots: int, expected:
         ("--self_play_every 0", "self_play_every must lie between 1 and"),
     ],
 )
-def test_impossible_settings_are_refused(
-    flags: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_settings_are_refused(flags: str, sentence: str, tmp_path: Path, capsys: Any) -> None:
     assert train.main([*SELF.split(), *flags.split(), "--runs", str(tmp_path)]) == 2
     assert sentence in capsys.readouterr().err

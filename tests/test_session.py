@@ -267,9 +267,7 @@ COMA = (
 )
 
 
-def test_a_signal_gives_up_a_long_iteration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_gives_up_a_long_iteration(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """While it rolls out, or learns: the checkpoint holds the state before it, and the resumed run ends alike."""
     monkeypatch.setattr(pieces, "MIN_TRANSITIONS", 1)
     monkeypatch.setattr(pieces, "PIECE_SECONDS", 1e-9)
@@ -534,9 +532,7 @@ def test_metrics_are_in_four_groups_and_counters_in_none(alone: Path) -> None:
     assert {name for name in names if "/" not in name} == counters
 
 
-def test_rows_that_were_lost_are_told_in_one_line(
-    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_were_lost_are_told_in_one_line(alone: Path, tmp_path: Path, capsys: Any) -> None:
     shutil.copytree(alone, tmp_path / "run")
     *_, previous, newest = steps(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newest:010d}")

@@ -24,7 +24,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.config import Field, RunSettings, build, check_value, declared_fields
-from jaxrl.runtime.presets import base
+from jaxrl.runtime.presets import base_and_source
 from jaxrl.runtime.trials import combinations
 
 NUMBERS = [
@@ -130,7 +130,7 @@ def test_environments_made_directly(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(algos.ALGORITHMS))
 def test_algorithms_made_directly(name: str) -> None:
-    cls, settings = algos.find(name), base(name, None, DEFAULT_ENV.get(name, "reach")).algo_settings
+    cls, settings = algos.find(name), base_and_source(name, None, DEFAULT_ENV.get(name, "reach"))[0].algo_settings
     for field in declared_fields(cls, "algorithm").values():
         for value in DIRECT:
             try:

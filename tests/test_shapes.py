@@ -42,10 +42,7 @@ ANNOTATED: Cases = [
     (distillation_loss, (rows, rows, rows, rows, row)),
 ]
 # Functions of an array with any leading axes.
-FREE: Cases = [
-    (distributions.epsilon_mix, (rows, one)),
-    (distributions.entropy, (rows,)),
-]
+FREE: Cases = [(distributions.epsilon_mix, (rows, one)), (distributions.entropy, (rows,))]
 
 T, S, E = 2, 2, 3  # steps, logical shards, environments of a shard
 SHAPE = jax.ShapeDtypeStruct((A, K), jnp.float32)

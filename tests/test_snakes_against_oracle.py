@@ -29,16 +29,11 @@ BOARDS = [  # height, width, snakes, beans, teams
     *(
         pytest.param(case, marks=pytest.mark.long)
         for case in (
-            (3, 3, 2, 3, 2),
-            (12, 3, 4, 6, 2),
-            (3, 3, 1, 1, 1),
-            (3, 24, 4, 2, 2),
-            (5, 7, 6, 5, 2),
-            (9, 8, 7, 4, 1),
+            (3, 3, 2, 3, 2), (12, 3, 4, 6, 2), (3, 3, 1, 1, 1), (3, 24, 4, 2, 2), (5, 7, 6, 5, 2), (9, 8, 7, 4, 1),
             (12, 24, 8, 7, 2),
         )
     ),
-]
+]  # fmt: skip
 LANES = 24
 SCRIPTED = (1, 2, 3, 4, 5)  # indices in LEVELS
 SHAPED = tuple(name for name in oracle.REWARDS if name != "score")

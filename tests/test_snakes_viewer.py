@@ -34,8 +34,7 @@ def play(settings: dict, policy: str, episode: int) -> viewing.Record:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in GAMES],
+    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in GAMES]
 )
 def record(request) -> viewing.Record:
     return play(*GAMES[request.param])

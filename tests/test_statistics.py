@@ -5,14 +5,7 @@ import pytest
 from scipy import stats
 
 from jaxrl.evaluation import reports
-from jaxrl.evaluation.statistics import (
-    estimate_difference,
-    estimate_mean,
-    find_sign,
-    interval,
-    is_share,
-    summarise,
-)
+from jaxrl.evaluation.statistics import estimate_difference, estimate_mean, find_sign, interval, is_share, summarise
 
 
 def zeros_and_ones(ones: int, number: int) -> np.ndarray:
@@ -155,12 +148,8 @@ def test_policies_are_compared_with_the_first_of_the_run():
     start = np.linspace(0, 1, 40)
     noise = 0.02 * np.cos(np.arange(40))
     scores = {
-        "random": start + 1,
-        "learned": start + 0.2 + noise,
-        "sampled": start + 0.1,
-        "ig": start,
-        "bad": start + 2,
-    }
+        "random": start + 1, "learned": start + 0.2 + noise, "sampled": start + 0.1, "ig": start, "bad": start + 2,
+    }  # fmt: skip
     by_policy = {entry["second"]: entry for entry in reports.compare(scores)}
     assert list(by_policy) == ["random", "sampled", "ig", "bad"] and {e["first"] for e in by_policy.values()} == {
         "learned"

@@ -70,12 +70,8 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
     """By the least deviation granted, random actions included; it stays as it is, and is not asked after the end."""
     env = PointMass(tasks=2)
     sizes = {
-        "hidden_size": 8,
-        "batch_size": 8,
-        "random_steps": 20,
-        "teacher_constant_steps": 10,
-        "teacher_until_step": 50,
-    }
+        "hidden_size": 8, "batch_size": 8, "random_steps": 20, "teacher_constant_steps": 10, "teacher_until_step": 50,
+    }  # fmt: skip
     algo = Student(env.spec, DataParallel(4), teacher_min_std=0.3, **sizes, **TAUGHT)
     teacher = make_teacher(algo)
     policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"teacher": (teacher,)}))())

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.off_policy import make_trainer
-from helpers.runs import outcome, resume, shared_programs
+from helpers.runs import check_resume
 from helpers.runs import run as run_command
 from helpers.tiny import Corridor, PointMass
 from helpers.whisper import Whisper
@@ -382,11 +382,7 @@ COMMAND = (
 @pytest.mark.long
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """Messages that are under way are part of a checkpoint."""
-    with shared_programs():
-        whole = run_command(COMMAND, tmp_path / "whole")
-        stopped = run_command(f"{COMMAND} --max_seconds 1e-9", tmp_path / "stopped")
-        resume(stopped, "--max_seconds 0")
-    assert outcome(stopped) == outcome(whole)
+    check_resume(COMMAND, tmp_path)
 
 
 def test_a_policy_needs_to_know_who_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

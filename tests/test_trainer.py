@@ -493,9 +493,7 @@ class ClosedAtTheEnd(ClosedCorridor):
 
 
 @pytest.mark.parametrize(("env", "code"), [("ClosedCorridor", 1), ("ClosedAtTheEnd", 0)])
-def test_a_mask_without_an_open_action_ends_training(
-    env: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mask_without_an_open_action_ends_training(env: str, code: int, tmp_path: Path, capsys: Any) -> None:
     flags = f"--algo helpers.tiny:TinyQ --env test_trainer:{env} --num_envs 8 --devices 1 --total_env_steps 400"
     assert jaxrl.cli.train.main([*flags.split(), "--runs", str(tmp_path)]) == code
     error = capsys.readouterr().err

@@ -21,15 +21,10 @@ ENTRIES = {
 
 
 class Baseline(Protocol):
-    """An independent implementation that steps one copy at a time, like the original system.
+    """An independent implementation that steps one copy at a time, like the original system."""
 
-    Attributes:
-        name: its name in tables.
-        notes: remarks on its figures.
-    """
-
-    name: str
-    notes: Sequence[str]
+    name: str  # its name in tables
+    notes: Sequence[str]  # remarks on its figures
 
     def reset(self) -> None:
         """Start an episode."""
@@ -48,13 +43,9 @@ class Baseline(Protocol):
 
 
 class Learner(Protocol):
-    """A learner in PyTorch with the baseline's environment, updated from the host.
+    """A learner in PyTorch with the baseline's environment, updated from the host."""
 
-    Attributes:
-        threads: number of PyTorch's threads.
-    """
-
-    threads: int
+    threads: int  # number of PyTorch's threads
 
     def collect(self, episodes: int, copies: int = 1) -> int:
         """Play episodes one after another, keep them for `learn`; return the number of environment steps.
@@ -68,31 +59,23 @@ class Learner(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One environment's entry.
+    """One environment's entry."""
 
-    Attributes:
-        algo: the algorithm that trains on it.
-        policy: scripted policy of the throughput benchmark, for both sides.
-        cases: settings that `bench.compare` measures, by name; the environment is measured once for all cases that
-            agree in its settings.
-        baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for settings or a policy that it
-            lacks.
-        learner: (environment settings, algorithm settings, seed, device "cpu" or "cuda") -> Learner, or None. Raises
-            ValueError for settings that it lacks, ImportError without PyTorch.
-        shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
-            training step of the same kind with about `samples` samples: few updates of the same arithmetic.
-        preset: default preset of `bench.compare`; None = the algorithm's own.
-        presets: by case, where a case has another one.
-    """
-
-    algo: str
-    policy: str
+    algo: str  # the algorithm that trains on it
+    policy: str  # scripted policy of the throughput benchmark, for both sides
+    # settings that `bench.compare` measures, by name; the environment is measured once for all cases that agree in its
+    # settings
     cases: Mapping[str, Mapping[str, Any]]
+    # (environment settings, policy, seed) -> Baseline. Raises ValueError for settings or a policy that it lacks.
     baseline: Callable[[dict[str, Any], str, int], Baseline]
+    # (environment settings, algorithm settings, seed, device "cpu" or "cuda") -> Learner, or None. Raises ValueError
+    # for settings that it lacks, ImportError without PyTorch.
     learner: Callable[[dict[str, Any], dict[str, Any], int, str], Learner] | None
+    # (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a training step of
+    # the same kind with about `samples` samples: few updates of the same arithmetic
     shorten: Callable[[EnvSpec, dict[str, Any], int], tuple[int, dict[str, Any]]]
-    preset: str | None = None
-    presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    preset: str | None = None  # default preset of `bench.compare`; None = the algorithm's own
+    presets: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by case, where a case has another one
 
 
 def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:

@@ -22,8 +22,7 @@ _PUBLISHED = {  # the only values that the PyTorch learner is timed with
 def settings(env: dict[str, Any]) -> Settings:
     """Convert the environment's settings to the oracle's, except the settings of map storage and backends.
 
-    Raises:
-        ValueError: a setting that it does not know, or a value.
+    Raises ValueError: a setting that it does not know, or a value.
     """
     if (timing := env.get("reward_timing", "aligned")) != "aligned":
         raise ValueError(f"the NumPy baseline knows no reward_timing '{timing}': use 'aligned'")
@@ -44,7 +43,6 @@ class NumpyMission:
         self._mission: Mission
 
     def reset(self) -> None:
-        """Start a new mission."""
         self._mission = Mission(self._settings, self._rng)
 
     def act(self) -> np.ndarray:
@@ -52,15 +50,12 @@ class NumpyMission:
         return self._policy(self._mission)
 
     def observe(self, action: np.ndarray) -> None:
-        """Make observations and critic states of all agents."""
         self._mission.critic_state(action, self._mission.observe())
 
     def step(self, action: np.ndarray) -> bool:
-        """Move, measure, fuse."""
         return self._mission.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Return metrics of the team's map."""
         return self._mission.metrics()
 
 
@@ -69,14 +64,7 @@ class TorchMissions:
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config coma_published")
-        same = (
-            "hidden_size",
-            "actor_lr",
-            "critic_lr",
-            "gamma",
-            "num_epochs",
-            "target_update_period",
-        )
+        same = ("hidden_size", "actor_lr", "critic_lr", "gamma", "num_epochs", "target_update_period")
         self._settings = settings(env)
         self._learner = torch_learner.TorchComa(
             self._settings.num_agents,
@@ -102,7 +90,6 @@ class TorchMissions:
         return episodes * self._settings.steps
 
     def learn(self) -> None:
-        """Make one training step."""
         self._learner.train_step(self._batch)
 
 

@@ -79,8 +79,7 @@ class Episodes:
         success: of the last step.
         notes: remarks on the figures.
 
-    Raises:
-        ValueError: a setting that the arm lacks.
+    Raises ValueError: a setting that the arm lacks.
     """
 
     def __init__(self, env: dict[str, Any], rng: np.random.Generator) -> None:
@@ -122,7 +121,6 @@ class OneArm:
         self.reset()
 
     def reset(self) -> None:
-        """Start a new episode."""
         self._episodes.reset()
         self._act = actor(self._policy, self._episodes.goal, self._rng)
         self._hand = self._episodes.arm.observe()[:3]
@@ -136,7 +134,6 @@ class OneArm:
         self._hand = self._episodes.arm.observe()[:3]
 
     def step(self, action: np.ndarray) -> bool:
-        """Step one control period, with its reward."""
         return self._episodes.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:

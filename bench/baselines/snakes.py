@@ -15,13 +15,8 @@ from envs_jax.snakes import opponents, schedule
 _SAME = {"height": "height", "width": "width", "snakes": "num_snakes", "beans": "num_beans", "max_steps": "max_step"}
 _SAME |= {"teams": "teams", "fixed_respawn": "fixed_respawn"}
 _POLICIES: dict[str, int | str] = {
-    "random": 0,
-    "level1": 1,
-    "level2": 2,
-    "level3": 3,
-    "level4": 4,
-    "evasion": oracle_opponents.EVASION,
-}
+    "random": 0, "level1": 1, "level2": 2, "level3": 3, "level4": 4, "evasion": oracle_opponents.EVASION,
+}  # fmt: skip
 _PUBLISHED = {  # the only values that the PyTorch learner supports
     "action_gradient": "softmax", "n_step": 1, "num_critics": 1, "layer_norm": False, "first_layer": "linear",
     "depth": 2,
@@ -43,8 +38,7 @@ class Match:
         env: settings of the JAX environment.
         rng: of all draws.
 
-    Raises:
-        ValueError: a setting that the oracle does not know.
+    Raises ValueError: a setting that the oracle does not know.
     """
 
     def __init__(self, env: dict[str, Any], rng: np.random.Generator) -> None:
@@ -108,7 +102,6 @@ class NumpyGames:
         self._match, self._level = Match(env, np.random.default_rng(seed)), _POLICIES[policy]
 
     def reset(self) -> None:
-        """Start a new game."""
         self._match.reset()
 
     def act(self) -> np.ndarray:
@@ -124,7 +117,6 @@ class NumpyGames:
         return self._match.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Return the scores of the teams."""
         teams = self._match.game.totals.reshape(self._match.settings.teams, -1).sum(axis=1)
         side = self._match.sides[0]
         return {"score": float(teams[side])} | ({"opponent_score": float(teams[1 - side])} if len(teams) == 2 else {})

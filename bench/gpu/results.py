@@ -19,23 +19,16 @@ MIN_SECONDS = 20.0  # left of a call for a unit to begin
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One job with a result of its own.
+    """One job with a result of its own."""
 
-    Attributes:
-        part: that it belongs to.
-        name: of its result.
-        seconds: limit, compiling included.
-        where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
-            [[what, figure, unit], ...] for the table, and entries of its own.
-    """
-
-    part: str
-    name: str
-    seconds: float
+    part: str  # that it belongs to
+    name: str  # of its result
+    seconds: float  # limit, compiling included
+    # "module:function", called as function(quick=bool, folder=Path), whose result has "rows": [[what, figure, unit],
+    # ...] for the table, and entries of its own
     where: str
 
     def load(self) -> Callable[..., dict[str, Any]]:
-        """Import the function."""
         module, _, function = self.where.partition(":")
         return getattr(importlib.import_module(module), function)
 

@@ -15,8 +15,7 @@ from jax.extend import core
 def count(function: Callable[..., Any], *arguments: Any) -> float:
     """Count the FLOP of `function` on arrays or ShapeDtypeStructs, without running it.
 
-    Raises:
-        ValueError: the function holds a loop whose length depends on data.
+    Raises ValueError: the function holds a loop whose length depends on data.
     """
     return _jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 

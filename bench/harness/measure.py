@@ -21,7 +21,7 @@ import jax
 from bench.harness.timing import Timing
 from envs_jax.base import short_repr
 from jaxrl.cli.flags import Parser
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int, parse_int
 from jaxrl.common import files
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.runtime import memory_plan, run_directory
@@ -54,16 +54,17 @@ def add_common(flags: argparse.ArgumentParser, num_envs: str) -> None:
         metavar="N,M,...",
         help=f"measure each of these numbers of environments (default: {num_envs})",
     )
-    flags.add_argument(
-        "--rounds",
-        default="5",
-        metavar="N",
-        help="take N samples of everything, in turns; more take longer (default: 5)",
-    )
+    add_int(flags, "--rounds", 1, 1000, 5, "take N samples of everything, in turns; more take longer (default: 5)")
     flags.add_argument(
         "--out", metavar="FILE", help="write the result to this JSON file (default: a new one under bench/results/)"
     )
     flags.add_argument("--quick", action="store_true", help="rehearse in seconds; the figures mean nothing")
+
+
+def add_devices(flags: argparse.ArgumentParser) -> None:
+    """Add the flag --devices."""
+    add_int(flags, "--devices", 0, MOST, 0, "use N devices (default: all; a CPU counts as one, or as many as the "
+            "variable JAX_NUM_CPU_DEVICES says)")  # fmt: skip
 
 
 def parse_list(text: str, flag: str, low: int, high: int) -> list[int]:
@@ -76,9 +77,15 @@ def parse_list(text: str, flag: str, low: int, high: int) -> list[int]:
     return sorted({parse_int(word, flag, low, high) for word in words})
 
 
-def rounds(text: str) -> int:
-    """Parse --rounds. Raises UsageError."""
-    return parse_int(text, "--rounds", 1, 1000)
+def sizes(parsed: argparse.Namespace, default: str) -> list[int]:
+    """Parse --num_envs; a rehearsal has small ones unless others than the default are named. Raises UsageError."""
+    is_rehearsal = parsed.quick and parsed.num_envs == default
+    return parse_list("1,2" if is_rehearsal else parsed.num_envs, "--num_envs", 1, MOST)
+
+
+def rounds(parsed: argparse.Namespace) -> int:
+    """Return the samples of everything: --rounds, a single one in a rehearsal."""
+    return 1 if parsed.quick else int(parsed.rounds)
 
 
 def gibibytes_of(text: str) -> int:
@@ -104,11 +111,7 @@ def positive(text: str, flag: str) -> float:
 
 
 def output(text: str | None, kind: str) -> Path:
-    """Return the path of the JSON file to write; by default a new one.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Return the path of the JSON file to write; by default a new one. Raises UserError: it cannot be written."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
     if path.suffix != ".json":

@@ -19,36 +19,24 @@ SIDE, KERNEL = 7, 4  # of the second convolution of `networks.ConvStack`, in pix
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Measured rates.
+    """Measured rates."""
 
-    Attributes:
-        copy: bytes read plus bytes written per second, updating an array in place that exceeds all caches.
-        fresh: the same with the result in newly allocated memory; far below `copy` where page faults are expensive.
-        matmul: {dtype: FLOP per second} of large square products; "tf32", on GPUs, is their default for float32 unless
-            full precision is requested, as in training.
-        convolution: {method: FLOP per second} of the second convolution of the network, forward and backward.
-        width: of that convolution, in channels.
-        dtype: of that convolution.
-    """
-
-    copy: float
-    fresh: float
+    copy: float  # bytes read plus bytes written per second, updating an array in place that exceeds all caches
+    fresh: float  # the same with the result in newly allocated memory; far below `copy` where page faults are expensive
+    # {dtype: FLOP per second} of large square products; "tf32", on GPUs, is their default for float32 unless full
+    # precision is requested, as in training
     matmul: dict[str, float]
+    # {method: FLOP per second} of the second convolution of the network, forward and backward
     convolution: dict[str, float]
-    width: int
-    dtype: str
+    width: int  # of that convolution, in channels
+    dtype: str  # of that convolution
 
     def plain(self) -> dict[str, Any]:
-        """Return a mapping for a JSON file."""
         return dataclasses.asdict(self)
 
 
 def measure(
-    width: int = 256,
-    dtype: Any = None,
-    min_seconds: float = 0.1,
-    rounds: int = 5,
-    quick: bool = False,
+    width: int = 256, dtype: Any = None, min_seconds: float = 0.1, rounds: int = 5, quick: bool = False
 ) -> Rates:
     """Measure the first local device in a few seconds.
 

@@ -34,17 +34,11 @@ COPIES = 3  # of the state: before, after, and the compiler's temporaries
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """Sizes of ONE environment in bytes.
+    """Sizes of ONE environment in bytes."""
 
-    Attributes:
-        state: read and written by a step.
-        timestep: returned by a step.
-        view: centralised observation of the critic, 0 if there is none.
-    """
-
-    state: int
-    timestep: int
-    view: int
+    state: int  # read and written by a step
+    timestep: int  # returned by a step
+    view: int  # centralised observation of the critic, 0 if there is none
 
     def bytes_needed(self, stage: str) -> int:
         """Return the bytes that a step must move if it reads and writes the whole state once."""
@@ -91,10 +85,6 @@ class EnvTimer:
         stages: which of STAGES.
         seed: of the episodes.
         devices: that share the environments evenly.
-
-    Attributes:
-        compile_seconds: {program: seconds}, "reset" and the stages.
-        temporary: {stage: bytes per environment} of the program's temporaries.
     """
 
     def __init__(
@@ -108,8 +98,8 @@ class EnvTimer:
     ) -> None:
         self.env, self.num_envs, self.stages = env, num_envs, tuple(stages)
         self.steps = env.spec.horizon
-        self.compile_seconds: dict[str, float] = {}
-        self.temporary: dict[str, float] = {}
+        self.compile_seconds: dict[str, float] = {}  # {program: seconds}, "reset" and the stages
+        self.temporary: dict[str, float] = {}  # {stage: bytes per environment} of the program's temporaries
         self._context = env.context(start())
         self._act = scripted_policy(env, policy)
         mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)
@@ -196,5 +186,4 @@ class EnvTimer:
 
 
 def _drop_views(timestep: TimeStep) -> TimeStep:
-    """Drop the observations of agents and critics."""
     return dataclasses.replace(timestep, observation=(), action_mask=None, mask_state=(), global_state=())

@@ -15,11 +15,7 @@ Table = tuple[str, list[str], list[list[str]]]  # title, headings, rows
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Return all tables of a result."""
-    make = {
-        "env_throughput": _env_tables,
-        "train_throughput": _train_tables,
-        "compare": _compare_tables,
-    }
+    make = {"env_throughput": _env_tables, "train_throughput": _train_tables, "compare": _compare_tables}
     if result["kind"] not in make:
         raise UserError(f"results of kind '{result['kind']}' have no table")
     return make[result["kind"]](result)

@@ -16,17 +16,12 @@ Sampler = Callable[[], Mapping[str, float]]  # one sample of one or more things:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Time samples of one measured thing.
+    """Time samples of one measured thing."""
 
-    Attributes:
-        seconds: one entry per sample.
-    """
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # one entry per sample
 
     @property
     def median(self) -> float:
-        """Return the median in seconds."""
         return statistics.median(self.seconds)
 
     @property
@@ -35,7 +30,6 @@ class Timing:
         return (max(self.seconds) - min(self.seconds)) / self.median if self.median > 0 else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Return a mapping for a JSON file, in seconds."""
         return {"median": self.median, "spread": self.spread, "samples": list(self.seconds)}
 
 

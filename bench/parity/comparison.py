@@ -8,19 +8,12 @@ import numpy as np
 
 @dataclasses.dataclass
 class Figure:
-    """Result of one comparison.
+    """Result of one comparison."""
 
-    Attributes:
-        values: number of values.
-        differ: number of values further from their reference than allowed.
-        deviation: the largest, in units of the bound's scale; 0 where values must be equal.
-        bound: largest allowed deviation; 0 where values must be equal.
-    """
-
-    values: int = 0
-    differ: int = 0
-    deviation: float = 0.0
-    bound: float = 0.0
+    values: int = 0  # number of values
+    differ: int = 0  # number of values further from their reference than allowed
+    deviation: float = 0.0  # the largest, in units of the bound's scale; 0 where values must be equal
+    bound: float = 0.0  # largest allowed deviation; 0 where values must be equal
 
     def __str__(self) -> str:
         text = f"{self.values:,} values, {self.differ:,} differ"
@@ -28,14 +21,10 @@ class Figure:
 
 
 class Comparison:
-    """Figures by name; comparing more under the same name adds to them.
-
-    Attributes:
-        figures: {name: Figure}.
-    """
+    """Figures by name; comparing more under the same name adds to them."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, Figure] = {}
+        self.figures: dict[str, Figure] = {}  # {name: Figure}
 
     def exact(self, what: str, actual: Any, expected: Any) -> None:
         """Compare values that must be equal."""

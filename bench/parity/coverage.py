@@ -100,10 +100,7 @@ def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
     for k in range(record.steps + 1):
         heard = record["comm"][k] if k < record.steps else np.eye(record.num_agents)
         state, timestep = advance(env)(
-            state,
-            lattice(record["positions"][k]),
-            np.asarray(heard, bool),
-            whole_map(record, k),
+            state, lattice(record["positions"][k]), np.asarray(heard, bool), whole_map(record, k)
         )
         maps.append(jax.tree.map(np.asarray, state.maps))
         timesteps.append(jax.tree.map(np.asarray, timestep))

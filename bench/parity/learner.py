@@ -30,6 +30,20 @@ NETWORKS = ("critic", "actor")
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.15}
 
 
+def image_spec(agents: int, actions: int, steps: int) -> EnvSpec:
+    """Return the spec of coverage's images without its environment; the critic's input is the global state."""
+    return EnvSpec(
+        name="images",
+        num_agents=agents,
+        observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
+        action=Discrete(actions),
+        horizon=steps,
+        fixed_horizon=True,
+        critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
+        critic_input=lambda timestep, action: timestep.global_state,
+    )
+
+
 def missions(num_missions: int, steps: int) -> tuple[Trajectory, TimeStep]:
     """Random observations in [0, 1], open actions and rewards, [steps, num_missions, ...]; then the missions end."""
     rng = np.random.default_rng(0)
@@ -41,13 +55,11 @@ def missions(num_missions: int, steps: int) -> tuple[Trajectory, TimeStep]:
     timestep = TimeStep(
         observation=rng.random((*lead, AGENTS, SIDE, SIDE, 7), np.float32),
         action_mask=mask,
-        mask_state=(),
         global_state=rng.random((*lead, AGENTS, SIDE, SIDE, 12), np.float32),
         reward=jnp.asarray(rng.normal(size=(*lead, AGENTS)), jnp.float32),
         terminated=flags,
         truncated=flags,
         first=flags,
-        metrics={},
     )
     last = jax.tree.map(lambda x: x[-1], timestep)
     last = TimeStep(**{**vars(last), "terminated": ~flags[0]})
@@ -65,18 +77,8 @@ def gradients(device: Any, dtype: str, width: int, num_missions: int, steps: int
         num_missions, steps: sizes of the batch.
         convolution: as the algorithm's setting.
     """
-    spec = EnvSpec(
-        name="images",
-        num_agents=AGENTS,
-        observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
-        action=Discrete(ACTIONS),
-        horizon=steps,
-        fixed_horizon=True,
-        critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
-        critic_input=lambda timestep, action: timestep.global_state,
-    )
     algo = Coma(
-        spec,
+        image_spec(AGENTS, ACTIONS, steps),
         DataParallel(num_missions, compute_dtype=jnp.dtype(dtype)),
         minibatch_size=num_missions * steps * AGENTS,
         num_epochs=1,
@@ -108,8 +110,7 @@ def compare(
 ) -> Comparison:
     """Compare gradients on the first device of this process, in each of `dtypes`; other arguments as in `gradients`.
 
-    Raises:
-        UserError: JAX_PLATFORMS excludes the CPU.
+    Raises UserError: JAX_PLATFORMS excludes the CPU.
     """
     try:
         host = jax.devices("cpu")[0]

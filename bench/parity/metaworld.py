@@ -25,7 +25,7 @@ from envs_jax.reach.env import Reach
 from envs_jax.reach.reward import MOST
 from envs_jax.reach.types import TARGET_UNIT
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError, usage_errors
 
 KIND = "reach_parity"
@@ -36,28 +36,18 @@ POLICIES = ("scripted", "scripted_noisy", "random", "ou", "corner")
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """N episodes of T steps in the real simulator; index t of what belongs to a step is the step from t to t + 1.
+    """N episodes of T steps in the real simulator; index t of what belongs to a step is the step from t to t + 1."""
 
-    Attributes:
-        policy: str[N].
-        puck, goal: float64[N, 3].
-        action: float32[N, T, 4].
-        observation: float[N, T + 1, 39].
-        tool: float[N, T + 1, 3], tool centre.
-        reward: float[N, T].
-        success: bool[N, T].
-        contact: bool[N, T], the arm touched something.
-    """
-
-    policy: np.ndarray
+    policy: np.ndarray  # str[N]
+    # puck, goal: float64[N, 3]
     puck: np.ndarray
     goal: np.ndarray
-    action: np.ndarray
-    observation: np.ndarray
-    tool: np.ndarray
-    reward: np.ndarray
-    success: np.ndarray
-    contact: np.ndarray
+    action: np.ndarray  # float32[N, T, 4]
+    observation: np.ndarray  # float[N, T + 1, 39]
+    tool: np.ndarray  # float[N, T + 1, 3], tool centre
+    reward: np.ndarray  # float[N, T]
+    success: np.ndarray  # bool[N, T]
+    contact: np.ndarray  # bool[N, T], the arm touched something
 
     @property
     def free(self) -> np.ndarray:
@@ -239,21 +229,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Raises UsageError."""
     assert __doc__ is not None
     parser = measure.parser("python -m bench.parity.metaworld", __doc__)
-    parser.add_argument(
-        "--episodes", default="50", metavar="N", help="play N episodes, shared by the policies (default: 50)"
-    )
+    add_int(parser, "--episodes", 1, 10_000, 50, "play N episodes, shared by the policies (default: 50)")
     parser.add_argument(
         "--policies", default=",".join(POLICIES), metavar="A,B", help="act by these policies (default: all five)"
     )
-    parser.add_argument(
-        "--seed", default="0", metavar="N", help="draw puck, goal and policies by this seed (default: 0)"
-    )
+    add_int(parser, "--seed", 0, 2**31 - 1, 0, "draw puck, goal and policies by this seed (default: 0)")
     parser.add_argument(
         "--out", metavar="FILE", help=f"write the result to this JSON file (default: bench/results/{KIND}_<time>.json)"
     )
     parsed = parser.parse_args(list(argv))
-    parsed.episodes = parse_int(parsed.episodes, "--episodes", 1, 10_000)
-    parsed.seed = parse_int(parsed.seed, "--seed", 0, 2**31 - 1)
     parsed.policies = parsed.policies.split(",")
     for name in parsed.policies:
         if name not in POLICIES:

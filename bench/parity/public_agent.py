@@ -30,7 +30,7 @@ from envs_jax.snakes.board import Board
 from envs_jax.snakes.segments import to_segments
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.process import speed_up_start
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int, add_seed
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.league import get_match_rules
@@ -126,11 +126,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--agent", required=True, metavar="FILE", type=Path, help="read the public agent from this submission.py"
     )
-    parser.add_argument("--games", default="200", metavar="N", help="play N games per player (default: 200)")
-    parser.add_argument("--seed", default="0", metavar="N", help="draw the held-out games by this seed (default: 0)")
+    add_int(parser, "--games", 1, 100_000, 200, "play N games per player (default: 200)")
+    add_seed(parser, "the held-out games")
     parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     flags = parser.parse_args(list(argv))
-    games, seed = parse_int(flags.games, "--games", 1, 100_000), parse_int(flags.seed, "--seed", 0, 2**32 - 1)
+    games, seed = flags.games, flags.seed
     path = measure.output(flags.out, "public_agent") if flags.out else None
     players = [player(name) for name in flags.players]
     agent = load_agent(flags.agent)

@@ -7,7 +7,6 @@ difference; F1 may differ by another 0.02, because the original lets rounding de
 Ends with status 1 where one does not.
 """
 
-import argparse
 import dataclasses
 import math
 import sys
@@ -18,9 +17,8 @@ import numpy as np
 
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.flags import Parser
 from jaxrl.cli.process import speed_up_start
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int, add_seed
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
 
@@ -30,21 +28,13 @@ ERRORS, TIES = 3.0, 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A policy and its score in the original system.
+    """A policy and its score in the original system."""
 
-    Attributes:
-        policy: name of the scripted policy.
-        settings: of the environment.
-        at: the steps after which `entropy` and `f1` were taken.
-        entropy: mean and standard deviation after each of these steps.
-        f1: likewise.
-    """
-
-    policy: str
-    settings: dict[str, Any]
-    at: tuple[int, int, int]
-    entropy: tuple[tuple[float, float], ...]
-    f1: tuple[tuple[float, float], ...]
+    policy: str  # name of the scripted policy
+    settings: dict[str, Any]  # of the environment
+    at: tuple[int, int, int]  # the steps after which `entropy` and `f1` were taken
+    entropy: tuple[tuple[float, float], ...]  # mean and standard deviation after each of these steps
+    f1: tuple[tuple[float, float], ...]  # likewise
 
     @property
     def name(self) -> str:
@@ -125,25 +115,22 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
     speed_up_start()
-    parser = Parser(prog="python -m bench.parity.published_coverage", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--episodes", default="200", metavar="N", help="play N missions per policy (default: 200)")
-    parser.add_argument("--seed", default="0", metavar="N", help="draw the missions by this seed (default: 0)")
+    parser = measure.parser("python -m bench.parity.published_coverage", __doc__)
+    add_int(parser, "--episodes", 2, 1_000_000, 200, "play N missions per policy (default: 200)")
+    add_seed(parser, "the missions")
     parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     parsed = parser.parse_args(list(argv))
-    episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
-    seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
     path = measure.output(parsed.out, "published_coverage") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
         evaluated = policies.load(None, "coverage", case.settings)
-        for _, curves in rollout(evaluated, [case.policy], episodes, seed):
+        for _, curves in rollout(evaluated, [case.policy], parsed.episodes, parsed.seed):
             rows += compare(case, curves)
         print(table(rows[-6:]), flush=True)
     result = measure.header("coverage.published", argv, quick=False, module="parity.published_coverage") | {
         "notes": [],  # scores do not depend on how busy the machine is
-        "episodes": episodes,
-        "seed": seed,
+        "episodes": parsed.episodes,
+        "seed": parsed.seed,
         "rows": rows,
     }
     differing = sum(not row["within"] for row in rows)

@@ -21,7 +21,7 @@ import numpy as np
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.process import speed_up_start
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int, add_seed
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
 
@@ -36,21 +36,15 @@ Games = dict[str, np.ndarray]  # metric: float64[games]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Two scripted teams and the figures of the original game.
+    """Two scripted teams and the figures of the original game."""
 
-    Attributes:
-        one, two: levels of the teams, "0" (random) to "4" or "evasion".
-        episodes: number of games of the figures.
-        score: mean team score and its standard error, of each team.
-        result: per cent of the games that the first team won, lost and drew.
-        deaths, meals: of each team, mean per game; meals of snakes that died in the same step are left out.
-    """
-
+    # one, two: levels of the teams, "0" (random) to "4" or "evasion"
     one: str
     two: str
-    episodes: int
-    score: tuple[tuple[float, float], tuple[float, float]]
-    result: tuple[float, float, float]
+    episodes: int  # number of games of the figures
+    score: tuple[tuple[float, float], tuple[float, float]]  # mean team score and its standard error, of each team
+    result: tuple[float, float, float]  # per cent of the games that the first team won, lost and drew
+    # deaths, meals: of each team, mean per game; meals of snakes that died in the same step are left out
     deaths: tuple[float, float]
     meals: tuple[float, float]
 
@@ -138,21 +132,19 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     speed_up_start()
     parser = measure.parser("python -m bench.parity.published_snakes", __doc__)
-    parser.add_argument("--episodes", default="2000", metavar="N", help="play N games per pair (default: 2000)")
-    parser.add_argument("--seed", default="0", metavar="N", help="draw the games by this seed (default: 0)")
+    add_int(parser, "--episodes", 2, 1_000_000, 2000, "play N games per pair (default: 2000)")
+    add_seed(parser, "the games")
     parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     parsed = parser.parse_args(list(argv))
-    episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
-    seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
     path = measure.output(parsed.out, "published_snakes") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        rows += compare(case, play(case, episodes, seed))
+        rows += compare(case, play(case, parsed.episodes, parsed.seed))
         print(table(rows[-9:]), flush=True)
     result = measure.header("snakes.published", argv, quick=False, module="parity.published_snakes") | {
         "notes": [],  # scores do not depend on how busy the machine is
-        "episodes": episodes,
-        "seed": seed,
+        "episodes": parsed.episodes,
+        "seed": parsed.seed,
         "rows": rows,
     }
     differing = sum(not row["within"] for row in rows)

@@ -64,11 +64,7 @@ def compare(source: str) -> Comparison:
     comparison.exact("unused places of the observation", ours["observation"][free][:, ~used], expected[free][:, ~used])
     allowed = np.broadcast_to(1e-3 * hand * reach_parity.steepest(record.goal)[:, None], free.shape)
     comparison.close(
-        "reward before the first contact, of its bounds",
-        ours["reward"][free],
-        record.reward[free],
-        1.0,
-        allowed[free],
+        "reward before the first contact, of its bounds", ours["reward"][free], record.reward[free], 1.0, allowed[free]
     )
     comparison.exact("success", ours["success"], record.success)
     comparison.close(

@@ -25,15 +25,7 @@ OWN = {  # our own file by the name of the recorded one
     "reach_episodes": "parity_reach",
 }
 
-_SIDE = {
-    57: 493,
-    29: 251,
-    28: 242,
-    11: 95,
-    7: 60,
-    6: 51,
-    5: 43,
-}  # map side in cells by pixels per footprint edge
+_SIDE = {57: 493, 29: 251, 28: 242, 11: 95, 7: 60, 6: 51, 5: 43}  # map side in cells by pixels per footprint edge
 
 
 _ROOT = Path(__file__).resolve().parents[2]  # of the repository
@@ -65,8 +57,7 @@ def path(name: str, source: str = "recorded") -> Path:
 def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
     """Load all arrays of the record file `name`, cached; our own data always exist.
 
-    Raises:
-        NoRecordError: the file is absent.
+    Raises NoRecordError: the file is absent.
     """
     file = path(name, source)
     if not file.is_file():
@@ -75,28 +66,22 @@ def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
 
 
 class CoverageRecord:
-    """One recorded coverage mission; `record["obs"]` is the array stored as `<name>_obs`.
-
-    Attributes:
-        name: "m00" .. "m09" or "ig0", "ig1"; "own-m00" and so on in our own data.
-        config: the recorded settings (n_agents, budget, pixel, range, ...).
-        n: map side in cells.
-        truth: [n, n] bool, ground truth.
-        readings: nested list, readings[k][agent] is the bool array over the clipped footprint; True = "occupied".
-    """
+    """One recorded coverage mission; `record["obs"]` is the array stored as `<name>_obs`."""
 
     def __init__(self, name: str):
-        self.name = name
+        self.name = name  # "m00" .. "m09" or "ig0", "ig1"; "own-m00" and so on in our own data
         source, _, self._prefix = name.rpartition("-")
         self._arrays = load("coverage_missions", source or "recorded")
+        # the recorded settings (n_agents, budget, pixel, range, ...)
         self.config: dict[str, Any] = json.loads(str(self["config"]))
         self.num_agents: int = self.config["n_agents"]
         self.steps: int = self.config["budget"] + 1
         self.q: int = self.config["pixel"]
-        self.n = int(self["grid"][0]) if "grid" in self else _SIDE[self.q]
+        self.n = int(self["grid"][0]) if "grid" in self else _SIDE[self.q]  # map side in cells
         row_lo, row_hi, col_lo, col_hi = self["truth_bounds"]
-        self.truth = np.zeros((self.n, self.n), dtype=bool)
+        self.truth = np.zeros((self.n, self.n), dtype=bool)  # [n, n] bool, ground truth
         self.truth[row_lo:row_hi, col_lo:col_hi] = True
+        # nested list, readings[k][agent] is the bool array over the clipped footprint; True = "occupied"
         self.readings = self._unpack()
 
     def __getitem__(self, key: str) -> np.ndarray:

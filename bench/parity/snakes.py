@@ -22,15 +22,9 @@ from envs_jax.snakes.types import PUBLISHED, State
 
 Configuration = tuple[int, int, int, int, int]  # height, width, snakes, beans, longest game
 CONFIGURATIONS: list[Configuration] = [
-    (3, 3, 2, 1, 50),
-    (3, 4, 3, 2, 50),
-    (5, 5, 3, 2, 50),
-    (5, 11, 6, 5, 200),
-    (6, 8, 2, 5, 50),
-    (8, 8, 6, 5, 200),
-    (10, 20, 5, 5, 200),
-    (10, 20, 6, 5, 200),
-]
+    (3, 3, 2, 1, 50), (3, 4, 3, 2, 50), (5, 5, 3, 2, 50), (5, 11, 6, 5, 200), (6, 8, 2, 5, 50), (8, 8, 6, 5, 200),
+    (10, 20, 5, 5, 200), (10, 20, 6, 5, 200),
+]  # fmt: skip
 OWN: list[Configuration] = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # of our own data
 SIX = [
     configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)

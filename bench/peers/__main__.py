@@ -24,7 +24,7 @@ from bench.peers import installs
 from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import parse_int
+from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError, UserError
 
 KIND = "peers"
@@ -34,38 +34,23 @@ WORK = ("environments", "learners")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Parameters of a measurement.
+    """Parameters of a measurement."""
 
-    Attributes:
-        pythons: {peer: its interpreter}.
-        core: that all workers share, -1 = any.
-        num_envs: copies.
-        only: environments, all if there is none.
-        rounds: samples of each environment.
-        min_seconds: CPU seconds per sample.
-        limit: bytes that one environment may use.
-        algos, seeds: of learners.
-        quick: a rehearsal.
-    """
-
-    pythons: Mapping[str, Path]
-    core: int
-    num_envs: Sequence[int]
-    only: Sequence[str]
-    rounds: int
-    min_seconds: float
-    limit: int
+    pythons: Mapping[str, Path]  # {peer: its interpreter}
+    core: int  # that all workers share, -1 = any
+    num_envs: Sequence[int]  # copies
+    only: Sequence[str]  # environments, all if there is none
+    rounds: int  # samples of each environment
+    min_seconds: float  # CPU seconds per sample
+    limit: int  # bytes that one environment may use
+    # algos, seeds: of learners
     algos: Sequence[str]
     seeds: int
-    quick: bool
+    quick: bool  # a rehearsal
 
 
 class Worker:
-    """A process that measures one peer; see `bench.peers.worker`.
-
-    Attributes:
-        hello: versions of the peer, {} where it does not start.
-    """
+    """A process that measures one peer; see `bench.peers.worker`."""
 
     def __init__(self, peer: str, python: Path, core: int) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the worker
@@ -76,7 +61,7 @@ class Worker:
             [str(python), "-m", "bench.peers.worker", peer, str(core)], cwd=installs.ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=os.environ | variables,
         )  # fmt: skip
-        self.hello = self._read()
+        self.hello = self._read()  # versions of the peer, {} where it does not start
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Return the answer, {"skipped": why} where the process has died."""
@@ -88,7 +73,6 @@ class Worker:
         return self._read() or self._report_death()
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate()
         self._errors.close()
 
@@ -174,7 +158,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", metavar="A,B", help="measure these libraries (default: all that are installed)")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="use this interpreter or "
                         "virtual environment for a library, instead of making one")  # fmt: skip
-    parser.add_argument("--core", default="0", metavar="N", help="run all workers on core N, -1 = any (default: 0)")
+    add_int(parser, "--core", -1, (os.cpu_count() or 1) - 1, 0, "run all workers on core N, -1 = any (default: 0)")
     parser.add_argument(
         "--memory_gb", default="4", metavar="X", help="let one environment use up to X GiB (default: 4)"
     )
@@ -182,7 +166,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algos", default=",".join(installs.ALL), metavar="A,B", help="train these algorithms (default: all)"
     )
-    parser.add_argument("--seeds", default="3", metavar="N", help="train every learner N times (default: 3)")
+    add_int(parser, "--seeds", 1, 1000, 3, "train every learner N times (default: 3)")
     measure.add_common(parser, SIZES)
 
 
@@ -246,14 +230,14 @@ def main(argv: Sequence[str]) -> int:
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
     request = Request(
         pythons=chosen,
-        core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
+        core=parsed.core,
         num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
         only=only,
-        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        rounds=measure.rounds(parsed),
         min_seconds=1e-3 if parsed.quick else 0.3,
         limit=measure.gibibytes_of(parsed.memory_gb),
         algos=algos,
-        seeds=1 if parsed.quick else parse_int(parsed.seeds, "--seeds", 1, 1000),
+        seeds=1 if parsed.quick else parsed.seeds,
         quick=parsed.quick,
     )
     for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):

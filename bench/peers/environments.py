@@ -27,17 +27,14 @@ class Skipped(Exception):
 
 @dataclasses.dataclass
 class Measured:
-    """An environment that has been compiled.
+    """An environment that has been compiled."""
 
-    Attributes:
-        advance: makes a number of steps of all copies, and waits for them; in JAX it returns what is carried.
-        copies, agents: numbers.
-        facts: "compile_seconds", "bytes_per_copy" (state and last observation) and "temporary_bytes_per_copy".
-    """
-
+    # makes a number of steps of all copies, and waits for them; in JAX it returns what is carried
     advance: Callable[[int], Any]
+    # copies, agents: numbers
     copies: int
     agents: int
+    # "compile_seconds", "bytes_per_copy" (state and last observation) and "temporary_bytes_per_copy"
     facts: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: int = 1
 

@@ -20,21 +20,13 @@ OURS = "ours"
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A library, or ours.
+    """A library, or ours."""
 
-    Attributes:
-        packages: for pip, with their versions.
-        environments: names of rows, see `bench.peers.environments`.
-        learners: algorithms, see `bench.peers.learners`.
-        repository: environment variable that names a checkout, for code that is in no package.
-        note: a remark for the table.
-    """
-
-    packages: tuple[str, ...]
-    environments: tuple[str, ...] = ()
-    learners: tuple[str, ...] = ()
-    repository: str = ""
-    note: str = ""
+    packages: tuple[str, ...]  # for pip, with their versions
+    environments: tuple[str, ...] = ()  # names of rows, see `bench.peers.environments`
+    learners: tuple[str, ...] = ()  # algorithms, see `bench.peers.learners`
+    repository: str = ""  # environment variable that names a checkout, for code that is in no package
+    note: str = ""  # a remark for the table
 
 
 PEERS = {

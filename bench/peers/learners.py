@@ -25,14 +25,11 @@ EVALUATIONS = 7  # at least: five times between scores
 
 
 class Clock:
-    """Scores a policy now and then while its clock is stopped.
-
-    Attributes:
-        rows: {"env_steps", "updates", "cpu", "compile", "return"} of each score; CPU seconds since the start.
-    """
+    """Scores a policy now and then while its clock is stopped."""
 
     def __init__(self, task: Task, target: float) -> None:
         self.task, self.target = task, target
+        # {"env_steps", "updates", "cpu", "compile", "return"} of each score; CPU seconds since the start
         self.rows: list[dict[str, float]] = []
         self._spent, self._compiling, self._running = 0.0, 0.0, True
         jax.monitoring.register_event_duration_secs_listener(self._listen)
@@ -144,12 +141,13 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch, library: str) -> None:
     from jaxrl.runtime.build import build_run, compile_run
     from jaxrl.runtime.config import apply_changes
     from jaxrl.runtime.policy import Policy
-    from jaxrl.runtime.presets import base
+    from jaxrl.runtime.presets import base_and_source
     from jaxrl.runtime.program import Program
     from jaxrl.runtime.train_state import Position
 
     name, settings = _settings(algo, task)
-    run = build_run(apply_changes(base(name, None, f"{library}:{task.gymnasium}"), settings, "the peers"))
+    config = base_and_source(name, None, f"{library}:{task.gymnasium}")[0]
+    run = build_run(apply_changes(config, settings, "the peers"))
     compiled, phases, envs = compile_run(run, None, lambda sentence: None), run.algo.phases, run.trainer.layout.num_envs
     assert compiled.start is not None
     state, position = compiled.start(run.trainer.keys(seed), None), Position()

@@ -14,15 +14,10 @@ ENVS, STEPS, MINIBATCHES, EPOCHS = 8, 128, 4, 4  # of ppo: rollouts of 1,024 ste
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """An evaluation of a policy while it is trained.
+    """An evaluation of a policy while it is trained."""
 
-    Attributes:
-        every: environment steps from one evaluation to the next, all copies together.
-        evaluate: (environment steps, updates, the policy) -> whether to stop.
-    """
-
-    every: int
-    evaluate: Callable[[int, int, Act], bool]
+    every: int  # environment steps from one evaluation to the next, all copies together
+    evaluate: Callable[[int, int, Act], bool]  # (environment steps, updates, the policy) -> whether to stop
 
 
 class Stop(Exception):
@@ -56,8 +51,4 @@ class Task:
 PENDULUM = Task("Pendulum-v1", 20_000, num_envs=4, hidden_size=256)
 CARTPOLE = Task("CartPole-v1", 500 * ENVS * STEPS, num_envs=ENVS, hidden_size=64)
 # algorithm: task, greedy return that ends it, environment steps between scores
-TASKS = {
-    "sac": (PENDULUM, -200.0, 1000),
-    "td3": (PENDULUM, -200.0, 1000),
-    "ppo": (CARTPOLE, 475.0, 8 * ENVS * STEPS),
-}
+TASKS = {"sac": (PENDULUM, -200.0, 1000), "td3": (PENDULUM, -200.0, 1000), "ppo": (CARTPOLE, 475.0, 8 * ENVS * STEPS)}

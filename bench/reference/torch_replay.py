@@ -61,7 +61,6 @@ class ReplayLearner:
 
     @property
     def filled(self) -> int:
-        """Number of steps in the replay."""
         return min(self.stored, len(next(iter(self.replay.values()))))
 
     def remember(self, **step: Any) -> None:

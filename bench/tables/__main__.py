@@ -47,8 +47,7 @@ def fill_page(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[s
     Returns:
         The page's new text, the names of all its tables, and the names of those that were not up to date.
 
-    Raises:
-        UserError: a line around a table is missing, or a table has no macro or cannot be made.
+    Raises UserError: a line around a table is missing, or a table has no macro or cannot be made.
     """
     done, *parts = _LINE.split(text)
     names, texts = parts[::2], parts[1::2]  # the name in each line, None for the end of a table; the text after it
@@ -80,8 +79,7 @@ def _one_sentence(name: str) -> Iterator[None]:
 def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
     """Write all pages of a repository, or nothing with `check`; return the names of tables that were not up to date.
 
-    Raises:
-        UserError: see `fill_page`; or a table is on no page, or on two.
+    Raises UserError: see `fill_page`; or a table is on no page, or on two.
     """
     pages: dict[Path, str] = {}
     placed: list[str] = []

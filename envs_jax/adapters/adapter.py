@@ -50,56 +50,36 @@ DEFAULT_HORIZON = 1000  # of environments without a limit
 
 
 class PackageStep(NamedTuple):
-    """Data of a package after a reset or a step.
+    """Data of a package after a reset or a step."""
 
-    Attributes:
-        observations: the package's pytree of each agent.
-        reward: [A], or one number for all.
-        terminated, truncated: bool[].
-        action_mask: [A, n], or a list of [n of the agent], 0 where an action is closed; or None.
-        global_state: [F], or None.
-        metrics: {name: number}.
-    """
-
-    observations: Sequence[Any]
-    reward: Any = 0.0
+    observations: Sequence[Any]  # the package's pytree of each agent
+    reward: Any = 0.0  # [A], or one number for all
+    # terminated, truncated: bool[]
     terminated: Any = False
     truncated: Any = False
-    action_mask: Any = None
-    global_state: Any = None
-    metrics: Any = None
+    action_mask: Any = None  # [A, n], or a list of [n of the agent], 0 where an action is closed; or None
+    global_state: Any = None  # [F], or None
+    metrics: Any = None  # {name: number}
 
 
 class Team(NamedTuple):
-    """What tells the agents of an environment apart.
+    """What tells the agents of an environment apart."""
 
-    Attributes:
-        observation: Box of the largest observation.
-        types: see `EnvSpec.agent_types`; agents of one type have equal observations, actions, and names but for a
-            number.
-        action_counts: number of actions of each agent, () where it is the same.
-        returns: {metric: agents of a type}, {} where observations and actions of all agents are equal.
-    """
-
-    observation: Box
+    observation: Box  # Box of the largest observation
+    # see `EnvSpec.agent_types`; agents of one type have equal observations, actions, and names but for a number
     types: tuple[int, ...]
-    action_counts: tuple[int, ...]
+    action_counts: tuple[int, ...]  # number of actions of each agent, () where it is the same
+    # {metric: agents of a type}, {} where observations and actions of all agents are equal
     returns: Mapping[str, list[int]]
 
 
 @pytree
 class State:
-    """State of an adapted environment.
+    """State of an adapted environment."""
 
-    Attributes:
-        inner: the package's own state.
-        key: key[], from which each step of the episode draws its own.
-        t: int32[], steps made.
-    """
-
-    inner: Any
-    key: Array
-    t: Array
+    inner: Any  # the package's own state
+    key: Array  # key[], from which each step of the episode draws its own
+    t: Array  # int32[], steps made
 
 
 @dataclasses.dataclass(frozen=True)

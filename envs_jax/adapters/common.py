@@ -87,8 +87,7 @@ def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
 
     Several integers become one, the index of their combination; see `join_integers`.
 
-    Raises:
-        UnfitError: neither integers nor a bounded box of floats, or too many combinations of integers.
+    Raises UnfitError: neither integers nor a bounded box of floats, or too many combinations of integers.
     """
 
     def read(*names: str) -> Any:  # of the packages
@@ -109,8 +108,7 @@ def describe_team(spaces: Sequence[Any]) -> tuple[Discrete | Box, ActionMap]:
     Where they differ, each agent chooses from the largest number of actions, of which a mask must close those that it
     does not have, and the package's actions are a list with one array for each agent.
 
-    Raises:
-        UnfitError: see `describe_actions`; or actions differ and are not all integers.
+    Raises UnfitError: see `describe_actions`; or actions differ and are not all integers.
     """
     if len({space_key(space) for space in spaces}) == 1:
         return describe_actions(spaces[0])
@@ -180,8 +178,7 @@ def integer_counts(space: Any) -> np.ndarray | None:
 def join_integers(counts: np.ndarray, start: np.ndarray) -> tuple[Discrete, ActionMap]:
     """Return one integer that stands for several with `counts` values each, from `start` on; the last one varies first.
 
-    Raises:
-        UnfitError: there are more than LARGEST_JOINT combinations.
+    Raises UnfitError: there are more than LARGEST_JOINT combinations.
     """
     if counts.ndim == 0:
         return Discrete(int(counts)), (lambda action: action + start) if start.any() else (lambda action: action)
@@ -229,8 +226,7 @@ def join_mask(mask: Any, space: Any) -> Array:
 def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, ActionMap]:
     """Return the description of a box of floats; bounds that differ between its numbers are scaled to [-1, 1].
 
-    Raises:
-        UnfitError: no bounds, or no floats.
+    Raises UnfitError: no bounds, or no floats.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise UnfitError(
@@ -251,23 +247,17 @@ class Joined:
 
     A single image stays an image, to which single numbers are added as constant planes; all else becomes one vector.
     An image of bytes is divided by 255.
-
-    Attributes:
-        parts: (name, shape) of each part that is used.
-        unit: all numbers of the array lie in [0, 1]: booleans, and images of bytes.
-        pixels: names of the parts that are images of bytes.
     """
 
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
-    unit: bool
-    pixels: tuple[str, ...] = ()
+    parts: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of each part that is used
+    unit: bool  # all numbers of the array lie in [0, 1]: booleans, and images of bytes
+    pixels: tuple[str, ...] = ()  # names of the parts that are images of bytes
 
     @classmethod
     def from_observation(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
         """Build one for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
 
-        Raises:
-            ValueError: an unknown part, or one that is no array of numbers.
+        Raises ValueError: an unknown part, or one that is no array of numbers.
         """
         leaves = _leaves_by_name(observation)
         leaves = {name: leaf for name, leaf in leaves.items() if name not in without}
@@ -331,7 +321,6 @@ class Joined:
         return Box((max(box.shape[0] for box in boxes),), **bounds)
 
     def __call__(self, observation: Any) -> Array:
-        """Return the array float32[...] of an observation."""
         named = _leaves_by_name(observation)
         leaves = [jnp.asarray(named[name]).astype(jnp.float32) for name, _ in self.parts]
         leaves = [x / 255 if name in self.pixels else x for x, (name, _) in zip(leaves, self.parts, strict=True)]

@@ -24,8 +24,7 @@ class GymnasiumEnv(_Env):
         env: the environment.
         seed: of the episodes until `reset` gets another one.
 
-    Raises:
-        ValueError: Gymnasium is not installed, the environment has several agents or observations of several arrays.
+    Raises ValueError: Gymnasium is not installed, the environment has several agents or observations of several arrays.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -86,9 +85,8 @@ class GymnasiumVectorEnv(_VectorEnv):
         flatten_agents: make a row of every agent of a team, so that there are num_envs / agents copies; agents of one
             copy are side by side and share its end and its metrics.
 
-    Raises:
-        ValueError: Gymnasium is not installed, `num_envs` does not fit, the environment is a team and
-            `flatten_agents` is not set, or observations have several arrays.
+    Raises ValueError: Gymnasium is not installed, `num_envs` does not fit, the environment is a team and
+    `flatten_agents` is not set, or observations have several arrays.
     """
 
     def __init__(self, env: Environment, num_envs: int, seed: int = 0, flatten_agents: bool = False) -> None:

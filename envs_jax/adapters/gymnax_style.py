@@ -22,7 +22,6 @@ class Discrete(base.Discrete):
     """Integers 0 .. n - 1."""
 
     def sample(self, key: Array) -> Array:
-        """Draw a value, int32[]."""
         return jax.random.randint(key, (), 0, self.n, jnp.int32)
 
     def contains(self, x: Any) -> Array:
@@ -59,17 +58,11 @@ def _space(space: Any) -> Discrete | Box:
 
 @pytree
 class State:
-    """State of one copy.
+    """State of one copy."""
 
-    Attributes:
-        env: the environment's own state.
-        action_mask: bool[n], actions open now, or None.
-        time: int32[], steps made in this episode.
-    """
-
-    env: Any
-    action_mask: Any
-    time: Array
+    env: Any  # the environment's own state
+    action_mask: Any  # bool[n], actions open now, or None
+    time: Array  # int32[], steps made in this episode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +76,7 @@ class GymnaxStyleEnv:
         env: the environment.
         split_done: let `step` return terminated and truncated instead of done, as gymnax does from version 1.0 on.
 
-    Raises:
-        ValueError: the environment has several agents or observations of several arrays.
+    Raises ValueError: the environment has several agents or observations of several arrays.
     """
 
     env: Environment

@@ -40,33 +40,26 @@ MASK = "action_mask"  # the part of an observation that says which actions are o
 
 
 class Part(NamedTuple):
-    """An array of an observation.
+    """An array of an observation."""
 
-    Attributes:
-        path: keys and indices that lead to it.
-        shape, dtype: of the array that `encode` returns.
-        encode: a value of the space, or values [B, ...] -> the array, or arrays [B, ...].
-    """
-
-    path: tuple[Any, ...]
+    path: tuple[Any, ...]  # keys and indices that lead to it
+    # shape, dtype: of the array that `encode` returns
     shape: tuple[int, ...]
     dtype: Any
-    encode: Callable[[Any], Any]
+    encode: Callable[[Any], Any]  # a value of the space, or values [B, ...] -> the array, or arrays [B, ...]
 
     @property
     def name(self) -> str:
         return ".".join(map(str, self.path))
 
     def read(self, observation: Any) -> Any:
-        """Return the array of an observation."""
         return self.encode(functools.reduce(lambda value, key: value[key], self.path, observation))
 
 
 def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:
     """Yield the arrays of a space of Gymnasium: integers become one-hot, images channels-last, other numbers float32.
 
-    Raises:
-        UnfitError: a space that is no array, such as Text, Graph and Sequence.
+    Raises UnfitError: a space that is no array, such as Text, Graph and Sequence.
     """
     spaces, kind = importlib.import_module("gymnasium.spaces"), type(space).__name__
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -114,6 +107,10 @@ class Group(NamedTuple):
     parts: tuple[Part, ...]
     action: Any  # space of Gymnasium
 
+    def make_arrays(self, make: Callable[..., Any], *lead: int) -> dict[str, Any]:
+        """Return `make(shape, dtype)` for each part by name, shapes [*lead, agents of the group, ...]."""
+        return {part.name: make((*lead, len(self.agents), *part.shape), part.dtype) for part in self.parts}
+
     @property
     def mask(self) -> Part | None:
         """Return the part that says which actions are open, if there is one."""
@@ -141,18 +138,12 @@ class Spaces(NamedTuple):
 
 
 class HostStep(NamedTuple):
-    """Arrays of one call for all copies.
+    """Arrays of one call for all copies."""
 
-    Attributes:
-        calls: int32[], number of this call.
-        parts: {name: [B, agents of the group, ...]} of the observations, for each group.
-        reward: float32[B, A].
-        terminated, truncated: bool[B].
-    """
-
-    calls: Any
-    parts: list[dict[str, Any]]
-    reward: Any
+    calls: Any  # int32[], number of this call
+    parts: list[dict[str, Any]]  # {name: [B, agents of the group, ...]} of the observations, for each group
+    reward: Any  # float32[B, A]
+    # terminated, truncated: bool[B]
     terminated: Any
     truncated: Any
 
@@ -168,7 +159,6 @@ class Copy:
     """A copy of an environment on the host. Observations are one for each agent, None where it no longer plays."""
 
     def reset(self, seed: int) -> Sequence[Any]:
-        """Start an episode; return observations."""
         raise NotImplementedError
 
     def step(self, action: Any) -> tuple[Sequence[Any], Any, bool, bool]:
@@ -193,14 +183,10 @@ class HostVector:
 
     def _allocate(self, size: int) -> None:
         spaces = self.env.spaces
-        agents = spaces.agents
         self._size, self._started, self._groups = size, False, spaces.groups
         self._copies: list[Copy] = []
-        self._parts = [
-            {part.name: np.zeros((size, len(group.agents), *part.shape), part.dtype) for part in group.parts}
-            for group in spaces.groups
-        ]
-        self._reward, self._lengths = np.zeros((size, agents), np.float32), np.zeros(size, np.int64)
+        self._parts = [group.make_arrays(np.zeros, size) for group in spaces.groups]
+        self._reward, self._lengths = np.zeros((size, spaces.agents), np.float32), np.zeros(size, np.int64)
         self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
 
     def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
@@ -248,7 +234,6 @@ class HostVector:
         self.steps += int(moving.sum())
 
     def start(self, seeds: np.ndarray) -> None:
-        """Start an episode in all copies."""
         if not self._copies:
             self._copies = [self.env.make_copy() for _ in seeds]
         self.move(np.ones(len(seeds), np.bool_), np.zeros(len(seeds), np.bool_), seeds, np.zeros(0))
@@ -295,7 +280,6 @@ class HostAdapter(Adapter):
         raise NotImplementedError
 
     def make_copy(self) -> Copy:
-        """Make a copy."""
         raise NotImplementedError
 
     def make_vector(self) -> HostVector:
@@ -341,11 +325,7 @@ class HostAdapter(Adapter):
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Return a step of zeros, of which only the shapes matter."""
-        parts = [
-            {part.name: jnp.zeros((len(group.agents), *part.shape), part.dtype) for part in group.parts}
-            for group in self.spaces.groups
-        ]
-        return (), self._to_package_step(parts)
+        return (), self._to_package_step([group.make_arrays(jnp.zeros) for group in self.spaces.groups])
 
     def _to_package_step(self, parts: list[dict[str, Array]], *outcome: Any) -> PackageStep:
         """Return a step of one copy from the arrays of its groups, [agents of the group, ...]."""
@@ -440,16 +420,11 @@ class HostBatch(BatchedEnvironment):
         """Call the host; see `HostVector.advance`. Actions are of the spec; results have the axis [B]."""
         env, count = self.env, len(seeds)
         assert isinstance(env, HostAdapter)
-        spaces = env.spaces
-        agents = spaces.agents
         shape = jax.ShapeDtypeStruct
         shapes = HostStep(
             calls=shape((), jnp.int32),
-            parts=[
-                {part.name: shape((count, len(group.agents), *part.shape), part.dtype) for part in group.parts}
-                for group in spaces.groups
-            ],
-            reward=shape((count, agents), jnp.float32),
+            parts=[group.make_arrays(shape, count) for group in env.spaces.groups],
+            reward=shape((count, env.spaces.agents), jnp.float32),
             terminated=shape((count,), jnp.bool_),
             truncated=shape((count,), jnp.bool_),
         )

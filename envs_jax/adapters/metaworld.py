@@ -69,8 +69,7 @@ class Arm:
         task: such as "reach-v3".
         watch: check for contacts of the arm in every physics step, see `touched`; slower.
 
-    Raises:
-        ValueError: Meta-World is not installed, or has no such task.
+    Raises ValueError: Meta-World is not installed, or has no such task.
     """
 
     def __init__(self, task: str, watch: bool = False) -> None:
@@ -151,8 +150,7 @@ class RealReach(ReachBatch):
     def make(cls, env: Reach, task: str | None, arms: int) -> "RealReach":
         """Make `arms` arms in a task of Meta-World; with None in the tasks of `env`.
 
-        Raises:
-            ValueError: Meta-World is not installed, has no such task, or cannot do what `env` asks for.
+        Raises ValueError: Meta-World is not installed, has no such task, or cannot do what `env` asks for.
         """
         if env.weld != "v3":
             raise ValueError(f"Meta-World turns the hand as weld v3 does, not {env.weld}: choose weld v3")

@@ -91,8 +91,7 @@ def gymnasium_space(space: Any) -> Any:
 def checked_actions(space: Discrete | Box, value: Any, leading: tuple[int, ...]) -> np.ndarray:
     """Return actions as an array [*leading, ...] of the environment's dtype.
 
-    Raises:
-        ValueError: wrong shape or type, or integers outside the space.
+    Raises ValueError: wrong shape or type, or integers outside the space.
     """
     action, shape, discrete = np.asarray(value), (*leading, *space.shape), isinstance(space, Discrete)
     if action.shape != shape or action.dtype.kind not in ("iu" if discrete else "iuf"):

@@ -28,8 +28,7 @@ class PettingZooParallelEnv(_ParallelEnv):
         seed: of the episodes until `reset` gets another one.
         mask_in_observation: make observations {"observation": ..., "action_mask": int8[n]} where there are masks.
 
-    Raises:
-        ValueError: PettingZoo is not installed, or observations have several arrays.
+    Raises ValueError: PettingZoo is not installed, or observations have several arrays.
     """
 
     def __init__(self, env: Environment, seed: int = 0, mask_in_observation: bool = False) -> None:
@@ -74,8 +73,7 @@ class PettingZooParallelEnv(_ParallelEnv):
     def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, dict[str, Any]]]:
         """Step with an action for every agent; returns observations, rewards, terminations, truncations, infos.
 
-        Raises:
-            ValueError: the episode has ended or none has begun, or the actions do not fit agents or space.
+        Raises ValueError: the episode has ended or none has begun, or the actions do not fit agents or space.
         """
         if not self.agents:
             raise ValueError("there is no episode to step in: call reset() first")

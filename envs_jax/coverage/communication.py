@@ -111,23 +111,14 @@ class Counts:
 
 @pytree
 class Channel:
-    """The channel of one mission.
+    """The channel of one mission."""
 
-    Attributes:
-        failure_rate: float32[], of this mission.
-        delay: int32[], of this mission, steps.
-        history: int32[D, A, 3], lattice positions of the last D measurements, the latest first.
-        senders: bool[D, A], who was present then; () where all are.
-        latest: int32[A, A], [i, j] = when the newest message of j that i received was sent; -1: never.
-        counts: of this mission.
-    """
-
-    failure_rate: Array
-    delay: Array
-    history: Array
-    senders: Any
-    latest: Array
-    counts: Counts
+    failure_rate: Array  # float32[], of this mission
+    delay: Array  # int32[], of this mission, steps
+    history: Array  # int32[D, A, 3], lattice positions of the last D measurements, the latest first
+    senders: Any  # bool[D, A], who was present then; () where all are
+    latest: Array  # int32[A, A], [i, j] = when the newest message of j that i received was sent; -1: never
+    counts: Counts  # of this mission
 
 
 def begin(config: ChannelConfig, key: Array, positions: Array, share: Array | None, team: Any = ()) -> Channel:

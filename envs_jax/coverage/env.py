@@ -277,12 +277,7 @@ class Coverage(CoverageConfig):
             links=links,
         )
         state = dataclasses.replace(
-            state,
-            t=t,
-            positions=measurements.positions,
-            maps=updated,
-            pending_reward=rewards,
-            channel=channel,
+            state, t=t, positions=measurements.positions, maps=updated, pending_reward=rewards, channel=channel
         )
         return state, timestep
 

@@ -25,19 +25,12 @@ _MORE_THAN_HALF = 0.5 + 1e-9  # sums of shares are rounded
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Raster:
-    """A ground for maps of side n. It is no array to JAX, but a constant.
+    """A ground for maps of side n. It is no array to JAX, but a constant."""
 
-    Attributes:
-        checksum: SHA-256 of the file.
-        side: n, cells.
-        bits: uint8[ceil(n / 8), n], as `Terrain.bits`.
-        count: number of class-1 cells.
-    """
-
-    checksum: str
-    side: int
-    bits: np.ndarray = dataclasses.field(compare=False, repr=False)
-    count: int = dataclasses.field(compare=False)
+    checksum: str  # SHA-256 of the file
+    side: int  # n, cells
+    bits: np.ndarray = dataclasses.field(compare=False, repr=False)  # uint8[ceil(n / 8), n], as `Terrain.bits`
+    count: int = dataclasses.field(compare=False)  # number of class-1 cells
 
 
 def load(path: str, n: int) -> Raster:

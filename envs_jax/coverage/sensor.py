@@ -32,12 +32,9 @@ def _mix(x: Array) -> Array:
 
 @pytree
 class Noise:
-    """Randomness of the readings of one measurement index.
+    """Randomness of the readings of one measurement index."""
 
-    Attributes:
-        seeds: uint32[ceil(A / 2), 2]; two agents share a seed, one takes the upper half of each hash, one the lower.
-    """
-
+    # uint32[ceil(A / 2), 2]; two agents share a seed, one takes the upper half of each hash, one the lower
     seeds: Array
 
 

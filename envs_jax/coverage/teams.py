@@ -17,15 +17,10 @@ _SIZE, _LOSSES = 5, 6  # indices of these keys of a mission; 0 to 4 are used els
 
 @pytree
 class Team:
-    """The agents of one mission.
+    """The agents of one mission."""
 
-    Attributes:
-        size: int32[], present at the start: those with the numbers 0 to size - 1.
-        present: bool[A], present now.
-    """
-
-    size: Array
-    present: Array
+    size: Array  # int32[], present at the start: those with the numbers 0 to size - 1
+    present: Array  # bool[A], present now
 
 
 def draw(key: Array, sizes: tuple[int, ...], num_agents: int) -> Team:

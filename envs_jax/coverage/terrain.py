@@ -18,21 +18,16 @@ FIELD_EXPONENT = 2.5  # amplitude of the random field falls with this power of t
 
 @pytree
 class Terrain:
-    """A ground truth map; class 1 = (invert xor (rows0 and columns0 or rows1 and columns1)) or bits.
+    """A ground truth map; class 1 = (invert xor (rows0 and columns0 or rows1 and columns1)) or bits."""
 
-    Attributes:
-        rows, columns: int32[2, 2], two sets [low, high); low > high means everything outside [high, low).
-        invert: bool[].
-        bits: uint8[ceil(n / 8), n], cell (r, c) is bit r % 8 of byte (r // 8, c); () unless the family needs it; a
-            `Raster` where the ground comes from a file, which no mission changes.
-        count: int32[], number of class-1 cells.
-    """
-
+    # rows, columns: int32[2, 2], two sets [low, high); low > high means everything outside [high, low)
     rows: Array
     columns: Array
-    invert: Array
+    invert: Array  # bool[]
+    # uint8[ceil(n / 8), n], cell (r, c) is bit r % 8 of byte (r // 8, c); () unless the family needs it; a `Raster`
+    # where the ground comes from a file, which no mission changes
     bits: Array | Raster | tuple[()]
-    count: Array
+    count: Array  # int32[], number of class-1 cells
 
 
 def _inside(cells: Array, interval: Array) -> Array:

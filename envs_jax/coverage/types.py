@@ -4,16 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
-from envs_jax.base import (
-    Array,
-    Environment,
-    check_settings,
-    closest,
-    pytree,
-    setting,
-    short_repr,
-    take_exactly,
-)
+from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr, take_exactly
 from envs_jax.coverage import actions, maps, raster, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
 from envs_jax.coverage.communication import ChannelConfig
@@ -54,11 +45,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class CoverageConfig(Environment):
-    """Settings of a mission, and values derived from them.
-
-    Raises:
-        ValueError: impossible settings.
-    """
+    """Settings of a mission, and values derived from them. Raises ValueError: impossible settings."""
 
     num_agents: int = setting(4, "fly this many UAVs, 1 to 12", between=(1, MAX_AGENTS))
     team_sizes: tuple[int, ...] = setting(

@@ -41,11 +41,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class ReachConfig(Environment):
-    """Settings of an arm's task, and values derived from them.
-
-    Raises:
-        ValueError: impossible settings.
-    """
+    """Settings of an arm's task, and values derived from them. Raises ValueError: impossible settings."""
 
     task: str = setting(
         "reach", f"set this task: {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"

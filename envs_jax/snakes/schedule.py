@@ -83,8 +83,7 @@ def _mixture(text: str, whole: str) -> tuple[float, ...]:
 def parse(text: str) -> Schedule:
     """Parse a schedule, see the module; for "outside" an unused one.
 
-    Raises:
-        ValueError: the text does not parse, or its shares of training do not rise from 0 to at most 1.
+    Raises ValueError: the text does not parse, or its shares of training do not rise from 0 to at most 1.
     """
     if text == OUTSIDE:
         return parse("0")

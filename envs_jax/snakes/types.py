@@ -40,8 +40,7 @@ class State:
 class SnakesConfig(Environment):
     """Settings of a game, and values derived from them.
 
-    Raises:
-        ValueError: impossible settings.
+    Raises ValueError: impossible settings.
     """
 
     height: int = setting(10, "give the board this many rows", between=(3, MOST_ROWS))

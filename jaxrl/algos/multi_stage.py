@@ -11,17 +11,11 @@ from jaxrl.algos.base import Algorithm
 
 @dataclasses.dataclass(frozen=True)
 class UpstreamRun:
-    """A run that a setting refers to.
+    """A run that a setting refers to."""
 
-    Attributes:
-        run: the run, as the user named it.
-        algo: the run's algorithm, with its settings and its environment's spec.
-        settings: the algorithm's settings, by name.
-    """
-
-    run: str
-    algo: Algorithm
-    settings: dict[str, Any]
+    run: str  # the run, as the user named it
+    algo: Algorithm  # the run's algorithm, with its settings and its environment's spec
+    settings: dict[str, Any]  # the algorithm's settings, by name
 
     def check(self, spec: EnvSpec) -> None:
         """Raise ValueError unless the run's policy could act in the environment."""
@@ -72,8 +66,7 @@ class MultiStage(Algorithm):
             sources: runs in the user's order, none where the setting is empty.
             recordings: without empty settings.
 
-        Raises:
-            ValueError: the runs are not compatible.
+        Raises ValueError: the runs are not compatible.
         """
         raise NotImplementedError("an algorithm with `sources` needs resolve_inputs(...)")
 

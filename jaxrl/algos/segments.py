@@ -24,7 +24,6 @@ class Segments(Minibatches):
 
     @property
     def steps(self) -> int:
-        """Return L."""
         return self.row_samples // self.agents
 
     def cut(self, x: Array) -> Array:

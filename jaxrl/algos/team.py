@@ -25,15 +25,10 @@ NOT_SAMPLES = ("situation", "carry", "critic_carry")  # of rows
 
 @pytree
 class Situation:
-    """Inputs of a team's networks besides its observations.
+    """Inputs of a team's networks besides its observations."""
 
-    Attributes:
-        first: bool[N, T], an episode begins.
-        ages: int32[N, T, A, J], see `message_ages`; () without messages.
-    """
-
-    first: Array
-    ages: Any
+    first: Array  # bool[N, T], an episode begins
+    ages: Any  # int32[N, T, A, J], see `message_ages`; () without messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +105,6 @@ class TeamAlgorithm(Algorithm):
 
     @property
     def message_delay(self) -> int:
-        """Return D."""
         return self.spec.max_link_age if self.passes_messages else 0
 
     @property

@@ -71,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
     for name in ("csv", "bound"):
         if getattr(flags, name) is not None and not flags.conditions:
             raise UsageError(f"--{name} belongs to --conditions: name a file of conditions")
+    if flags.greedy and not flags.against:
+        raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
     if flags.conditions:
         return _play_conditions(flags, policy_set, options)
     if flags.against:
@@ -78,8 +80,6 @@ def main(argv: Sequence[str]) -> int:
         path = output(flags.json, "--json") if flags.json else None
         report = reports.play_league(players, flags.episodes, *options)
     else:
-        if flags.greedy:
-            raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
         if flags.simulator:
             simulator.require_reach(policy_set)
         policy_set = league.apply_match_settings(policy_set)
@@ -112,8 +112,6 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
             "--conditions plays one team in JAX: leave --against and --simulator out, and name a run or an environment "
             "in which no other team plays"
         )
-    if flags.greedy:
-        raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
     chosen = conditions.read_conditions(Path(flags.conditions))
     names = list(policy_set.policies) if flags.policy is None else parse_policies(flags.policy)
     policy_set.check_policies(names)
@@ -132,7 +130,6 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
 
 
 def _league(flags: argparse.Namespace, policy_set: PolicySet) -> league.League:
-    """Return the league of --against. Raises UserError."""
     if flags.simulator:
         raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
     if policy_set.run is None:

@@ -38,13 +38,7 @@ def worker_labels(algo: Sac, params: Any, step: dict[str, Array], key: Array) ->
 
 
 def collect(
-    policy_set: PolicySet,
-    params: Any,
-    world: Simulator,
-    names: Sequence[str],
-    episodes: int,
-    seed: int,
-    expert: str,
+    policy_set: PolicySet, params: Any, world: Simulator, names: Sequence[str], episodes: int, seed: int, expert: str
 ) -> ExpertDataset:
     """Play episodes in a simulator with the policies `names` in turn; return them as an expert dataset.
 

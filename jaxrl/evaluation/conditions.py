@@ -30,15 +30,11 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Result of one policy in one condition.
-
-    Attributes:
-        ends: {metric: float[N], or float[S, N] of S seeds}, at the ends of N episodes.
-    """
+    """Result of one policy in one condition."""
 
     condition: str
     policy: str
-    ends: dict[str, np.ndarray]
+    ends: dict[str, np.ndarray]  # {metric: float[N], or float[S, N] of S seeds}, at the ends of N episodes
 
 
 def read_conditions(path: Path) -> list[Condition]:

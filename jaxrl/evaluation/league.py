@@ -105,7 +105,6 @@ def play(
 
 
 def _opponent(policy_set: PolicySet) -> Opponent:
-    """Return a run's policy as an opponent for the other team."""
     assert policy_set.algo is not None
     env: Any = policy_set.env
     mode = LEARNED[rank_policies(policy_set)[0]]
@@ -171,15 +170,10 @@ def summarise_matches(
 
 @dataclasses.dataclass(frozen=True)
 class League:
-    """Runs and scripted players that all play each other.
+    """Runs and scripted players that all play each other."""
 
-    Attributes:
-        runs: {name: policy of the run}, in games with the first run's settings.
-        scripted: names of scripted players.
-    """
-
-    runs: dict[str, PolicySet]
-    scripted: tuple[str, ...]
+    runs: dict[str, PolicySet]  # {name: policy of the run}, in games with the first run's settings
+    scripted: tuple[str, ...]  # names of scripted players
 
     @property
     def players(self) -> tuple[str, ...]:

@@ -41,27 +41,20 @@ _GREEDY, _GREEDY_KEY = "greedy", "learned"  # a policy's name for users, and in 
 
 @dataclasses.dataclass(frozen=True)
 class PolicySet:
-    """An environment and the policies that can act in it; `name` and `settings` make the environment.
-
-    Attributes:
-        run, config, algo, step: of the run and its checkpoint, None where all policies are scripted.
-        params: the run's policy; where it has several seeds, the policy of the first one.
-        seed_params: the policies of all seeds, () for a single one.
-        named_settings: the settings that the command line named.
-        greedy: the run plays matches with its best actions, even where the environment's rules say sampled ones.
-    """
+    """An environment and the policies that can act in it; `name` and `settings` make the environment."""
 
     env: BatchedEnvironment
     name: str
     settings: dict[str, Any]
+    # run, config, algo, step: of the run and its checkpoint, None where all policies are scripted
     run: Path | None = None
     config: Config | None = None
     algo: Algorithm | None = None
-    params: Any = ()
-    seed_params: tuple[Any, ...] = ()
+    params: Any = ()  # the run's policy; where it has several seeds, the policy of the first one
+    seed_params: tuple[Any, ...] = ()  # the policies of all seeds, () for a single one
     step: int | None = None
-    named_settings: frozenset[str] = frozenset()
-    greedy: bool = False
+    named_settings: frozenset[str] = frozenset()  # the settings that the command line named
+    greedy: bool = False  # it plays matches with its best actions, even where the environment's rules say sampled ones
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -47,19 +47,12 @@ th:first-child, td:first-child {{ text-align: left; }}
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Seeds of equal settings, which make one curve.
+    """Seeds of equal settings, which make one curve."""
 
-    Attributes:
-        name: of the first run, and of the swept settings.
-        env: name of their environment.
-        runs: names of its runs.
-        seeds: {seed: its rows}.
-    """
-
-    name: str
-    env: str
-    runs: list[str]
-    seeds: dict[int, Rows]
+    name: str  # of the first run, and of the swept settings
+    env: str  # name of their environment
+    runs: list[str]  # names of its runs
+    seeds: dict[int, Rows]  # {seed: its rows}
 
     @property
     def title(self) -> str:
@@ -196,7 +189,6 @@ def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) 
 
 
 def _label(name: str, runs: Sequence[RunSummary]) -> str:
-    """Return the label of a metric of metrics.jsonl."""
     group, _, metric = name.partition("/")
     scoring = next((run.scoring for run in runs if metric.partition("/")[0] in run.scoring.labels), runs[0].scoring)
     words = scoring.label(metric) if group in ("eval", "rollout") else metric.replace("_", " ")

@@ -30,29 +30,17 @@ _STYLES = {"running": "bold cyan", "stopped": "yellow"}
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """A run, or a folder of its trials.
+    """A run, or a folder of its trials."""
 
-    Attributes:
-        directory: the run's, or the folder of its trials.
-        config: its configuration.
-        scoring: how its environment is scored.
-        trials: combinations of swept settings with every seed; one for most runs.
-        rows: {folder of a trial: its rows of metrics}.
-        state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
-        score: of the environment at the end, see `summarise_score`.
-        best: number of the best checkpoint, None if none was selected.
-        began: modification time of versions.json, seconds since 1970.
-    """
-
-    directory: Path
+    directory: Path  # the run's, or the folder of its trials
     config: Config
     scoring: Scoring
-    trials: list[Trial]
-    rows: dict[str, Rows]
-    state: str
-    score: dict[str, Any] | None
-    best: int | None
-    began: float
+    trials: list[Trial]  # combinations of swept settings with every seed; one for most runs
+    rows: dict[str, Rows]  # {folder of a trial: its rows of metrics}
+    state: str  # "running" while a process trains it, "finished" once its total is reached, else "stopped"
+    score: dict[str, Any] | None  # of the environment at the end, see `summarise_score`
+    best: int | None  # number of the best checkpoint, None if none was selected
+    began: float  # modification time of versions.json, seconds since 1970
 
     @property
     def name(self) -> str:
@@ -69,7 +57,6 @@ class RunSummary:
         return points[-1][1] if points else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Return everything that the table shows, for JSON."""
         return {
             "name": self.name,
             "directory": str(self.directory),
@@ -92,8 +79,7 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
         paths: runs, folders of their trials, or folders of runs.
         warn: receives a sentence for each run in a folder that cannot be read, and is left out.
 
-    Raises:
-        UserError: no run there, or a run that is named cannot be read.
+    Raises UserError: no run there, or a run that is named cannot be read.
     """
     by_directory: dict[Path, RunSummary] = {}
     for path in map(Path, paths):

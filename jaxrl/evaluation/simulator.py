@@ -27,48 +27,31 @@ ARMS = 8  # batch of Meta-World environments; more hardly save time
 
 
 class Simulator(NamedTuple):
-    """A simulator that runs B arms.
+    """A simulator that runs B arms."""
 
-    Attributes:
-        description: a few words.
-        task: the simulator's own task; None: it plays the environment's tasks.
-        spec: of the environment.
-        batch_size: B, the batch size.
-        in_order: (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list.
-        step: (state, action [B, 1, 4], ()) -> the next step.
-        scripted: () -> actions [B, 1, 4] of the simulator's scripted policy; None: use the environment's.
-        stream: source of the goals.
-    """
-
-    description: str
-    task: str | None
-    spec: EnvSpec
-    batch_size: int
+    description: str  # a few words
+    task: str | None  # the simulator's own task; None: it plays the environment's tasks
+    spec: EnvSpec  # of the environment
+    batch_size: int  # B, the batch size
+    # (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list
     in_order: Callable[[Array, Array], tuple[BatchState, TimeStep]]
+    # (state, action [B, 1, 4], ()) -> the next step
     step: Callable[[BatchState, Array, Any], tuple[BatchState, TimeStep]]
+    # () -> actions [B, 1, 4] of the simulator's scripted policy; None: use the environment's
     scripted: Callable[[], np.ndarray] | None
-    stream: str = "pool in order"
+    stream: str = "pool in order"  # source of the goals
 
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """N episodes of one policy.
+    """N episodes of one policy."""
 
-    Attributes:
-        curves: {metric: float32[T + 1, N]}, as in `jaxrl.evaluation.reports.rollout`.
-        observation: float32[N, T + 1, D].
-        action: float32[N, T, n].
-        advice: float32[N, T, n], the scripted policy's actions in the same states, or () if not requested.
-        reward: float32[N, T], of each action.
-        task: int32[N], index in the environment's tasks.
-    """
-
-    curves: dict[str, np.ndarray]
-    observation: np.ndarray
-    action: np.ndarray
-    advice: Any
-    reward: np.ndarray
-    task: np.ndarray
+    curves: dict[str, np.ndarray]  # {metric: float32[T + 1, N]}, as in `jaxrl.evaluation.reports.rollout`
+    observation: np.ndarray  # float32[N, T + 1, D]
+    action: np.ndarray  # float32[N, T, n]
+    advice: Any  # float32[N, T, n], the scripted policy's actions in the same states, or () if not requested
+    reward: np.ndarray  # float32[N, T], of each action
+    task: np.ndarray  # int32[N], index in the environment's tasks
 
 
 # Simulators

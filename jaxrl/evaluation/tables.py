@@ -72,7 +72,7 @@ def make_curve_table(report: dict[str, Any]) -> Table:
         rows.append(tables.Row(get_label(report, metric)))
         for name, curve in curves.items():
             cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
-            rows.append(tables.Row(display_name(name), cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
+            rows.append(_policy_row(name, cells))
     return tables.make_table("policy", titles, rows)
 
 
@@ -92,8 +92,7 @@ def make_condition_table(report: dict[str, Any]) -> Table:
             ends = ("not finite" if values[key] is None else f"{values[key]:.{digits}f}" for key in keys)
             cells = [format_estimate({**values, "std": None}, digits), *ends]
             cells += [] if report["bound"] is None else [f"{100 * values['failed']:.1f}"]
-            style = "bold cyan" if policy == next(iter(LEARNED)) else ""
-            rows.append(tables.Row(display_name(policy), cells, style))
+            rows.append(_policy_row(policy, cells))
     return tables.make_table("policy", titles, rows)
 
 
@@ -112,11 +111,14 @@ def make_metric_tables(report: dict[str, Any]) -> list[Table]:
                     format_estimate({**values[name], "std": None}, digits[name]) if name in values else ""
                     for name in names
                 ]
-                style = "bold cyan" if policy == next(iter(LEARNED)) else ""
-                rows.append(tables.Row(display_name(policy), cells, style))
+                rows.append(_policy_row(policy, cells))
         return tables.make_table("policy", [get_label(report, name) for name in names], rows)
 
     return [make_table(names) for names in [metrics[i : i + _COLUMNS] for i in range(0, len(metrics), _COLUMNS)]]
+
+
+def _policy_row(policy: str, cells: Sequence[str]) -> tables.Row:
+    return tables.Row(display_name(policy), cells, "bold cyan" if policy == next(iter(LEARNED)) else "")
 
 
 def _decimals(means: Iterable[float | None]) -> int:

@@ -45,8 +45,7 @@ _BODY = "# Everything below is copied into exported agents.\n"
 def agent_settings(policy: Policy) -> dict[str, Any]:
     """Return the settings of `agent.Policy`.
 
-    Raises:
-        UsageError: agent.py does not act as this algorithm does, or does not have its network.
+    Raises UsageError: agent.py does not act as this algorithm does, or does not have its network.
     """
     algo, spec = policy.algo, policy.algo.spec
     acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
@@ -119,8 +118,7 @@ def _network_params(actor: Params) -> dict[str, Any]:
 def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
     """Return the settings that submission.py needs besides the weights.
 
-    Raises:
-        UsageError: the platform, or its agent, could not play the policy.
+    Raises UsageError: the platform, or its agent, could not play the policy.
     """
     spec = algo.spec
     if not isinstance(env, Snakes):
@@ -171,8 +169,7 @@ def source(agent: Path) -> bytes:
 def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     """Return the settings of `numpy_networks.network` for the actor of an algorithm.
 
-    Raises:
-        UsageError: the actor is a network that `numpy_networks` does not have.
+    Raises UsageError: the actor is a network that `numpy_networks` does not have.
     """
     module, box = algo.networks["actor"].module, algo.spec.observation
     module = module.means if isinstance(module, GaussianOutputs) else module  # deviations do not change greedy actions

@@ -18,16 +18,11 @@ Initialiser = Callable[..., Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """A flax module and what it is called with, or an ensemble of such modules.
+    """A flax module and what it is called with, or an ensemble of such modules."""
 
-    Attributes:
-        module: the flax module.
-        inputs: shapes of a call's arguments, with a batch axis.
-        members: C modules with parameters of their own, leaves [C, ...], outputs [C, ...]; 0 = one without that axis.
-    """
-
-    module: Any
-    inputs: tuple[tuple[int, ...], ...]
+    module: Any  # the flax module
+    inputs: tuple[tuple[int, ...], ...]  # shapes of a call's arguments, with a batch axis
+    # C modules with parameters of their own, leaves [C, ...], outputs [C, ...]; 0 = one without that axis
     members: int = 0
 
     def init(self, key: Key) -> Params:
@@ -237,17 +232,11 @@ class MLP(nn.Module):
 
 
 class GaussianOutputs(nn.Module):
-    """A network of n means, and after them n logarithms of deviations that are parameters, whatever the input.
+    """A network of n means, and after them n logarithms of deviations that are parameters, whatever the input."""
 
-    Attributes:
-        means: the network, [N, ...] -> float32[N, n].
-        size: n.
-        initial_std: the deviations at the start.
-    """
-
-    means: nn.Module
-    size: int
-    initial_std: float
+    means: nn.Module  # the network, [N, ...] -> float32[N, n]
+    size: int  # n
+    initial_std: float  # the deviations at the start
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

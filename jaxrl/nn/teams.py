@@ -52,16 +52,11 @@ class Attention(nn.Module):
 
 
 class Communicating(nn.Module):
-    """One agent that sends its embedding to others, and then attends to theirs: one exchange per step.
+    """One agent that sends its embedding to others, and then attends to theirs: one exchange per step."""
 
-    Attributes:
-        encoder: [N, ...] -> [N, F], the message.
-        core: [N, F] -> float32[N, outputs], or a `Recurrent` without an encoder.
-        heads, layers: of the attention; each layer refines the agent's embedding with the same messages.
-    """
-
-    encoder: nn.Module
-    core: nn.Module
+    encoder: nn.Module  # [N, ...] -> [N, F], the message
+    core: nn.Module  # [N, F] -> float32[N, outputs], or a `Recurrent` without an encoder
+    # heads, layers: of the attention; each layer refines the agent's embedding with the same messages
     heads: int
     layers: int
     initializer: Initialisation = "orthogonal"

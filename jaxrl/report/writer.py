@@ -56,8 +56,7 @@ class Writer:
         A value that is not finite becomes null in the JSON line, since JSON has no such numbers, and no event. `step`
         is the step on TensorBoard's axis (see `Position.axis`), the iteration where it is None.
 
-        Raises:
-            MetricsError: the directory is not writable, or its disk is full.
+        Raises MetricsError: the directory is not writable, or its disk is full.
         """
         values = {name: _number(value) for name, value in scalars.items()}
         row: dict[str, Any] = {"iteration": iteration} | ({} if step is None else {"step": step})
@@ -93,8 +92,7 @@ class Writer:
         Returns:
             A sentence if lines went to LOST, or some from before the mark are lost, else "".
 
-        Raises:
-            MetricsError: a file cannot be written, or a line at the end is damaged.
+        Raises MetricsError: a file cannot be written, or a line at the end is damaged.
         """
         self.close()
         path, problem = self._directory / METRICS, ""
@@ -263,7 +261,6 @@ def _append(file: RawIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _errors_in_one_sentence(directory: Path) -> Iterator[None]:
-    """Raise OSErrors as a MetricsError."""
     try:
         yield
     except OSError as error:
@@ -274,7 +271,6 @@ def _errors_in_one_sentence(directory: Path) -> Iterator[None]:
 
 
 def _step(row: Mapping[str, Any]) -> int:
-    """Return the step of a row on TensorBoard's axis."""
     return int(row.get("step", row["iteration"]))
 
 

@@ -23,14 +23,7 @@ from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
-from jaxrl.rl.data_parallel import (
-    REPLICATED,
-    SPLIT,
-    DataParallel,
-    largest_divisor,
-    logical_shards,
-    make_mesh,
-)
+from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, largest_divisor, logical_shards, make_mesh
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_device
 from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
@@ -363,11 +356,7 @@ class CompiledRun:
 
 
 def compile_run(
-    run: Run,
-    inputs: Any,
-    say: Callable[[str], None],
-    position: Position | None = None,
-    evaluated: int = 0,
+    run: Run, inputs: Any, say: Callable[[str], None], position: Position | None = None, evaluated: int = 0
 ) -> CompiledRun:
     """Compile the programs that the rest of a run needs; check that its state and then each program fits into memory.
 

@@ -216,9 +216,8 @@ class Checkpoints:
             prefix: name of the only part of the state to read, such as "algo.params"; `like` then describes this part.
             best: read the best checkpoint, if there is one.
 
-        Raises:
-            CheckpointError: there is no intact checkpoint; its leaves have other names, shapes or types than `like`; or
-                training replaces checkpoints faster than they are read.
+        Raises CheckpointError: there is no intact checkpoint; its leaves have other names, shapes or types than `like`;
+        or training replaces checkpoints faster than they are read.
         """
         self.wait()
         for _ in range(2):  # training may replace it while it is read

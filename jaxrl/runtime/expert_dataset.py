@@ -132,8 +132,6 @@ def read_all(paths: list[str]) -> ExpertDataset:
 
 
 def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
-    """Raise ExpertDatasetError with the first error."""
-
     def refuse(sentence: str) -> ExpertDatasetError:
         return ExpertDatasetError(f"the expert dataset {path} {sentence}")
 

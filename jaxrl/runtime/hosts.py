@@ -55,8 +55,7 @@ class ProcessInfo:
 def find(coordinator: str | None, count: int | None, index: int | None) -> ProcessInfo | None:
     """Return what `--coordinator`, `--num_hosts` and `--host_index` or a launcher say; None for a single host.
 
-    Raises:
-        UsageError: incompatible flags, or a launcher that does not say enough to make its processes one run.
+    Raises UsageError: incompatible flags, or a launcher that does not say enough to make its processes one run.
     """
     get, local_devices = os.environ.get, None
     if count == 1:
@@ -196,7 +195,6 @@ _losing = threading.Lock()
 
 
 def _client() -> Any:
-    """Return this host's client of the coordination service."""
     return global_state.client
 
 

@@ -126,7 +126,6 @@ class Policy:
 
     @functools.cached_property
     def _blank_carry(self) -> Any:
-        """Return ShapeDtypeStructs of the carry of a batch of one."""
         return jax.eval_shape(self.algo.init_carry, self.params, self._blank, jax.ShapeDtypeStruct((1,), jnp.int32))
 
     def _check_carry(self, carry: Any, size: int) -> None:

@@ -42,11 +42,6 @@ def find_preset(name: str) -> Path:
     raise UsageError(f"there is no configuration {short_repr(name)}: {closest(stem, presets())}")
 
 
-def base(algo: str | None, config: str | None, env: str | None) -> Config:
-    """Return the configuration before the user's own settings, as `base_and_source`. Raises UsageError."""
-    return base_and_source(algo, config, env)[0]
-
-
 def base_and_source(algo: str | None, config: str | None, env: str | None) -> tuple[Config, str]:
     """Return the configuration before the user's own settings, and a line that says where it is from.
 

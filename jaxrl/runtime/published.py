@@ -298,11 +298,6 @@ def _whole(name: str, value: Any) -> int:
 # Flags
 
 
-def systems_for(algo: str) -> list[System]:
-    """Return all systems, beginning with the system that an algorithm replaces."""
-    return sorted(SYSTEMS, key=lambda system: algo not in system.presets)
-
-
 def translate_flags(argv: Sequence[str], algo: str, known: Collection[str]) -> list[str]:
     """Return a command line in which published flags that mean the same here have our names.
 
@@ -324,7 +319,7 @@ def hint(word: str, algo: str, prefix: str = "--") -> str | None:
     systems that `algo` does not replace must be complete, because their last parts may mean anything.
     """
     word = word.lstrip("-")
-    for system in systems_for(algo):
+    for system in sorted(SYSTEMS, key=lambda system: algo not in system.presets):  # the algorithm's own comes first
         names = [name for name in system.names if _ends_with(word, name.theirs)]
         names = names or [name for name in system.names if name.flag == word and algo in system.presets]
         names = [name for name in names if algo in name.algos] or names

@@ -171,7 +171,6 @@ class Evaluator:
         return jax.jit(on_mesh(function, self._used_mesh, in_specs, SPLIT), compiler_options=graphs())
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        """Return the carry at the end of all these episodes."""
         horizon, keys = self.env.spec.horizon, make_episode_keys(seed_key, indices)
 
         def play_steps(count: int, first: Array, carry: Any) -> Any:

@@ -41,8 +41,7 @@ class SelfPlay(BatchedEnvironment):
 
         Snapshot (i // group) % P plays the other team of game i.
 
-        Raises:
-            ValueError: the games cannot be divided into equal groups per snapshot.
+        Raises ValueError: the games cannot be divided into equal groups per snapshot.
         """
         inner_context, pool = context
         timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]

@@ -347,7 +347,6 @@ class Session:
         self._show_block(after, phase)
 
     def _check_host(self, env: BatchedEnvironment) -> None:
-        """Raise UserError if environments on the host have failed."""
         if env.failure:
             self.checkpoints.wait()
             raise UserError(env.failure)

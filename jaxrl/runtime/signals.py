@@ -13,14 +13,10 @@ TWICE_SECONDS = 0.2  # a signal that comes again so soon is the same one: `timeo
 
 
 class StopSignals:
-    """The signals that have come so far.
-
-    Attributes:
-        names: of the first one, such as "SIGTERM"; empty before it.
-    """
+    """The signals that have come so far."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.names: list[str] = []  # of the first one, such as "SIGTERM"; empty before it
         self._began = 0.0
 
     def __bool__(self) -> bool:

@@ -100,19 +100,7 @@ def test_configurations(tmp_path_factory: Any, lines: list[tuple[str, str]], see
 
 SHAPES = [(), (0,), (1,), (40,), (40, 0), (40, 2), (40, 3), (40, 39), (39, 2), (40, 1, 1)]
 KINDS = ["f2", "f4", ">f8", "i1", "i8", "u8", "?", "c8", "U1", "U0", "S3", "M8[s]", "V3"]
-FIELDS = [
-    "version",
-    "environment",
-    "task_names",
-    "task",
-    "step",
-    "observation",
-    "action",
-    "reward",
-    "mu",
-    "value",
-    "more",
-]
+FIELDS = "version environment task_names task step observation action reward mu value more".split()
 
 
 @fuzz(100)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import apply_changes
-from jaxrl.runtime.presets import base
+from jaxrl.runtime.presets import base_and_source
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "coverage": {"budget": 2, "q": 28, "num_agents": 2},
@@ -66,7 +66,9 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def make_run(name: str) -> Run:
     """The run of this name, built."""
     algo, env, settings = RUNS[name]
-    return build_run(apply_changes(base(algo, None, env), {**ENVIRONMENTS[env], **settings, "block_iterations": 2}))
+    return build_run(
+        apply_changes(base_and_source(algo, None, env)[0], {**ENVIRONMENTS[env], **settings, "block_iterations": 2})
+    )
 
 
 def train(name: str) -> None:

@@ -10,14 +10,7 @@ from bench.parity import records
 from bench.parity.records import CoverageRecord
 
 COVERAGE_MISSIONS, COVERAGE_OWN_MISSIONS = records.COVERAGE_MISSIONS, records.COVERAGE_OWN_MISSIONS
-COVERAGE_FULL_MISSIONS = (
-    "m03",
-    "m04",
-    "m05",
-    "m06",
-    "m08",
-    "m09",
-)  # whole belief maps recorded at every step
+COVERAGE_FULL_MISSIONS = ("m03", "m04", "m05", "m06", "m08", "m09")  # whole belief maps recorded at every step
 COVERAGE_GREEDY = ("ig0", "ig1")
 COVERAGE_OWN_GREEDY = ("own-ig0",)
 SOURCES, OWN = records.SOURCES, records.OWN
@@ -65,12 +58,9 @@ def coverage_network(base: int, channels: int, num_actions: int = 6, width: int 
     base: 100 actor (7 channels), 200 critic, 300 target critic (12 channels). The unused layer fc2 is left out.
     """
     layers = {  # name: (tag of the weight, shape of the weight)
-        "conv1": (0, (width, channels, 5, 5)),
-        "conv2": (2, (width, width, 4, 4)),
-        "conv3": (4, (width, width, 4, 4)),
-        "fc1": (6, (width, width)),
-        "fc3": (10, (num_actions, width)),
-    }
+        "conv1": (0, (width, channels, 5, 5)), "conv2": (2, (width, width, 4, 4)), "conv3": (4, (width, width, 4, 4)),
+        "fc1": (6, (width, width)), "fc3": (10, (num_actions, width)),
+    }  # fmt: skip
     arrays = {}
     for name, (tag, shape) in layers.items():
         fan_in = int(np.prod(shape[1:]))

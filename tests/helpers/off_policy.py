@@ -53,13 +53,8 @@ CONTINUOUS = SMALL | {
     "target_update_period": 2,
 }  # fmt: skip
 TEACHER = {
-    "context_length": 4,
-    "embedding_size": 8,
-    "feedforward_size": 8,
-    "num_heads": 2,
-    "num_layers": 1,
-    "hidden_size": 8,
-}
+    "context_length": 4, "embedding_size": 8, "feedforward_size": 8, "num_heads": 2, "num_layers": 1, "hidden_size": 8,
+}  # fmt: skip
 STUDENT = {
     "teacher_constant_steps": 100,
     "teacher_until_step": 500,
@@ -117,11 +112,7 @@ class Compiled(Trainer):
 
 @functools.cache  # tests with the same arguments share the programs
 def make_trainer(
-    algo: type[OffPolicy],
-    env: Environment,
-    num_envs: int = 8,
-    devices: int = 1,
-    **settings: Any,
+    algo: type[OffPolicy], env: Environment, num_envs: int = 8, devices: int = 1, **settings: Any
 ) -> Trainer:
     """A trainer whose blocks have up to 400 iterations, with an update for each step of the batch by default."""
     if "env_steps_per_update" in {field.name for field in dataclasses.fields(algo)}:

@@ -85,3 +85,11 @@ def shared_programs() -> Iterator[None]:
 
     with mock.patch.object(runs, "compile_run", once):
         yield
+
+
+def check_resume(argv: str, folder: Path) -> None:
+    """A run that is stopped after its first block and continued ends in the same bits as one that is not stopped."""
+    with shared_programs():
+        whole, stopped = run(argv, folder / "whole"), run(f"{argv} --max_seconds 1e-9", folder / "stopped")
+        resume(stopped, "--max_seconds 0")
+    assert outcome(stopped) == outcome(whole)

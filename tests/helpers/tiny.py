@@ -57,8 +57,6 @@ class Corridor(Environment):
         return TimeStep(
             observation=jax.nn.one_hot(state.position, self.length + 1),
             action_mask=jnp.ones((self.num_agents, 2), bool),
-            mask_state=(),
-            global_state=(),
             reward=jnp.full(self.num_agents, reward, jnp.float32),
             terminated=reached,
             truncated=~reached & (state.t >= self.horizon),
@@ -100,10 +98,7 @@ class TinyQ(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         updates = round(self.update_interval * self.updates_per_step)
-        return (
-            Phase("fill", self.update_interval, 0, iterations=2),
-            Phase("train", self.update_interval, updates),
-        )
+        return (Phase("fill", self.update_interval, 0, iterations=2), Phase("train", self.update_interval, updates))
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         weights = jnp.zeros((self.spec.observation.shape[0], self.spec.action.n))
@@ -244,9 +239,6 @@ class PointMass(Environment):
         task = jnp.full((self.num_agents, 1), state.task, jnp.float32)
         return TimeStep(
             observation=jnp.concatenate([state.place, task], axis=-1),
-            action_mask=None,
-            mask_state=(),
-            global_state=(),
             reward=jnp.where(first, 0.0, 1.0 - distance),
             terminated=jnp.bool_(False),
             truncated=state.t >= self.horizon,

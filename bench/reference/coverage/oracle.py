@@ -40,40 +40,26 @@ Readings = Callable[[int, int, Box], np.ndarray]  # (k, agent, clipped footprint
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a mission; the defaults come from the published experiments.
+    """Settings of a mission; the defaults come from the published experiments."""
 
-    Attributes:
-        num_agents: team size N.
-        budget: number of decisions less one; a mission has T = budget + 1 steps.
-        q: pixels along the edge of a footprint at 5 m; sets the resolution of the map (57 gives 493 x 493 cells).
-        num_actions: 6 (up, four sides, down), 4 (four sides) or 27 (every neighbour of the 3-D lattice).
-        communication_range: metres, altitude included.
-        failure_rate: probability that a message within range is lost.
-        delay: steps after which a message arrives, with the position and the measurement of when it was sent.
-        fix_range: if False the range is drawn once per mission from 0, 15, 25 and 100 m.
-        prior: initial probability of class 1.
-        class_weights: weight in the entropy of cells believed to be class 0 and class 1.
-        unknown_weight: weight of undecided cells.
-        reward_scale, reward_offset: r = scale * relative utility + offset.
-        terrain: "split", "corner", "band", "diagonal", "four", "field", or "mixed" for one of them per mission.
-        start: "uniform" (independent lattice points) or "corners"; always at the highest altitude.
-    """
-
-    num_agents: int = 4
-    budget: int = 14
+    num_agents: int = 4  # team size N
+    budget: int = 14  # number of decisions less one; a mission has T = budget + 1 steps
+    # pixels along the edge of a footprint at 5 m; sets the resolution of the map (57 gives 493 x 493 cells)
     q: int = 57
-    num_actions: int = 6
-    communication_range: float = 25.0
-    failure_rate: float = 0.0
-    delay: int = 0
-    fix_range: bool = True
-    prior: float = 0.5
-    class_weights: tuple[float, float] = (0.0, 1.0)
-    unknown_weight: float = 0.5
+    num_actions: int = 6  # 6 (up, four sides, down), 4 (four sides) or 27 (every neighbour of the 3-D lattice)
+    communication_range: float = 25.0  # metres, altitude included
+    failure_rate: float = 0.0  # probability that a message within range is lost
+    delay: int = 0  # steps after which a message arrives, with the position and the measurement of when it was sent
+    fix_range: bool = True  # if False the range is drawn once per mission from 0, 15, 25 and 100 m
+    prior: float = 0.5  # initial probability of class 1
+    class_weights: tuple[float, float] = (0.0, 1.0)  # weight in the entropy of cells believed to be class 0 and class 1
+    unknown_weight: float = 0.5  # weight of undecided cells
+    # reward_scale, reward_offset: r = scale * relative utility + offset
     reward_scale: float = 22.0
     reward_offset: float = -0.5
+    # "split", "corner", "band", "diagonal", "four", "field", or "mixed" for one of them per mission
     terrain: str = "split"
-    start: str = "uniform"
+    start: str = "uniform"  # "uniform" (independent lattice points) or "corners"; always at the highest altitude
 
     def __post_init__(self) -> None:
         if self.num_actions not in MOVES:
@@ -636,7 +622,6 @@ class Mission:
 
     @property
     def done(self) -> bool:
-        """True after the last of the T steps."""
         return self.t == self.settings.steps
 
     # ---- dynamics

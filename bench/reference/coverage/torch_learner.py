@@ -377,8 +377,3 @@ def training(
     for step in itertools.count():
         batch, stats = collect(learner, settings, rng, missions_per_step, epsilon((step + 1) * missions_per_step))
         yield {"missions": float((step + 1) * missions_per_step), **stats, **learner.train_step(batch)}
-
-
-def greedy_policy(learner: TorchComa) -> Any:
-    """Return the greedy policy of a learner, for `baselines.fly`."""
-    return lambda mission: learner.fly_step(mission, mission.observe(), greedy=True)[0]

@@ -34,24 +34,16 @@ Integers = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a game; the defaults come from the 3v3 competition.
+    """Settings of a game; the defaults come from the 3v3 competition."""
 
-    Attributes:
-        height, width: rows and columns of the board, at least 3 each.
-        num_snakes: n.
-        num_beans: B, the number of beans that a refill aims at.
-        max_step: steps of a game.
-        teams: 2 (the first and the second half of the snakes) or 1 (everyone for itself).
-        fixed_respawn: respawned bodies are connected and never face their own neck; not the published game.
-    """
-
+    # height, width: rows and columns of the board, at least 3 each
     height: int = 10
     width: int = 20
-    num_snakes: int = 6
-    num_beans: int = 5
-    max_step: int = 200
-    teams: int = 2
-    fixed_respawn: bool = False
+    num_snakes: int = 6  # n
+    num_beans: int = 5  # B, the number of beans that a refill aims at
+    max_step: int = 200  # steps of a game
+    teams: int = 2  # 2 (the first and the second half of the snakes) or 1 (everyone for itself)
+    fixed_respawn: bool = False  # respawned bodies are connected and never face their own neck; not the published game
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 3:
@@ -71,7 +63,6 @@ class Settings:
         return range(side * self.team_size, (side + 1) * self.team_size)
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, row by row."""
         return itertools.product(range(self.height), range(self.width))
 
     def neighbour(self, cell: Cell, direction: int) -> Cell:
@@ -89,42 +80,26 @@ CONFIGURATIONS = {
 
 @dataclass
 class State:
-    """State of the rules; functions return new states and do not change the given ones.
+    """State of the rules; functions return new states and do not change the given ones."""
 
-    Attributes:
-        bodies: the cells of each snake, head first; empty for a snake that could not respawn.
-        directions: the stored direction of each snake. It does not follow from the body: see `respawn`.
-        beans: their cells, in an order that observations show.
-        step_count: 1 after a reset.
-    """
-
-    bodies: list[list[Cell]]
-    directions: list[int]
-    beans: list[Cell]
-    step_count: int = 1
+    bodies: list[list[Cell]]  # the cells of each snake, head first; empty for a snake that could not respawn
+    directions: list[int]  # the stored direction of each snake. It does not follow from the body: see `respawn`.
+    beans: list[Cell]  # their cells, in an order that observations show
+    step_count: int = 1  # 1 after a reset
 
     def occupied(self) -> set[Cell]:
-        """Cells of snakes and beans."""
         return {*self.beans, *itertools.chain.from_iterable(self.bodies)}
 
 
 @dataclass
 class Outcome:
-    """Result of a step without its draws.
+    """Result of a step without its draws."""
 
-    Attributes:
-        state: after the step, with the remaining beans and no new ones.
-        rewards: change of each snake's game score.
-        hit: whether each snake died.
-        done: whether the game is over.
-        fallen: the bodies of those that died, as the move left them.
-    """
-
-    state: State
-    rewards: list[int]
-    hit: list[bool]
-    done: bool
-    fallen: dict[int, list[Cell]]
+    state: State  # after the step, with the remaining beans and no new ones
+    rewards: list[int]  # change of each snake's game score
+    hit: list[bool]  # whether each snake died
+    done: bool  # whether the game is over
+    fallen: dict[int, list[Cell]]  # the bodies of those that died, as the move left them
 
 
 # ---------------------------------------------------------------- rules

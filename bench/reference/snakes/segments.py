@@ -32,8 +32,7 @@ def from_segments(
         max_beans: K, places for beans.
         steps: steps made.
 
-    Raises:
-        ValueError: cells off the board or taken twice, or a body that no play can reach.
+    Raises ValueError: cells off the board or taken twice, or a body that no play can reach.
     """
     occupied = [tuple(cell) for snake in (*segments, beans) for cell in snake]
     if any(not (0 <= r < board.height and 0 <= c < board.width) for r, c in occupied):

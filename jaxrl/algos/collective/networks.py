@@ -21,53 +21,33 @@ from jaxrl.nn.networks import MLP
 
 @pytree
 class CollectiveParameters:
-    """Parameters and optimizers, the same on every device.
+    """Parameters and optimizers, the same on every device."""
 
-    Attributes:
-        workers: {"actor", "critic", "log_alpha"} of all workers, leaves [K, ...].
-        learners: {"encoder", "actor", "critic": Learner}, their params as flax has them; critics' leaves are [C, ...].
-        coded: int32[], rows of the dataset already encoded by the trained transformer.
-    """
-
-    workers: Params
+    workers: Params  # {"actor", "critic", "log_alpha"} of all workers, leaves [K, ...]
+    # {"encoder", "actor", "critic": Learner}, their params as flax has them; critics' leaves are [C, ...]
     learners: dict[str, Learner]
-    coded: Array
+    coded: Array  # int32[], rows of the dataset already encoded by the trained transformer
 
 
 @pytree
 class Carry:
-    """The carry of acting, leaves [B, ...].
+    """The carry of acting, leaves [B, ...]."""
 
-    Attributes:
-        window: Window of the last steps.
-        action: float32[B, n], the latest.
-        step: int32[B], steps of the episode so far.
-        episode: int32[B], number of the episode in its environment.
-    """
-
-    window: Window
-    action: Array
-    step: Array
-    episode: Array
+    window: Window  # of the last steps
+    action: Array  # float32[B, n], the latest
+    step: Array  # int32[B], steps of the episode so far
+    episode: Array  # int32[B], number of the episode in its environment
 
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
-    """The modules, and functions of their parameters.
+    """The modules, and functions of their parameters."""
 
-    Attributes:
-        encoder: a window -> its code and the reconstructed tokens.
-        actor: [code, state] float32[N, c + s] -> mean and raw deviation float32[N, 2 n].
-        critic: [code, state, action] float32[N, c + s + n] -> float32[N, 1].
-        num_critics: C, number of critics.
-        entries: observation entries that form the state; none = all.
-    """
-
-    encoder: TrajectoryTransformer
-    actor: MLP
-    critic: MLP
-    num_critics: int
-    entries: tuple[int, ...]
+    encoder: TrajectoryTransformer  # a window -> its code and the reconstructed tokens
+    actor: MLP  # [code, state] float32[N, c + s] -> mean and raw deviation float32[N, 2 n]
+    critic: MLP  # [code, state, action] float32[N, c + s + n] -> float32[N, 1]
+    num_critics: int  # C, number of critics
+    entries: tuple[int, ...]  # observation entries that form the state; none = all
 
     def init(self, key: Key) -> dict[str, Params]:
         """Return fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""

@@ -27,17 +27,11 @@ MASK_RATE, RANDOM_SHARE, UNCHANGED_SHARE = 0.15, 0.1, 0.1
 
 @pytree
 class Window:
-    """The last T steps, or a scalar per token; any leading axes.
+    """The last T steps, or a scalar per token; any leading axes."""
 
-    Attributes:
-        state: float32[..., T, s], oldest first; the last one is the current state.
-        action: float32[..., T - 1, a], taken in all states but the last.
-        reward: float32[..., T - 1, 1], of these actions.
-    """
-
-    state: Array
-    action: Array
-    reward: Array
+    state: Array  # float32[..., T, s], oldest first; the last one is the current state
+    action: Array  # float32[..., T - 1, a], taken in all states but the last
+    reward: Array  # float32[..., T - 1, 1], of these actions
 
 
 # Losses

@@ -97,15 +97,10 @@ def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...]) -> list[Upstr
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """Workers with stacked parameters, leaves [K, ...].
+    """Workers with stacked parameters, leaves [K, ...]."""
 
-    Attributes:
-        worker: the algorithm of each.
-        tasks: of the environment, one per worker.
-    """
-
-    worker: Sac
-    tasks: int
+    worker: Sac  # the algorithm of each
+    tasks: int  # of the environment, one per worker
 
     def task(self, timestep: TimeStep) -> Array:
         """Return the task of each time step, int32[...]."""

@@ -46,10 +46,9 @@ class Policy:
             carry: of a policy with a memory, what the last call returned; None where all episodes begin.
             first: bool or bool[B], episodes that begin with this observation.
 
-        Raises:
-            ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an allowed
-                action, one that the policy ignores, or no rule for masks that depend on other agents' actions; a carry
-                of other environments, or for a policy without a memory.
+        Raises ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an
+        allowed action, one that the policy ignores, or no rule for masks that depend on other agents' actions; a carry
+        of other environments, or for a policy without a memory.
         """
         settings, observation = self.settings, np.asarray(observation)
         expected_shape = (settings["agents"], *settings["observation_shape"])

@@ -18,17 +18,12 @@ PLATFORMS = ("cpu", "cuda")
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An array that the exported function takes or returns.
+    """An array that the exported function takes or returns."""
 
-    Attributes:
-        name: a field of `TimeStep`, with the path of a leaf where the field has several; "action", or part of a carry.
-        shape: without the batch axis, which is the first one.
-        dtype: name of a NumPy dtype.
-    """
-
+    # a field of `TimeStep`, with the path of a leaf where the field has several; "action", or part of a carry
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # without the batch axis, which is the first one
+    dtype: str  # name of a NumPy dtype
 
     def struct(self, batch: Any) -> jax.ShapeDtypeStruct:
         """Return the array's ShapeDtypeStruct; `batch` is a number or a symbolic dimension."""
@@ -37,20 +32,14 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Greedy:
-    """The greedy policy as `function(*inputs)` -> action, with a carry `function(*inputs, carry)` -> action, carry.
+    """The greedy policy as `function(*inputs)` -> action, with a carry `function(*inputs, carry)` -> action, carry."""
 
-    Attributes:
-        inputs: fields of the time step that the actions depend on, in order.
-        carry: what the function returns for its next call, a tuple of arrays; none for most policies. At the first
-            step it may hold anything, such as zeros: it is reset where the input "first" is True.
-        action: its result, [batch, agents, ...].
-        function: pure, for arrays with a batch axis.
-    """
-
-    inputs: tuple[Argument, ...]
+    inputs: tuple[Argument, ...]  # fields of the time step that the actions depend on, in order
+    # what the function returns for its next call, a tuple of arrays; none for most policies. At the first step it may
+    # hold anything, such as zeros: it is reset where the input "first" is True.
     carry: tuple[Argument, ...]
-    action: Argument
-    function: Callable[..., Any]
+    action: Argument  # its result, [batch, agents, ...]
+    function: Callable[..., Any]  # pure, for arrays with a batch axis
 
     def structs(self, batch: Any) -> list[Any]:
         carry = tuple(argument.struct(batch) for argument in self.carry)

@@ -34,8 +34,7 @@ INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # parameters that hold the functio
 def to_onnx(greedy: Greedy) -> bytes:
     """Return the serialised ONNX model of a greedy function; the batch size is free.
 
-    Raises:
-        UsageError: the function has a primitive without a rule.
+    Raises UsageError: the function has a primitive without a rule.
     """
     import onnx
 
