@@ -54,7 +54,6 @@ OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the page 
 # Commands that make the runs of which pages speak, by directory; the first one is number 0001.
 RUNS = {
     "coma_coverage": ["--algo coma", "--config coma_quick"],
-    "ppo_drift_env-DriftEnv": ["--env drift_env:DriftEnv --algo ppo"],
     "ddpg_snakes_3v3": ["--algo ddpg", "--algo ddpg --seed 1"],
     "sac_reach": ["--algo sac", "--algo sac --task above", "--algo sac --task hover"],
     "collective_reach": ["--config collective --workers runs/sac_reach/0001,runs/sac_reach/0002,runs/sac_reach/0003"],
@@ -63,7 +62,7 @@ NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/
 
 # What blocks take from the text around them.
 BEFORE = {
-    "docs/tutorials/snakes_opponent.md": "import jax.numpy as jnp\n"
+    "docs/environments/snakes.md": "import jax.numpy as jnp\n"
     "from envs_jax.snakes.opponents import Opponent, _first_of",
 }
 
