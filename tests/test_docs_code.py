@@ -62,8 +62,7 @@ NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/
 
 # What blocks take from the text around them.
 BEFORE = {
-    "docs/environments/snakes.md": "import jax.numpy as jnp\n"
-    "from envs_jax.snakes.opponents import Opponent, _first_of",
+    "docs/environments/snakes.md": "import jax.numpy as jnp\nfrom envs_jax.snakes.opponents import Opponent, _first_of",
 }
 
 # What the output of blocks of Python contains, by the file that they name.
