@@ -30,7 +30,6 @@ TINY = {
     "ddpg": f"{OFF} --max_steps 6 --learning_starts 16",
     "sac": f"{OFF} --random_steps 16",
     "ppo": f"{SMALL} 8 --rollout_steps 16 --num_minibatches 2 --total_env_steps 256",
-    "sgd:SacWithMomentum": f"{OFF} --random_steps 16",
     "student": f"{OFF} --random_steps 16",
     "collective": "--devices 1 --num_envs 8 --random_steps 150 --learner_steps 150 --worker_steps 150 --batch_size 8 "
     "--initial_updates 8 --transformer_updates 8 --transformer_batch 8 --actor_updates 8 --updates_per_call 8 "
