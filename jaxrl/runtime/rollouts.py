@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -228,7 +228,7 @@ class Evaluator:
         def observe_all(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        trace = self._make_trace(observe_all, 1, with_actions=True, compiler_options=_quick())
+        trace = self._make_trace(observe_all, 1, with_actions=True)
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             rows, actions = trace(params, key, context, index)
@@ -237,11 +237,7 @@ class Evaluator:
         return rollout
 
     def _make_trace(
-        self,
-        extract: Callable[..., Any],
-        size: int,
-        with_actions: bool = False,
-        compiler_options: Mapping[str, Any] | None = None,
+        self, extract: Callable[..., Any], size: int, with_actions: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
         """Return (parameters, key, context, first) -> `extract` at each step [T + 1, B, ...], and actions [T, B, ...].
 
@@ -270,10 +266,9 @@ class Evaluator:
 
         common, rows_spec = (REPLICATED,) * 4, jax.sharding.PartitionSpec(None, AXIS)
         on_devices = on_mesh(begin, self._used_mesh, common, (SPLIT, rows_spec))
-        options = graphs() if compiler_options is None else dict(compiler_options)
-        jitted_begin = jax.jit(on_devices, compiler_options=options)
+        jitted_begin = jax.jit(on_devices, compiler_options=graphs())
         on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
-        jitted_piece = jax.jit(on_devices, compiler_options=options)
+        jitted_piece = jax.jit(on_devices, compiler_options=graphs())
         programs: list[Program] = []
 
         def compile_both(*arguments: Any) -> None:
@@ -326,20 +321,6 @@ class Evaluator:
     def _see(self, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
         task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
         return values(statistics) | task
-
-
-def _quick() -> dict[str, Any]:
-    """Return compiler options of programs that play one episode: compiling takes far longer than playing.
-
-    Versions of JAX from 0.11 on do not have all of these options.
-    """
-    if jax.default_backend() != "cpu" or jax.__version_info__ >= (0, 11):
-        return graphs()
-    return {
-        "xla_backend_optimization_level": 0,
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1,
-    }
 
 
 def check_host(env: BatchedEnvironment) -> None:
