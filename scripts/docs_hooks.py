@@ -1,9 +1,11 @@
 """Hooks of the documentation site: README and notebooks as pages, figures of the repository, tables of settings.
 
-A page writes `<!-- settings module:Class -->` where the table of a class's settings belongs.
+A page writes `<!-- settings module:Class -->` where the table of a class's settings belongs, and
+`<!-- names: SYSTEM -->` where the names of a published system and ours belong.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from envs_jax.base import load
+from jaxrl.runtime import published
 
 ROOT = Path(__file__).resolve().parents[1]
 _OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|configs|tests)/[^)#]+)")  # links of pages in docs/
@@ -49,6 +52,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"(\]\([^)]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)  # a page instead of JSON
     markdown = _OUTSIDE.sub(lambda link: link[1] + link[2].removeprefix("../") + link[3], markdown)
     markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # a value and its interval stay in one line
+    systems = {system.name: system for system in published.SYSTEMS}
+    markdown = re.sub(r"<!-- names: ([^>]+) -->", lambda mark: show_names(systems[mark[1]]), markdown)
     return re.sub(r"<!-- settings (\S+) -->", lambda mark: table(load(mark[1], "class")), markdown)
 
 
@@ -62,3 +67,14 @@ def table(cls: Any) -> str:
             default = field.default if field.default != "" else "empty"
             rows.append(f"| `{field.name}` | {default} | {field.metadata['help']}{bounds} |")
     return "\n".join(rows)
+
+
+def show_names(system: published.System) -> str:
+    """Return a Markdown table of a published system's settings: their name, ours, the conversion."""
+    rows = ["| theirs | here | note |", "|---|---|---|"]
+    others = [name for name in system.names if name.flag != name.ours]
+    for (ours, note), group in itertools.groupby(others, lambda name: (name.ours, name.note)):
+        theirs = ", ".join(f"`{name.theirs}`" for name in group)
+        rows.append(f"| {theirs} | {f'`{ours}`' if ours else 'none'} | {note} |")
+    same = ", ".join(dict.fromkeys(f"`{name.ours}`" for name in system.names if name.flag == name.ours))
+    return "\n".join(rows) + f"\n\nThe same here: {same}."

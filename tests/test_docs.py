@@ -54,7 +54,7 @@ def trained(folder: Path) -> Path:
 
 
 def test_the_page_shows_its_files(folder: Path) -> None:
-    names = ["actor_critic.py", "check.py", "orchard.py", "orchard_viewer.py", "play.py", "sgd.py"]
+    names = ["actor_critic.py", "check.py", "orchard.py", "orchard_viewer.py", "play.py"]
     assert sorted(path.name for path in folder.glob("*.py")) == names
 
 

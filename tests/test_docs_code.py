@@ -30,7 +30,6 @@ TINY = {
     "ddpg": f"{OFF} --max_steps 6 --learning_starts 16",
     "sac": f"{OFF} --random_steps 16",
     "ppo": f"{SMALL} 8 --rollout_steps 16 --num_minibatches 2 --total_env_steps 256",
-    "sgd:SacWithMomentum": f"{OFF} --random_steps 16",
     "student": f"{OFF} --random_steps 16",
     "collective": "--devices 1 --num_envs 8 --random_steps 150 --learner_steps 150 --worker_steps 150 --batch_size 8 "
     "--initial_updates 8 --transformer_updates 8 --transformer_batch 8 --actor_updates 8 --updates_per_call 8 "
@@ -48,7 +47,6 @@ OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the page 
 # Commands that make the runs of which pages speak, by directory; the first one is number 0001.
 RUNS = {
     "coma_coverage": ["--algo coma", "--config coma_quick"],
-    "ppo_drift_env-DriftEnv": ["--env drift_env:DriftEnv --algo ppo"],
     "ddpg_snakes_3v3": ["--algo ddpg", "--algo ddpg --seed 1"],
     "sac_reach": ["--algo sac", "--algo sac --task above", "--algo sac --task hover"],
     "collective_reach": ["--config collective --workers runs/sac_reach/0001,runs/sac_reach/0002,runs/sac_reach/0003"],
@@ -57,8 +55,7 @@ NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/
 
 # What blocks take from the text around them.
 BEFORE = {
-    "docs/tutorials/snakes_opponent.md": "import jax.numpy as jnp\n"
-    "from envs_jax.snakes.opponents import Opponent, _first_of"
+    "docs/environments/snakes.md": "import jax.numpy as jnp\nfrom envs_jax.snakes.opponents import Opponent, _first_of",
 }
 
 # What the output of blocks of Python contains, by the file that they name.

@@ -205,6 +205,16 @@ def test_environments_have_charts_of_their_own(folder: Path, tmp_path: Path) -> 
     assert "ddpg_reach/0001" not in other and "ddpg_point/0003 and 2 more" in other
 
 
+def test_runs_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
+    for study, gamma in (("one", 0.5), ("two", 0.25)):
+        make_run(tmp_path / study / "ddpg_point/0001", rows_of([2.0, 1.5]), 1e9, seed=1, gamma=gamma)
+    make_run(tmp_path / "two/ddpg_point/0002", rows_of([2.0, 1.5]), 1e9, seed=1, gamma=0.125)
+    runs = run_summary.find([str(tmp_path / "one"), str(tmp_path / "two")], print)
+    names = ["one/ddpg_point/0001", "two/ddpg_point/0001", "ddpg_point/0002"]
+    assert sorted(run.name for run in runs) == sorted(names)
+    assert sorted(one.title for one in run_page.group_series(runs)) == sorted(names)
+
+
 def test_curves_are_means_with_intervals(folder: Path) -> None:
     program, other, runs = series_of(folder)  # 0006 has no rows
     assert [one.title for one in (program, other, runs)] == [

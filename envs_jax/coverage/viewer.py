@@ -110,22 +110,33 @@ def scene(record: Record) -> Scene:
     maps = []
     for k in range(record.steps + 1):
         stored = np.asarray(states.maps.beliefs[k, -1])
-        p = shrink(np.asarray(belief.probability(env.storage.log_odds(jnp.asarray(stored)))), SIDE)
+        p = shrink(np.asarray(_probability(env, stored)), SIDE)
         seen = shrink((stored != env.storage.unseen).astype(np.float32), SIDE) >= 0.5
         maps.append(np.where(seen, 1 + np.round(np.clip(p, 0.0, 1.0) * 254.0), 0).astype(np.uint8))
-    ground = terrain.whole(jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), states.terrain), n)
+    ground, corners = _places(env, jax.tree.map(lambda leaf: leaf[0], states.terrain), states.positions)
     truth = shrink(np.asarray(ground).astype(np.float32), SIDE) >= 0.5
-    box = world.clip_footprint(world.footprint(jnp.asarray(states.positions), env.q), n)
-    corners = np.stack([np.asarray(edge) for edge in (box.top, box.left, box.bottom, box.right)], axis=-1)
     return Scene(
         side=n * metres,
         belief=np.stack(maps),
         borders=borders(truth) * (n * metres / len(truth)),
         positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
-        boxes=corners * metres,
+        boxes=np.asarray(corners) * metres,
         heard=np.asarray(_heard(env, states.key, states.positions, states.comm_range, states.channel, states.team)),
         present=np.asarray(states.team.present) if env.has_teams else np.ones(states.positions.shape[:2], bool),
     )
+
+
+@functools.partial(jax.jit, static_argnums=0)  # one program, not one for each operation
+def _probability(env: CoverageConfig, stored: Any) -> Any:
+    """float[n, n]: probabilities of a map as the environment stores it."""
+    return belief.probability(env.storage.log_odds(stored))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _places(env: CoverageConfig, ground: Any, positions: Any) -> tuple[Any, Any]:
+    """bool[n, n], the true region; int[T, A, 4], the corners of footprints in cells."""
+    box = world.clip_footprint(world.footprint(positions, env.q), env.n)
+    return terrain.whole(ground, env.n), jnp.stack([box.top, box.left, box.bottom, box.right], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnums=0)

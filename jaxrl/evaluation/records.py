@@ -140,7 +140,7 @@ def draw(viewer: Viewer, episode: Record, suffix: str) -> bytes:
         return viewer.html(episode).encode()
     buffer = io.BytesIO()
     if suffix == ".png":
-        viewer.picture(episode).save(buffer, "PNG", optimize=True)
+        viewer.picture(episode).save(buffer, "PNG")
         return buffer.getvalue()
     frames = viewer.frames(episode)
     reduced = [frame.convert("P", palette=1, colors=256) for frame in frames]  # 1 = adaptive

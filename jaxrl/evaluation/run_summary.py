@@ -1,5 +1,6 @@
 """Runs on disk: how far they are, what they have learned, and in which settings they differ; as data and as tables."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -41,11 +42,12 @@ class RunSummary:
     score: dict[str, Any] | None  # of the environment at the end, see `summarise_score`
     best: int | None  # number of the best checkpoint, None if none was selected
     began: float  # modification time of versions.json, seconds since 1970
+    parts: int = 2  # of the path, the last ones, that are its name
 
     @property
     def name(self) -> str:
-        """Return the last two parts of the path, such as "coma_coverage/0001"."""
-        return "/".join(self.directory.absolute().parts[-2:])
+        """Return the last parts of the path, such as "coma_coverage/0001"."""
+        return "/".join(self.directory.absolute().parts[-self.parts :])
 
     @property
     def env_steps(self) -> int:
@@ -98,7 +100,16 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
             for problem in problems:
                 warn(problem)
         by_directory |= {run.directory.absolute(): run for run in newest_first(runs)}
-    return list(by_directory.values())
+    return _tell_apart(list(by_directory.values()))
+
+
+def _tell_apart(runs: list[RunSummary]) -> list[RunSummary]:
+    """Return runs, of different directories, with longer names where two had the same."""
+    counts = collections.Counter(run.name for run in runs)
+    if all(count == 1 for count in counts.values()):
+        return runs
+    longer = [dataclasses.replace(run, parts=run.parts + 1) if counts[run.name] > 1 else run for run in runs]
+    return _tell_apart(longer)
 
 
 def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:

@@ -24,7 +24,11 @@ class Program:
     seconds that it took, and may raise an error.
     """
 
-    def __init__(self, make: Callable[[], tuple[Any, ...]], check: Callable[[Any, float], None]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], tuple[Any, ...]],
+        check: Callable[[Any, float], None] = lambda executable, seconds: None,
+    ) -> None:
         self._make, self._check = make, check
         self._began = 0.0
         self._thread: threading.Thread | None = None

@@ -17,6 +17,7 @@ from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UserError
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
+from jaxrl.runtime.program import Program
 from jaxrl.runtime.trainer import make_env_key
 
 STEPS = 1000  # of curves, that a device holds at a time
@@ -267,12 +268,26 @@ class Evaluator:
         jitted_begin = jax.jit(on_devices, compiler_options=graphs())
         on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
         jitted_piece = jax.jit(on_devices, compiler_options=graphs())
+        programs: list[Program] = []
+
+        def compile_both(*arguments: Any) -> None:
+            """Compile both programs at the same time, each in its thread."""
+            place = jax.sharding.NamedSharding(self._used_mesh, SPLIT)
+            shapes = jax.eval_shape(jitted_begin, *arguments)[0]
+            carry = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+            programs.append(Program(lambda: (jitted_begin, *arguments)))
+            programs.append(Program(lambda: (jitted_piece, *arguments, carry, np.uint32(0))))
+            for program in programs:
+                program.start_compiling()
 
         def trace(*arguments: Any) -> tuple[Any, Any]:
-            carry, row = jitted_begin(*arguments)
+            if not programs:
+                compile_both(*arguments)
+            run_begin, run_piece = programs
+            carry, row = run_begin(*arguments)
             pieces, actions = [_fetch(row)], []
             for t in range(0, spec.horizon, piece):
-                carry, results = jitted_piece(*arguments, carry, np.uint32(t))
+                carry, results = run_piece(*arguments, carry, np.uint32(t))
                 rows, more_actions = _fetch(jax.tree.map(lambda x, left=spec.horizon - t: x[:left], results))
                 pieces.append(rows)
                 actions.append(more_actions)
