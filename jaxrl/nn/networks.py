@@ -269,9 +269,9 @@ def _parameters(
     return kernel.astype(module.dtype), bias
 
 
-def linear(module: nn.Module, name: str, x: Array, outputs: int, initializer: str) -> Array:
+def linear(module: nn.Module, name: str, x: Array, outputs: int, initializer: str, last: bool = False) -> Array:
     """Return a linear layer of inputs [..., F], float32[..., outputs], with parameters of the module; see above."""
-    kernel, bias = _parameters(module, name, (x.shape[-1], outputs), x.shape[-1], initializer)
+    kernel, bias = _parameters(module, name, (x.shape[-1], outputs), x.shape[-1], initializer, last)
     return (x @ kernel).astype(jnp.float32) + jnp.expand_dims(bias, range(x.ndim - 1))
 
 

@@ -47,8 +47,9 @@ class Attention(nn.Module):
         shares = jnp.where(heard[..., None], jnp.exp(scores - largest), 0.0)
         shares = shares / jnp.maximum(jnp.sum(shares, axis=1, keepdims=True), 1e-8)
         sum_ = jnp.sum(shares[..., None] * value, axis=1).reshape(-1, features)
-        return nn.relu(embedding.astype(jnp.float32) + linear(self, "out", sum_.astype(self.dtype), features,
-                                                              self.initializer))  # fmt: skip
+        # small at the start, so that learning begins as without messages
+        received = linear(self, "out", sum_.astype(self.dtype), features, self.initializer, last=True)
+        return nn.relu(embedding.astype(jnp.float32) + received)
 
 
 class Communicating(nn.Module):
