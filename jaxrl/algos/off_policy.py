@@ -169,7 +169,8 @@ class OffPolicy(Algorithm):
 
     @property
     def learns_in_parts(self) -> bool:
-        return True
+        """Also see `Algorithm`; a subclass with phases or a `learn` of its own says so itself."""
+        return type(self).phases is OffPolicy.phases and type(self).learn is OffPolicy.learn
 
     @property
     def first_env_steps(self) -> int:
