@@ -325,6 +325,22 @@ def test_a_phase_without_steps_only_learns(three_phases: Any) -> None:
     assert int(total(state.progress.learn_calls)) == 5 and int(total(state.progress.env_steps)) == 48
 
 
+class Silent(TinyQ):
+    """Reports nothing but a schedule."""
+
+    def learn(self, *arguments: Any) -> Any:
+        return super().learn(*arguments)[0], {}
+
+    def schedules(self, progress: Any) -> dict[str, Any]:
+        return {"share": progress.fraction}
+
+
+def test_schedules_are_reported_where_updates_run() -> None:
+    trainer = make_trainer(Corridor(), Silent, block=2)
+    _, (fill, train) = run(trainer, {"fill": 1, "train": 1})
+    assert fill.learning == {} and list(train.learning) == ["share"]
+
+
 def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
     flags = "--algo test_trainer:ThreePhases --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
     flags += f" --runs {tmp_path}"

@@ -271,7 +271,7 @@ class Trainer:
             carry, env, timestep, statistics = env_carry
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
         episodes = layout.sum(episode_sums) if episode_sums else {}
-        if learning:
+        if not isinstance(updates, int) or updates:  # in a program for all phases the session drops them
             learning = learning | self.algo.schedules(progress)
         env_steps = add(progress.env_steps, steps * layout.num_envs)
         episode_count = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
