@@ -198,7 +198,7 @@ def closest(name: str, names: Any) -> str:
     """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
     word, known = name[:MOST_COMPARED], sorted(names)
     same = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if word.lower() in same or matches:
         return f"did you mean '{same.get(word.lower()) or matches[0]}'?"
     if len(listed := ", ".join(known)) <= _MOST_LISTED:

@@ -38,7 +38,7 @@ COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 8
 USAGE = {
     "unknown flag": (f"{TINY} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
     "a flag of another algorithm": (f"{TINY} --teacher_weight 3", "'--teacher_weight' is a setting of student, not "
-    "of what"),
+    "of '"),
     "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
     "an algorithm without its flag": ("coma", "unexpected word 'coma': did you mean --algo coma?"),
     "capitals": ("--algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),

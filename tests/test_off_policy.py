@@ -4,6 +4,7 @@ A new algorithm gets all of it by a row in `helpers.off_policy.CASES`.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
 from helpers.tiny import Corridor, CorridorState, PointMass, PointState
 
+import jaxrl.cli.train
 from envs_jax import TimeStep
 from envs_jax.progress import total
+from jaxrl.algos.base import Phase
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
@@ -174,3 +177,20 @@ def test_learning_rates_fall_to_their_final_share(case: str) -> None:
         rates.append((int(total(state.progress.env_steps)), digest(networks)))
     assert rates[0][0] < 4000 < rates[1][0]
     assert rates[0][1] != rates[1][1] == rates[2][1]
+
+
+class Patient(Sac):
+    """Stores more steps per iteration at first than later."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("fill", 20, 0, iterations=1), Phase("train", self.steps_per_call, self.updates))
+
+
+def test_phases_of_a_subclass_keep_their_steps(tmp_path: Path) -> None:
+    """Its phases are not parts of one another: each needs its own program."""
+    flags = "--algo test_off_policy:Patient --env helpers.tiny:PointMass --num_envs 8 --devices 1 --hidden_size 8"
+    flags += f" --batch_size 16 --buffer_size 400 --total_env_steps 160 --runs {tmp_path}"
+    assert jaxrl.cli.train.main(flags.split()) == 0
+    row = json.loads(next(tmp_path.glob("*/*/metrics.jsonl")).read_text().splitlines()[0])
+    assert row["env_steps"] == 160 and row["episodes"] == 16, row

@@ -16,6 +16,7 @@ from envs_jax.adapters.gymnasium import GymnasiumEnv, GymnasiumVectorEnv
 from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 
 PAGE = Path(__file__).parents[1] / "docs" / "other_libraries.md"
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,12 @@ def test_the_code_of_the_page_runs(name: str) -> None:
         assert run["reward"].shape == run["done"].shape == (64,)
 
 
-def test_the_figures_of_the_page_are_those_of_the_result() -> None:
-    result = json.loads((PAGE.parents[1] / "bench" / "results" / "outward_cpu.json").read_text())
-    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", PAGE.read_text(), re.MULTILINE)
+def test_the_figures_of_the_notebook_are_those_of_the_result() -> None:
+    result = json.loads((RESULTS / "outward_cpu.json").read_text())
+    section = (
+        (RESULTS / "README.md").read_text().partition("### jaxrl's environments in Gymnasium")[2].partition("\n#")[0]
+    )
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", section, re.MULTILINE)
     page_rows = [[int(number.replace(",", "")) for number in row] for row in rows]
     assert [row[0] for row in page_rows] == [row["num_envs"] for row in result["rows"]] == [1, 64, 1024]
     for row, measured in zip(page_rows, result["rows"], strict=True):

@@ -234,8 +234,11 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
     numbers = jax.jit(algo.update_indices, static_argnums=1)
-    np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
-    np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
+    random_steps, one_more = count(7 * 4 * 4), count(8 * 4 * 4)
+    in_burst = dataclasses.replace(start(), updates=count(6), env_steps=random_steps)
+    in_training = dataclasses.replace(start(), updates=count(14), env_steps=one_more)
+    np.testing.assert_array_equal(numbers(in_burst, burst.updates), [0, 0])
+    np.testing.assert_array_equal(numbers(in_training, train.updates), [15, 16])
     original = Sac(ARM, DataParallel(1), env_steps_per_update=1.0, random_steps=4000)
     assert [phase.iterations for phase in original.phases] == [4000, 4000, None]
     assert (

@@ -325,6 +325,22 @@ def test_a_phase_without_steps_only_learns(three_phases: Any) -> None:
     assert int(total(state.progress.learn_calls)) == 5 and int(total(state.progress.env_steps)) == 48
 
 
+class Silent(TinyQ):
+    """Reports nothing but a schedule."""
+
+    def learn(self, *arguments: Any) -> Any:
+        return super().learn(*arguments)[0], {}
+
+    def schedules(self, progress: Any) -> dict[str, Any]:
+        return {"share": progress.fraction}
+
+
+def test_schedules_are_reported_where_updates_run() -> None:
+    trainer = make_trainer(Corridor(), Silent, block=2)
+    _, (fill, train) = run(trainer, {"fill": 1, "train": 1})
+    assert fill.learning == {} and list(train.learning) == ["share"]
+
+
 def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
     flags = "--algo test_trainer:ThreePhases --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
     flags += f" --runs {tmp_path}"
@@ -440,6 +456,37 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iter
     assert np.isfinite(metrics.learning["loss"][:2]).all()
     _, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(2))
     assert int(metrics.iterations) == 2 and int(metrics.not_finite) == -1
+
+
+@pytest.mark.parametrize("most_joined", [0, 4, 2**18])
+def test_the_first_tensor_that_is_not_finite(most_joined: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their names, whichever are large and whatever their dtypes."""
+    monkeypatch.setattr("jaxrl.runtime.not_finite.MOST_JOINED", most_joined)
+    trainer = make_trainer(Corridor(), TinyQ)
+    tensors = {"a": jnp.ones(5, jnp.bfloat16), "b": jnp.ones(0), "c": jnp.ones((2, 2)), "d": jnp.ones(6, jnp.float16)}
+    metrics = {"loss": jnp.ones(3), "count": jnp.int32(1)}
+    names = trainer.tensors_to_check(AlgoState(tensors, ()), metrics)
+    assert int(trainer.find_not_finite(AlgoState(tensors, ()), metrics)) == -1
+    for index, name in enumerate(names):
+        if name not in ("b", "count"):
+            bad = {other: x.at[-1].set(jnp.nan) if other in (name, "d") else x for other, x in tensors.items()}
+            learning = metrics | ({name: jnp.asarray([1.0, 1.0, jnp.inf])} if name == "loss" else {})
+            assert int(trainer.find_not_finite(AlgoState(bad, ()), learning)) == index
+
+
+def test_large_tensors_are_checked_in_place() -> None:
+    """Without a copy of their values, and more of these than int32 counts."""
+    trainer = make_trainer(Corridor(), TinyQ)
+
+    def check(weights: Any) -> Any:
+        return trainer.find_not_finite(AlgoState(weights, ()), {})
+
+    def lower(size: int) -> Any:
+        weights = [jax.ShapeDtypeStruct((size,), jnp.float32)] * 2 + [jax.ShapeDtypeStruct((3,), jnp.float32)]
+        return jax.jit(check).lower(weights)
+
+    lower(2**30)
+    assert lower(2**22).compile().memory_analysis().temp_size_in_bytes < 2 * 2**22 * 4
 
 
 def test_tensors_are_named_by_their_layers() -> None:

@@ -169,7 +169,8 @@ class OffPolicy(Algorithm):
 
     @property
     def learns_in_parts(self) -> bool:
-        return True
+        """Also see `Algorithm`; a subclass with phases or a `learn` of its own says so itself."""
+        return type(self).phases is OffPolicy.phases and type(self).learn is OffPolicy.learn
 
     @property
     def first_env_steps(self) -> int:
@@ -190,13 +191,13 @@ class OffPolicy(Algorithm):
             return None
         return total(progress.env_steps) < self.first_env_steps
 
-    def update_indices(self, progress: Progress) -> Array:
+    def update_indices(self, progress: Progress, updates: int) -> Array:
         """Return the indices of the next updates in the run, uint32[updates], from 1, modulo 2^32.
 
         All updates that are due for random steps have index 0, at which actor and targets are due. `progress` counts
         the steps that are stored.
         """
-        indices = progress.updates[1] + jnp.arange(1, self.updates + 1, dtype=jnp.uint32)
+        indices = progress.updates[1] + jnp.arange(1, updates + 1, dtype=jnp.uint32)
         if not self.random_steps:
             return indices
         return jnp.where(total(progress.env_steps) > self.first_env_steps, indices, jnp.uint32(0))
@@ -220,7 +221,7 @@ class OffPolicy(Algorithm):
             progress = dataclasses.replace(progress, env_steps=env_steps)
         if phase.updates == 0:
             return AlgoState(params, buffer), {}
-        update_indices = self.update_indices(progress)
+        update_indices = self.update_indices(progress, phase.updates)
         keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(
             jnp.arange(len(update_indices), dtype=jnp.uint32)
         )

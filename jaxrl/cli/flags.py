@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 from envs_jax.base import find as find_class
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, list_names
 from jaxrl.runtime.config import (
     Config,
     Field,
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
             if published_name:
                 raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")
             if self.algo and (owners := find_owners(word.removeprefix("--"))):
-                raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
+                raise UsageError(f"'{word}' is a setting of {list_names(owners)}, not of '{self.algo}': leave it out")
             raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
         raise UsageError(f"{missing[1]} needs a value" if missing else message)

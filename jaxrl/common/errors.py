@@ -7,6 +7,7 @@ Any other exception is a bug and keeps its traceback.
 import contextlib
 import traceback
 import typing
+from collections.abc import Sequence
 
 
 class UserError(Exception):
@@ -29,6 +30,11 @@ def one_line(sentence: str) -> str:
     if len(sentence) > _HEAD + _TAIL:
         sentence = f"{sentence[:_HEAD]} [...] {sentence[-_TAIL:]}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in sentence)
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from envs_jax.progress import start as start_progress
 from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
-from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.errors import UsageError, list_names, usage_errors
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, largest_divisor, logical_shards, make_mesh
@@ -421,7 +421,7 @@ def compile_run(
     keys = trainer.place_shapes(jax.eval_shape(lambda: trainer.keys(0)), SPLIT if trainer.trials > 1 else REPLICATED)
     if algo.learns_in_parts and len(algo.phases) > 1 and jax.default_backend() == "cpu":
         # slightly slower than a program for each phase, but compilers on CPUs take longer than the difference
-        names = " and ".join(f"'{phase.name}'" for phase in algo.phases)
+        names = list_names([f"'{phase.name}'" for phase in algo.phases])
         joint = make_program(f"the phases {names}", lambda: (trainer.make_block(None), shapes, count))
         blocks: list[Program | Pieces | None] = [joint if left else None for left in remaining]
     else:

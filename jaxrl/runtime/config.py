@@ -20,7 +20,7 @@ import envs_jax
 from envs_jax.settings import Bounds, check_bounds, check_settings, exact_value, kind_name, setting, short_repr
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
-from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.errors import UsageError, list_names, usage_errors
 from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
@@ -383,7 +383,7 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
             advice = hint(name, algo, "")
             if not advice and (owners := find_owners(name)):
                 raise UsageError(
-                    f"{where}: {short_repr(name)} is a setting of {' and '.join(owners)}, not of '{algo}': leave it out"
+                    f"{where}: {short_repr(name)} is a setting of {list_names(owners)}, not of '{algo}': leave it out"
                 )
             helps = {name: field.help for name, field in schema.items()}
             raise UsageError(f"{where}: unknown setting {short_repr(name)}: {advice or suggestion(name, helps)}")

@@ -24,12 +24,30 @@ _FIELDS = ("reward", "observation", "global_state")  # of TimeStep
 _MASK = "action_mask"
 _PREFIX = "fault: "
 
+MOST_JOINED = 2**18  # values of a tensor up to which it is checked together with others, in a copy of their values
+
 
 def _is_finite(tree: Any, axes: int) -> Any:
     """Return bool[T, B] (`axes` 2) or bool[B]: whether all floats of a time step are finite; True if it has none."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(axes, x.ndim))) for x in leaves]
     return functools.reduce(operator.and_, finite, True)
+
+
+def find_first(tensors: Sequence[Array]) -> Array:
+    """Return int32[], the index of the first tensor with a value that is not finite, -1 if all are finite."""
+    small = [index for index, x in enumerate(tensors) if x.size <= MOST_JOINED]
+    large = [index for index, x in enumerate(tensors) if x.size > MOST_JOINED]
+    bad = [jnp.where(jnp.all(jnp.isfinite(tensors[index])), len(tensors), index) for index in large]
+    if small:  # one check of all their values: a kernel for each tensor compiles slowly
+        dtype = jnp.float64 if any(tensors[index].dtype == jnp.float64 for index in small) else jnp.float32
+        values = jnp.concatenate([tensors[index].astype(dtype).ravel() for index in small])
+        positions = jnp.arange(values.size, dtype=jnp.int32)
+        first = jnp.min(positions, where=~jnp.isfinite(values), initial=values.size)
+        ends = jnp.asarray(np.cumsum([tensors[index].size for index in small]), jnp.int32)
+        bad.append(jnp.asarray([*small, len(tensors)])[jnp.sum(first >= ends)])
+    index = jnp.min(jnp.stack(bad)).astype(jnp.int32)
+    return jnp.where(index < len(tensors), index, jnp.int32(-1))
 
 
 def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:

@@ -269,10 +269,10 @@ class Evaluator:
         on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
         jitted_piece = jax.jit(on_devices, compiler_options=graphs())
         programs: list[Program] = []
+        place = jax.sharding.NamedSharding(self._used_mesh, SPLIT)
 
         def compile_both(*arguments: Any) -> None:
             """Compile both programs at the same time, each in its thread."""
-            place = jax.sharding.NamedSharding(self._used_mesh, SPLIT)
             shapes = jax.eval_shape(jitted_begin, *arguments)[0]
             carry = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
             programs.append(Program(lambda: (jitted_begin, *arguments)))
@@ -285,6 +285,7 @@ class Evaluator:
                 compile_both(*arguments)
             run_begin, run_piece = programs
             carry, row = run_begin(*arguments)
+            carry = jax.device_put(carry, place)  # XLA replicates arrays without elements
             pieces, actions = [_fetch(row)], []
             for t in range(0, spec.horizon, piece):
                 carry, results = run_piece(*arguments, carry, np.uint32(t))

@@ -32,7 +32,7 @@ from jaxrl.rl.data_parallel import (
     shardings,
     trace_once,
 )
-from jaxrl.runtime.not_finite import count_faults, split_faults
+from jaxrl.runtime.not_finite import count_faults, find_first, split_faults
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 
@@ -271,7 +271,7 @@ class Trainer:
             carry, env, timestep, statistics = env_carry
             state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
         episodes = layout.sum(episode_sums) if episode_sums else {}
-        if learning:
+        if not isinstance(updates, int) or updates:  # in a program for all phases the session drops them
             learning = learning | self.algo.schedules(progress)
         env_steps = add(progress.env_steps, steps * layout.num_envs)
         episode_count = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
@@ -388,14 +388,7 @@ class Trainer:
 
     def find_not_finite(self, algo: AlgoState, learning: dict[str, Array]) -> Array:
         """Return int32[], the index of the first tensor with a value that is not finite, -1 if all are finite."""
-        tensors = list(self.tensors_to_check(algo, learning).values())
-        # one check of all values: a kernel for each tensor compiles slowly
-        values = jnp.concatenate([x.astype(jnp.result_type(*tensors)).ravel() for x in tensors])
-        positions = jnp.arange(values.size, dtype=jnp.int32)
-        first = jnp.min(jnp.where(jnp.isfinite(values), jnp.int32(values.size), positions))
-        ends = jnp.asarray(np.cumsum([x.size for x in tensors]), jnp.int32)
-        index = jnp.sum(first >= ends, dtype=jnp.int32)
-        return jnp.where(index < len(tensors), index, jnp.int32(-1))
+        return find_first(list(self.tensors_to_check(algo, learning).values()))
 
     def tensors_to_check(self, algo: AlgoState, learning: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors that must stay finite, by name: metrics of `learn` by their name, then parameters."""
