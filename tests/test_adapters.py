@@ -652,6 +652,7 @@ def test_refused_teams_of_several_types(monkeypatch, name, team, sentence):
         hunt(monkeypatch, f"hunt_{name}", team)
 
 
+@pytest.mark.long
 def test_a_team_of_several_types_trains(tmp_path, monkeypatch):
     """Each type has parameters of its own, and the run says what each earns."""
     monkeypatch.chdir(tmp_path)

@@ -77,6 +77,7 @@ def test_a_class_of_the_script_itself_is_warned_of_before_training(monkeypatch: 
         assert "Corridor is defined in __main__" in caplog.text and "TinyQ" not in caplog.text
 
 
+@pytest.mark.long
 def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> None:
     run = jaxrl.make_train(TinyQ, Corridor, **TINY)
     policies, metrics = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.arange(3)))

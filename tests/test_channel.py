@@ -56,11 +56,23 @@ EAST, WEST, NORTH = 3, 0, 2  # x + 5 m, x - 5 m, y + 5 m
         # the others than 25 m.
         ({}, {"delivered": 6, "dropped": 0, "discarded": 0, "heard": 6 / 16, "delivery_ratio": 1, "age_max": 0}),
         # Those of steps 1 and 2 arrive in steps 2 and 3.
-        ({"delay": 1}, {"delivered": 4, "dropped": 0, "discarded": 2, "heard": 0.25, "age_mean": 1}),
+        pytest.param(
+            {"delay": 1},
+            {"delivered": 4, "dropped": 0, "discarded": 2, "heard": 0.25, "age_mean": 1},
+            marks=pytest.mark.long,
+        ),
         ({"delay": 2}, {"delivered": 2, "discarded": 4, "delivery_ratio": 1 / 3, "age_mean": 2, "age_max": 2}),
-        ({"delay": 3}, {"delivered": 0, "dropped": 0, "discarded": 6, "heard": 0, "age_mean": 0, "age_max": 0}),
+        pytest.param(
+            {"delay": 3},
+            {"delivered": 0, "dropped": 0, "discarded": 6, "heard": 0, "age_mean": 0, "age_max": 0},
+            marks=pytest.mark.long,
+        ),
         # In the same place, in step 3, nothing is lost.
-        ({"failure_rate": 1.0}, {"delivered": 2, "dropped": 4, "discarded": 0, "delivery_ratio": 1 / 3}),
+        pytest.param(
+            {"failure_rate": 1.0},
+            {"delivered": 2, "dropped": 4, "discarded": 0, "delivery_ratio": 1 / 3},
+            marks=pytest.mark.long,
+        ),
         ({"failure_rate": 1.0, "delay": 1}, {"delivered": 0, "dropped": 4, "discarded": 2}),
     ],
     ids=str,
@@ -346,7 +358,7 @@ def expected_links(env: Any, steps_seen: list[tuple[Any, Any]], k: int) -> np.nd
 @pytest.mark.parametrize(
     "settings",
     [
-        {"failure_rate": 0.3},
+        pytest.param({"failure_rate": 0.3}, marks=pytest.mark.long),
         {"failure_rate": 0.4, "delay": 2, "loss_rate": 0.1},
         pytest.param({"channel_metrics": True, "communication_range": 20.0}, marks=pytest.mark.long),
         pytest.param({"delay": 1, "team_sizes": (3,), "failure_rate": 0.2}, marks=pytest.mark.long),

@@ -469,6 +469,7 @@ def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
+@pytest.mark.long
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     adopted = {"tasks": ["near", "far", "push", "pull"], "expert_datasets": [len(make_set()) + 10, 5]}
     algo = Collective(
@@ -519,6 +520,7 @@ def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, 
             assert_close(moved.algo.replicated, state.algo.replicated, 2e-3)
 
 
+@pytest.mark.long
 def test_value_labels_are_of_the_step_itself() -> None:
     """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
     algo, state = begun_tiny()

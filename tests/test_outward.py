@@ -68,9 +68,8 @@ def test_the_code_of_the_page_runs(name: str) -> None:
 
 def test_the_figures_of_the_notebook_are_those_of_the_result() -> None:
     result = json.loads((RESULTS / "outward_cpu.json").read_text())
-    section = (
-        (RESULTS / "README.md").read_text().partition("### jaxrl's environments in Gymnasium")[2].partition("\n#")[0]
-    )
+    notebook = (RESULTS / "README.md").read_text()
+    section = notebook.partition("### jaxrl's environments in Gymnasium")[2].partition("\n#")[0]
     rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", section, re.MULTILINE)
     page_rows = [[int(number.replace(",", "")) for number in row] for row in rows]
     assert [row[0] for row in page_rows] == [row["num_envs"] for row in result["rows"]] == [1, 64, 1024]
