@@ -25,7 +25,7 @@ from jaxrl.common.errors import UsageError, UserError
 KIND = "recurrent_ppo"
 WORKER = Path(__file__).with_name("recurrent_ppo_worker.py")
 VARIABLE = "PUREJAXRL_REPOSITORY"
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "env": "MemoryChain-bsuite", "num_envs": 64, "rollout_steps": 32, "minibatches": 4, "epochs": 4,
     "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_ratio": 0.2, "entropy_weight": 0.01,
     "max_grad_norm": 0.5,
@@ -120,14 +120,15 @@ def main(argv: Sequence[str]) -> int:
     if importlib.util.find_spec("gymnax") is None:
         raise UsageError("gymnax is not installed here: pip install -e '.[gymnax]'")
     seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
-    per_update = int(SETTINGS["num_envs"]) * int(SETTINGS["rollout_steps"])
+    per_update = SETTINGS["num_envs"] * SETTINGS["rollout_steps"]
     env_steps = measure.parse_int(parsed.env_steps, "--env_steps", LAST * per_update, 10**9)
     settings = SETTINGS | {"env_steps": env_steps // per_update * per_update}
     path = measure.output(parsed.out, KIND)
     result = measure.header(f"studies.{KIND}", argv, quick=False)
     result["notes"] += NOTES
     result |= {"settings": settings, "purejaxrl_commit": commit, "versions": {}, "rows": []}
-    commands = {"jaxrl": (sys.executable, ()), "purejaxrl": (python, (folder,))}
+    commands: dict[str, tuple[str | Path, list[Path]]]
+    commands = {"jaxrl": (sys.executable, []), "purejaxrl": (python, [folder])}
     for seed in seeds:
         for library, (interpreter, more) in commands.items():
             figures = run_worker([interpreter, WORKER, library, json.dumps(settings), f"{seed}", *more])

@@ -98,8 +98,8 @@ def measure(train: Train, seed: int) -> dict[str, Any]:
 def main() -> None:
     """Train with the library of the command line."""
     library, settings, seed, *folder = sys.argv[1:]
-    build = {"jaxrl": build_jaxrl, "purejaxrl": build_purejaxrl}[library]
-    figures = measure(build(json.loads(settings), *folder), int(seed))
+    builders: dict[str, Callable[..., Train]] = {"jaxrl": build_jaxrl, "purejaxrl": build_purejaxrl}
+    figures = measure(builders[library](json.loads(settings), *folder), int(seed))
     installed = {package.metadata["Name"]: package.version for package in importlib.metadata.distributions()}
     versions = {name: installed[name] for name in PACKAGES if name in installed}
     print(json.dumps(figures | {"versions": versions}))
