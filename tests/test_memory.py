@@ -529,6 +529,7 @@ def test_a_policy_remembers_by_its_carry(kind: Any) -> None:
 def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for settings, custom, sentence in (
         ({"memory": "grue"}, Custom(), "memory is 'grue': did you mean 'gru'"),
+        ({"memory": "rnn"}, Custom(), "memory is 'rnn': choose from: gru, lstm, none"),
         (
             {"num_minibatches": 3},
             Custom(),

@@ -68,6 +68,22 @@ def test_runs_of_other_settings_are_refused(commands: list[list[str]], tmp_path:
     assert len(commands) == 2
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("q=abc", "--set: q must be a whole number, not 'abc'"),
+        ("nope=1", "--set: unknown setting 'nope'"),
+        ("budget=2", "a delay of 3 steps is too long for a mission of 3 steps"),
+    ],
+)
+def test_impossible_changes_are_refused_before_anything_runs(
+    change: str, sentence: str, commands: list[list[str]], tmp_path: Path, capfd: Any
+) -> None:
+    assert study(tmp_path, "mappo", "--set", change) == 2
+    assert sentence in capfd.readouterr().err
+    assert not commands and not (tmp_path / "runs").exists()
+
+
 def test_curves_begin_at_no_delay_and_a_team_of_four() -> None:
     score = {name: {"entropy": {"mean": k / 100}} for k, name in enumerate(PLAN["conditions"])}
     result = {"conditions": list(score), "methods": {"risk": {"seconds": 1, "conditions": score}}}

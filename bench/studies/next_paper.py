@@ -19,16 +19,19 @@ from typing import Any
 
 import jax
 import numpy as np
+import yaml
 from matplotlib.figure import Figure
 
+import envs_jax
 import jaxrl
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.common.files import write_atomically
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation.policies import policy_key
 from jaxrl.evaluation.statistics import estimate_difference
+from jaxrl.runtime.config import build
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
@@ -267,6 +270,11 @@ def main(argv: Sequence[str]) -> int:
     names, root = parsed.methods.split(","), Path(parsed.runs)
     path = measure.output(parsed.out, KIND)
     settings = {name: method_settings(plan, name) | changes for name in names}
+    for values in settings.values():
+        typed = {setting: yaml.safe_load(value) for setting, value in changes.items()}
+        config = build({"env": "coverage"} | values | typed, "--set")
+        with usage_errors():
+            envs_jax.make("coverage", **config.env_settings)
     root.mkdir(parents=True, exist_ok=True)
     conditions = root / "conditions.yaml"
     write_atomically(conditions, "".join(f"{json.dumps(k)}: {json.dumps(v)}\n" for k, v in plan["conditions"].items()))
