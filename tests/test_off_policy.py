@@ -140,22 +140,36 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
             assert digest(uninterrupted) == digest(resumed), phase.name
 
 
-@pytest.mark.parametrize("case", [pytest.param("ddpg expected", marks=pytest.mark.long), "sac"])
-def test_one_program_runs_all_phases(case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "devices", "seeds"),
+    [
+        ("sac", 1, 1),
+        pytest.param("ddpg expected", 1, 1, marks=pytest.mark.long),
+        pytest.param("sac", 2, 1, marks=pytest.mark.long),
+        pytest.param("sac", 1, 2, marks=pytest.mark.long),
+    ],
+)
+def test_one_program_runs_all_phases(case: str, devices: int, seeds: int) -> None:
     """As the programs of the phases do, one after another."""
-    trainer = trainer_of(case)
-    expected, expected_metrics = run(trainer, 3)
-    state, block = trainer.init(jax.random.key(0)), trainer.make_block(None)
-    for index, phase in enumerate(trainer.algo.phases):
-        state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
-        state, metrics = block(state, jnp.int32(phase.iterations or 3))
-        if not phase.updates:
-            assert not np.any(metrics.learning["critic_loss"])
-        if not phase.steps:
-            assert not np.any(metrics.episodes["length"])
-    state = dataclasses.replace(state, phase=expected.phase, iteration=expected.iteration)
-    chex.assert_trees_all_close(as_numbers(state), as_numbers(expected), rtol=1e-4, atol=1e-5)
-    chex.assert_trees_all_close(metrics, expected_metrics, rtol=1e-4, atol=1e-5)
+    trainer = dataclasses.replace(trainer_of(case, devices), seeds=seeds)
+    shape = (seeds,) if seeds > 1 else ()
+    states, metrics = [], []
+    for joint in (False, True):
+        state = trainer.init(trainer.keys(0))
+        for index, phase in enumerate(trainer.algo.phases):
+            block = trainer.make_block(None if joint else phase)
+            state = dataclasses.replace(
+                state, phase=jnp.full(shape, index, jnp.int32), iteration=jnp.zeros(shape, jnp.uint32)
+            )
+            state, rows = block(state, jnp.int32(phase.iterations or 3))
+            if joint and not phase.updates:
+                assert not np.any(rows.learning["critic_loss"])
+            if joint and not phase.steps:
+                assert not np.any(rows.episodes["length"])
+        states.append(as_numbers(state))
+        metrics.append(rows)
+    chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(*metrics, rtol=1e-4, atol=1e-5)
 
 
 def as_numbers(state: Any) -> Any:
