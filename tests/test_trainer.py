@@ -460,7 +460,7 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, iter
 
 @pytest.mark.parametrize("most_joined", [0, 4, 2**18])
 def test_the_first_tensor_that_is_not_finite(most_joined: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of their names, whichever are large and whatever their dtypes."""
+    """The first by name is reported, whatever the sizes and dtypes."""
     monkeypatch.setattr("jaxrl.runtime.not_finite.MOST_JOINED", most_joined)
     trainer = make_trainer(Corridor(), TinyQ)
     tensors = {"a": jnp.ones(5, jnp.bfloat16), "b": jnp.ones(0), "c": jnp.ones((2, 2)), "d": jnp.ones(6, jnp.float16)}

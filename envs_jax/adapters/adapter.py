@@ -63,7 +63,7 @@ class PackageStep(NamedTuple):
 
 
 class Team(NamedTuple):
-    """What tells the agents of an environment apart."""
+    """Differences between the agents of an environment."""
 
     observation: Box  # Box of the largest observation
     # see `EnvSpec.agent_types`; agents of one type have equal observations, actions, and names but for a number

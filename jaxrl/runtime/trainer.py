@@ -202,7 +202,8 @@ class Trainer:
             env_carry, (trajectory, sums) = jax.lax.scan(take_step, tuple(loop), steps)
             if self.algo.stores_carry:
                 trajectory = dataclasses.replace(trajectory, carry=jax.tree.map(lambda x: x[None], loop[0]))
-            _, unpack = ravel_pytree(finished_episodes(env_carry[3], env_carry[2]))
+            *_, last_timestep, last_statistics = env_carry
+            _, unpack = ravel_pytree(finished_episodes(last_statistics, last_timestep))
             episode_sums = jax.tree.map(lambda x: x[None], unpack(sums.sum(0)))
             episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
             return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
