@@ -24,6 +24,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def run(command: list[str], **_: Any) -> Done:
         calls.append(command)
+        if "--resume" in command:
+            return Done()
         if "--runs" in command:
             (Path(command[command.index("--runs") + 1]) / "ppo_coverage" / "0001").mkdir(parents=True)
             return Done()
@@ -62,10 +64,21 @@ def test_runs_of_other_settings_are_refused(commands: list[list[str]], tmp_path:
     for flags in (("--missions", "640"), ("--seeds", "3"), ("--set", "q=9")):
         assert study(tmp_path, "mappo", *flags) == 1
         assert "mappo was trained with other settings: choose another folder" in capfd.readouterr().err
-    (tmp_path / "runs" / "mappo" / "seconds.json").unlink()
-    assert study(tmp_path, "mappo") == 1
-    assert "mappo holds an unfinished run: remove it" in capfd.readouterr().err
     assert len(commands) == 2
+
+
+def test_an_interrupted_run_goes_on(commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failed:
+        returncode = 1
+
+    real = next_paper.subprocess.run
+    monkeypatch.setattr(next_paper.subprocess, "run", lambda command, **_: real(command) and Failed())
+    assert study(tmp_path, "mappo") == 1
+    monkeypatch.setattr(next_paper.subprocess, "run", real)
+    assert study(tmp_path, "mappo") == 0
+    assert [command[2] for command in commands] == ["jaxrl.train", "jaxrl.train", "jaxrl.evaluate"]
+    assert commands[1][3:] == ["--resume", str(tmp_path / "runs" / "mappo" / "ppo_coverage" / "0001")]
+    assert json.loads((tmp_path / "runs" / "mappo" / "training.json").read_text())["finished"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Trains each method of next_paper.yaml with several seeds at once, then flies the same held-out missions with all of them
 in every condition. --methods names methods or ablations, --set changes settings of the environment (q=57). Runs lie in
-one folder, and finished runs are not trained again: an interrupted study goes on. The result is a JSON file, a table of
+one folder, and finished runs are not trained again: an interrupted study goes on. The result is a JSON file, tables of
 it (.md) and a figure (.png); every mission is a row of a CSV file next to each run.
 --draw RESULT.json makes the table and the figure of a result.
 """
@@ -35,8 +35,13 @@ from jaxrl.runtime.config import build
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
-METRICS = ("entropy", "f1")  # in the result; the CSV files have all
-REFERENCE = "mappo"
+METRICS = {
+    "entropy": "entropy",
+    "f1": "F1",
+    "rmse": "RMSE",
+    "path_length": "path, m",
+}  # in the result; CSV files have all
+REFERENCES = ("mappo", "risk")  # the first of them that is there is what the others are compared with
 UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5", "team 8", "team 12")  # in training
 AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
 
@@ -52,31 +57,35 @@ def method_settings(plan: dict[str, Any], name: str) -> dict[str, Any]:
     return plan["env"] | plan["common"] | plan["algorithms"][method["algo"]] | method
 
 
-def run_command(module: str, words: Sequence[str], log: Path) -> float:
-    """Run a command of jaxrl and return its seconds. Raises UserError if it fails."""
-    began = time.monotonic()
+def run_command(module: str, words: Sequence[str], log: Path) -> None:
+    """Run a command of jaxrl. Raises UserError if it fails."""
     with log.open("a") as stream:
         if subprocess.run([sys.executable, "-m", f"jaxrl.{module}", *words], stdout=stream, stderr=stream).returncode:
             raise UserError(f"jaxrl.{module} failed: see {log}")
-    return time.monotonic() - began
 
 
 def train(folder: Path, settings: dict[str, Any], missions: int, seeds: int) -> Path:
-    """Train the only run of a folder, or return it if it is there; "seconds.json" holds its time and its flags.
+    """Train the only run of a folder, or go on with it, or return it if it is done; "training.json" says which.
 
-    Raises UserError: the run has other settings, did not finish, or fails.
+    Raises UserError: the run has other settings, or fails.
     """
     settings = {"env": "coverage"} | settings | {"total_episodes": missions, "num_seeds": seeds, "eval_every": 0}
     words = [word for name, value in settings.items() for word in (f"--{name}", _flag(value))]
-    record = folder / "seconds.json"
-    if not record.is_file():
-        if folder.exists():
-            raise UserError(f"{folder} holds an unfinished run: remove it, or choose another folder with --runs")
-        folder.mkdir(parents=True)
-        seconds = run_command("train", [*words, "--runs", str(folder)], folder / "log.txt")
-        write_atomically(record, json.dumps({"train": seconds, "flags": words}))
-    elif json.loads(record.read_text()).get("flags", words) != words:
+    file = folder / "training.json"
+    record = json.loads(file.read_text()) if file.is_file() else {"flags": words, "seconds": 0.0, "finished": False}
+    if record["flags"] != words:
         raise UserError(f"{folder} was trained with other settings: choose another folder with --runs")
+    if not record["finished"]:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(record))
+        unfinished = [word for run in folder.glob("*/0001") for word in ("--resume", str(run))]
+        began = time.monotonic()
+        try:
+            run_command("train", unfinished or [*words, "--runs", str(folder)], folder / "log.txt")
+            record["finished"] = True
+        finally:
+            record["seconds"] += time.monotonic() - began
+            write_atomically(file, json.dumps(record))
     (run,) = folder.glob("*/0001")
     return run
 
@@ -170,7 +179,8 @@ def table(result: dict[str, Any]) -> str:
             width = "" if score.get("ci95") is None else f" ± {score['ci95']:.3f}"
             cells.append(f"{score['mean']:.3f}{width} ({score['tail']:.3f})")
         lines.append(f"| {condition} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *difference_table(result), *cost_table(result), ""])
+    tables = difference_table(result) + metric_table(result) + cost_table(result)
+    return "\n".join([*lines, "", *tables, ""])
 
 
 def difference_table(result: dict[str, Any]) -> list[str]:
@@ -178,12 +188,12 @@ def difference_table(result: dict[str, Any]) -> list[str]:
     compared = {
         name: method["differences"]
         for name, method in result["methods"].items()
-        if "differences" in method and name != REFERENCE
+        if "differences" in method and name != result["reference"]
     }
     if not compared:
         return []
     lines = [
-        f"Entropy less that of {REFERENCE} on the same missions (below 0 is better), with the 95 % interval over seeds "
+        f"Entropy less that of {result['reference']} on the same missions (below 0 is better), with the 95 % interval over seeds "
         "and missions, and Cohen's d of the missions:",
         "",
         "| condition | " + " | ".join(compared) + " |",
@@ -196,6 +206,19 @@ def difference_table(result: dict[str, Any]) -> list[str]:
             ends = "" if entry["low"] is None else f" ({entry['low']:+.3f} to {entry['high']:+.3f})"
             cells.append(f"{entry['mean']:+.3f}{ends}, {entry['effect']:+.1f}")
         lines.append(f"| {condition} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def metric_table(result: dict[str, Any]) -> list[str]:
+    """Return lines of Markdown: the means of all metrics where nothing is lost or late."""
+    first = result["conditions"][0]
+    scores = {name: method["conditions"][first] for name, method in result["methods"].items()}
+    metrics = [metric for metric in METRICS if all(metric in values for values in scores.values())]
+    lines = [f"Means in condition {first}:", "", "| method | " + " | ".join(METRICS[m] for m in metrics) + " |"]
+    lines.append("|---" * (len(metrics) + 1) + "|")
+    lines += [
+        f"| {n} | " + " | ".join(f"{values[m]['mean']:.3g}" for m in metrics) + " |" for n, values in scores.items()
+    ]
     return [*lines, ""]
 
 
@@ -280,23 +303,24 @@ def main(argv: Sequence[str]) -> int:
     write_atomically(conditions, "".join(f"{json.dumps(k)}: {json.dumps(v)}\n" for k, v in plan["conditions"].items()))
     result = measure.header(f"studies.{KIND}", argv, quick=False)
     result |= {"seeds": seeds, "training_missions": missions, "missions": test_missions, "settings": settings}
-    result |= {"conditions": list(plan["conditions"]), "methods": {}}
+    reference = next((name for name in REFERENCES if name in names), names[0])
+    result |= {"conditions": list(plan["conditions"]), "reference": reference, "methods": {}}
     entropies: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
         folder = root / name
         run = train(folder, settings[name], missions, seeds)
         baselines = [] if result["methods"] else plan["baselines"]
         report = evaluate(run, folder, conditions, test_missions, ["greedy", *baselines])
-        seconds = json.loads((folder / "seconds.json").read_text())["train"]
+        seconds = json.loads((folder / "training.json").read_text())["seconds"]
         entropies[name] = read_missions(folder, test_missions)
         for policy, key in (("learned", name), *((baseline, baseline) for baseline in baselines)):
             ends = {condition: entry["policies"][policy] for condition, entry in report.items()}
             scores = {condition: {metric: end[metric] for metric in METRICS} for condition, end in ends.items()}
             result["methods"][key] = {"seconds": seconds if policy == "learned" else 0, "conditions": scores}
         result["methods"][name] |= describe(run)
-        if REFERENCE in entropies:
+        if reference in entropies:
             for one, values in entropies.items():
-                result["methods"][one] |= compare(values, entropies[REFERENCE])
+                result["methods"][one] |= compare(values, entropies[reference])
         mean = np.mean([scores["entropy"]["mean"] for scores in result["methods"][name]["conditions"].values()])
         measure.say(f"{name}: mean entropy {mean:.3f} over all conditions, {seconds:.0f} s of training")
         finish(result, path)

@@ -485,7 +485,7 @@ class Coma(TeamAlgorithm):
 
     def warnings(self, total_env_steps: int) -> list[str]:
         episodes = total_env_steps // self.spec.horizon
-        lines = []
+        lines = super().warnings(total_env_steps)
         if self.critic_warmup >= episodes:
             lines.append(
                 f"critic_warmup {self.critic_warmup:,} leaves the actor untrained in a run of {episodes:,} episodes: "

@@ -21,6 +21,7 @@ from jaxrl.nn.teams import Communicating, deliver, map_agents
 
 MESSAGES = "messages"  # of the last D steps, in a carry
 NOT_SAMPLES = ("situation", "carry", "critic_carry")  # of rows
+FEATURE_SETTINGS = {"memory": ("memory_size", "memory_layers"), "message_passing": ("message_heads", "message_layers")}
 
 
 @pytree
@@ -79,6 +80,16 @@ class TeamAlgorithm(Algorithm):
             )
         if not self.depth:
             raise ValueError("messages are what the last hidden layer computes: use --depth 1 or more")
+
+    def warnings(self, total_env_steps: int) -> list[str]:
+        del total_env_steps
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [
+            f"{name} {getattr(self, name)} has no effect without {feature}: set --{feature} too"
+            for feature, names in FEATURE_SETTINGS.items()
+            for name in names
+            if getattr(self, feature) == "none" and getattr(self, name) != defaults[name]
+        ]
 
     @classmethod
     def keeps_rollouts(cls, spec: EnvSpec, settings: dict[str, Any]) -> bool:

@@ -57,6 +57,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, RecursionError):
             reason = "it is nested too deeply"
+        elif isinstance(error, UnicodeDecodeError):
+            reason = "it is not a text file"
         elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             mark = error.problem_mark
             reason = f"{error.problem} in line {mark.line + 1}, column {mark.column + 1}"
