@@ -193,8 +193,8 @@ def difference_table(result: dict[str, Any]) -> list[str]:
     if not compared:
         return []
     lines = [
-        f"Entropy less that of {result['reference']} on the same missions (below 0 is better), with the 95 % interval over seeds "
-        "and missions, and Cohen's d of the missions:",
+        f"Entropy less that of {result['reference']} on the same missions (below 0 is better), with the 95 % interval "
+        "over seeds and missions, and Cohen's d of the missions:",
         "",
         "| condition | " + " | ".join(compared) + " |",
         "|---" * (len(compared) + 1) + "|",
