@@ -26,7 +26,7 @@ from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors
-from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, shardings
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, on_mesh, shardings
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
@@ -136,7 +136,7 @@ class Parts:
         time_first = PartitionSpec(None, AXIS)
         collect = on_mesh(self._collect, run.mesh, (trainer.specs(),), (time_first, SPLIT))
         self._state = trainer.init(jax.random.key(0))
-        self._collect_rollout = jax.jit(collect, compiler_options=graphs()).lower(self._state).compile()
+        self._collect_rollout = jax.jit(collect, compiler_options=compiler_options()).lower(self._state).compile()
         self.flop = 0.0
 
     def _collect(self, state: Any) -> Any:
@@ -159,7 +159,9 @@ class Parts:
         data = jax.block_until_ready(self._collect_rollout(self._state))
         rest = (*data, self._state.key, self._state.progress)
         compiled = (
-            jax.jit(function, donate_argnums=0, compiler_options=graphs()).lower(self._state.algo, *rest).compile()
+            jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
+            .lower(self._state.algo, *rest)
+            .compile()
         )
         self.flop = learning_flop(run)
         held = [jax.tree.map(jnp.copy, self._state.algo)]

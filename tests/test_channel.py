@@ -161,8 +161,8 @@ def test_a_channel_without_delay_is_the_plain_one(settings: dict[str, Any], back
     """Bit for bit, whatever it counts and shows; also where the delay, 0, is known only when the program runs."""
     usual = {"q": 3, "budget": 5, "failure_rate": 0.3, "map_backend": backend}
     env = make(**usual, **settings)
-    begun = jax.jit(lambda key: env._draw_mission(key).channel)
-    key = next(key for key in jax.random.split(jax.random.key(1), 9) if int(begun(key).delay) == 0)
+    draw_channel = jax.jit(lambda key: env._draw_mission(key).channel)
+    key = next(key for key in jax.random.split(jax.random.key(1), 9) if int(draw_channel(key).delay) == 0)
     for (a, ts_a), (b, ts_b) in zip(play(make(**usual), key), play(env, key), strict=True):
         equal(a.maps, b.maps)
         equal(ts_a.observation, ts_b.observation[..., :7])

@@ -90,21 +90,21 @@ def init_state(algo: Collective, inputs: Any = None) -> AlgoState:
 
 
 @functools.cache
-def begun_tiny() -> tuple[Collective, AlgoState]:
+def begin_tiny() -> tuple[Collective, AlgoState]:
     """The algorithm with two environments, and its state at the start."""
     algo = Collective(Corners().spec, DataParallel(2), **TINY)
     return algo, init_state(algo)
 
 
 @functools.cache
-def begun_net() -> Any:
+def begin_net() -> Any:
     """Parameters of `NET`."""
     one = jax.tree.map(lambda x: x[0], windows(1))
     return jax.jit(lambda key: NET.init(key, one))(jax.random.key(1))
 
 
 code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
-codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
+compute_codes = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
 usable = jax.jit(dataset.find_usable)
 
 
@@ -139,14 +139,14 @@ def read_set(buffer: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
 
 def test_a_code_does_not_depend_on_the_other_windows_of_a_batch() -> None:
     batch, order = windows(5), np.array([3, 0, 4, 2, 1])
-    codes = np.asarray(codes_of(begun_net(), batch))
-    shuffled = np.asarray(codes_of(begun_net(), jax.tree.map(lambda x: x[order], batch)))
+    codes = np.asarray(compute_codes(begin_net(), batch))
+    shuffled = np.asarray(compute_codes(begin_net(), jax.tree.map(lambda x: x[order], batch)))
     np.testing.assert_allclose(shuffled, codes[order], rtol=1e-5, atol=1e-6)
     assert np.ptp(codes, axis=0).min() > 1e-3  # and windows do have different codes
 
 
 def test_a_code_tells_when_something_happened() -> None:
-    params, one = begun_net(), jax.tree.map(lambda x: x[0], windows(1))
+    params, one = begin_net(), jax.tree.map(lambda x: x[0], windows(1))
     turned = jax.tree.map(lambda x: x[::-1], one)
     assert np.allclose(code_of(params, one), code_of(params, turned), atol=1e-5)  # times are zeros at first
     times = np.random.default_rng(2).normal(size=params["params"]["times"].shape).astype(np.float32)
@@ -523,7 +523,7 @@ def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, 
 @pytest.mark.long
 def test_value_labels_are_of_the_step_itself() -> None:
     """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
-    algo, state = begun_tiny()
+    algo, state = begin_tiny()
     workers = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state.replicated.workers)
     workers["critic"]["params"]["out_bias"] += 3.0  # V is 3, less exp(-20) log pi
     workers["log_alpha"] -= 20.0
@@ -550,7 +550,7 @@ def test_value_labels_are_of_the_step_itself() -> None:
 
 
 def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
-    algo, begin = begun_tiny()
+    algo, begin = begin_tiny()
     policy, state = algo.weights(begin), np.ones((3, 2), np.float32)
     window = Window(*(np.full((3, *shape), one, np.float32) for shape, one in (((4, 2), 1), ((3, 2), 0), ((3, 1), 0))))
     code = jax.jit(algo.model.codes)(policy["encoder"], window)

@@ -685,7 +685,7 @@ def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
 # ---------------------------------------------------------------- training steps
 
 
-def made_up(algo: Coma) -> tuple[Trajectory, TimeStep]:
+def make_batch(algo: Coma) -> tuple[Trajectory, TimeStep]:
     """Made-up rows [T, B] and what follows them."""
     generator, envs = np.random.default_rng(5), algo.layout.num_envs
     lead = (algo.spec.horizon, envs)
@@ -707,7 +707,7 @@ def train_steps(
 ) -> tuple[list[ComaParameters], list[dict[str, Any]]]:
     """Parameters before, and after each of a few training steps on the same data, with their metrics."""
     learn = learn or compile_learn(algo)
-    state, rows = AlgoState(init_params(algo), ()), made_up(algo)
+    state, rows = AlgoState(init_params(algo), ()), make_batch(algo)
     params, metrics = [jax.tree.map(np.asarray, state.replicated)], []
     for step in range(steps):
         at = progress(**({"learn_calls": step, "episodes": step * algo.layout.num_envs} | counters))
@@ -737,7 +737,7 @@ def test_the_target_is_copied_every_few_training_steps(copying: Any) -> None:
 
 def test_targets_are_built_before_the_copy(copying: Any) -> None:
     learn, (begin, *_), _ = copying
-    rows = made_up(small())
+    rows = make_batch(small())
     params = dataclasses.replace(begin, target=jax.tree.map(np.zeros_like, begin.target))
     _, metrics = learn(AlgoState(params, ()), *rows, jax.random.key(1), start())
     reward = np.r_[np.asarray(rows[0].timestep.reward)[1:], np.asarray(rows[1].reward)[None]]
@@ -752,7 +752,7 @@ def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
     close(flat(params[1].target), 0.75 * flat(params[0].target) + 0.25 * flat(params[0].critic.params), 1e-7)
     other = dataclasses.replace(params[0], target=jax.tree.map(np.zeros_like, params[0].target))
     algo = small(tau=0.25, num_epochs=2, critic_lr=1e-12)  # the critic stays, so that both blends are known
-    state, _ = compile_learn(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
+    state, _ = compile_learn(algo)(AlgoState(other, ()), *make_batch(algo), jax.random.key(1), start())
     close(flat(state.replicated.target), (1 - 0.75**2) * flat(other.critic.params), 1e-6)
 
 
@@ -1026,20 +1026,20 @@ def test_minibatches_of_whole_missions() -> None:
 @pytest.mark.parametrize(("preset", "missions", "minibatch"), [("coma_fork", 11, 128), ("coma_light", 3, 48)])
 def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minibatch: int) -> None:
     """128 x 5 and 48 x 2 transitions, from the 660 and 108 that the missions have."""
-    algo = made_of("--config", preset)
+    algo = make_algorithm("--config", preset)
     assert (algo.layout.num_envs, algo.layout.shards, algo.batches.size) == (missions, 1, minibatch)
-    algo = made_of("--config", preset, "--num_envs", str(8 * missions))
+    algo = make_algorithm("--config", preset, "--num_envs", str(8 * missions))
     assert algo.batches.size * algo.layout.shards == minibatch
 
 
-def made_of(*argv: str) -> Any:
+def make_algorithm(*argv: str) -> Any:
     """The algorithm of a command line, without tracing it."""
     return build_algorithm(parse(argv).config)
 
 
 def test_original_targets_see_all_missions() -> None:
     argv = ["--algo", "coma_original", "--q", "7", "--hidden_size", "8", "--num_envs", "6"]
-    assert made_of(*argv).layout.shards == 1
+    assert make_algorithm(*argv).layout.shards == 1
     config = parse(argv).config
     with pytest.raises(UsageError, match="use --logical_shards 1"):
         build_run(config.with_run(logical_shards=2))

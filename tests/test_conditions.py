@@ -110,8 +110,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert score["median"] == pytest.approx(np.median(values), rel=1e-6)
         assert score["tail"] == pytest.approx(np.sort(values)[-3:].mean(), rel=1e-6)  # the worst 3 of 30: the largest
         assert score["failed"] == pytest.approx((values > 0.8).mean())
-    shown = capsys.readouterr().out
-    assert "lossy" in shown and "worse than" in shown
+    output = capsys.readouterr().out
+    assert "lossy" in output and "worse than" in output
 
 
 def test_scores_by_task_and_scores_that_are_not_finite() -> None:

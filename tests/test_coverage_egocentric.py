@@ -40,7 +40,7 @@ def turned_action(action: int, mirror_x: bool, mirror_y: bool, exchange: bool) -
     return action
 
 
-def made_up(generator: np.random.Generator, positions: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def make_view(generator: np.random.Generator, positions: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Critic inputs [A, 11, 11, 12] with made-up maps, and who is where and does what."""
     agents = len(positions)
     view = generator.random((agents, 11, 11, 12)).astype(np.float32)
@@ -57,7 +57,7 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
     """A view and its mirror image are one in the agent's frame, where every action is what its mirror image is."""
     generator = np.random.default_rng(seed)
     positions, chosen = generator.integers(0, [11, 11, 3], (4, 3), np.int32), generator.integers(0, 6, 4)
-    view = made_up(generator, positions, chosen)
+    view = make_view(generator, positions, chosen)
     other = np.stack([turn(row, *mirrored_by) for row in view])
     # actions of the others turn, too
     there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
@@ -75,7 +75,7 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
 @pytest.mark.parametrize("position", [(1, 3), (3, 1), (9, 3), (1, 7), (7, 9), (10, 0), (5, 8), (4, 4), (6, 4)])
 def test_the_agent_lies_in_one_eighth(position: tuple[int, int]) -> None:
     """Channel 7 shows it at x <= y <= 5; a single observation is turned in the same way."""
-    view = made_up(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
+    view = make_view(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
     view[:, :, 7] = 0
     view[*position, 7] = 2 / 3
     canonical, there = egocentric.egocentric(jnp.asarray(view), 6)
@@ -116,7 +116,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     env = envs_jax.make("coverage", q=5)
     generator = np.random.default_rng(0)
     positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
-    view = made_up(generator, positions, np.array([1, 2, 3, 4]))
+    view = make_view(generator, positions, np.array([1, 2, 3, 4]))
     other = np.stack([turn(row, True, False, True) for row in view])
     moved = np.array([0] + [turned_action(a, True, False, True) + 1 for a in range(6)])
     other[..., 11] = moved[np.rint(other[..., 11] * 6).astype(int)] / 6

@@ -100,7 +100,7 @@ def test_reports_show_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert float(row["measurements"]) == 2 * 5 and float(row["path_length"]) == 2 * 4 * 5
         assert 0 < float(row["rmse"]) < 0.6
         assert (row["attempts"] == "") == (row["condition"] == "plain")
-    shown = capsys.readouterr().out
-    lines = [line for line in shown.splitlines() if "random" in line]
-    assert "RMSE of the" in shown and "40.0 ±0.0" in shown and "10.00 ±0.00" in shown
-    assert len(lines) > 4 and "attempts" in shown
+    output = capsys.readouterr().out
+    lines = [line for line in output.splitlines() if "random" in line]
+    assert "RMSE of the" in output and "40.0 ±0.0" in output and "10.00 ±0.00" in output
+    assert len(lines) > 4 and "attempts" in output

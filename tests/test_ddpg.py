@@ -37,7 +37,7 @@ def init_params(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
     return jax.jit(lambda key, inputs: algo.init(key, inputs).replicated)(jax.random.key(seed), inputs)
 
 
-def taken_values(algo: Ddpg, critic: Any, sample: dict[str, Any]) -> Any:
+def select_values(algo: Ddpg, critic: Any, sample: dict[str, Any]) -> Any:
     """The critics' values of stored actions."""
     vector = algo.stored_vector(sample["action"])
     return algo.value(critic, sample["observation"], vector, lambda values: values)
@@ -443,7 +443,7 @@ def test_the_actor_climbs_the_mean_of_the_critics() -> None:
     loss, metrics = jax.jit(algo.actor_loss)(actor, sample, critic)
     by_hand = (used * (0.1 * np.square(outputs).mean(-1) - values.mean(0))).mean()
     assert float(loss) == pytest.approx(by_hand, rel=1e-4) and set(metrics) == {"actor_loss"}
-    actual = jax.jit(functools.partial(taken_values, algo))(critic, sample)
+    actual = jax.jit(functools.partial(select_values, algo))(critic, sample)
     expected = outputs_of(algo, "critic")(critic, sample["observation"], sample["action"])
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 

@@ -264,8 +264,8 @@ def test_too_few_environments_for_a_device(num_envs, devices, platform, words):
 
 
 def test_the_report_names_a_gpu_whose_memory_is_taken(monkeypatch, capsys):
-    taken = Nvidia(("H200",), "570.10", "12.8", (GpuMemory(139 * GIB, 120 * GIB, ((41, 120 * GIB),)),))
-    monkeypatch.setattr(doctor, "find_nvidia", lambda: taken)
+    full_gpu = Nvidia(("H200",), "570.10", "12.8", (GpuMemory(139 * GIB, 120 * GIB, ((41, 120 * GIB),)),))
+    monkeypatch.setattr(doctor, "find_nvidia", lambda: full_gpu)
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
     assert "! GPU 0" in out and "process 41 120.0 GiB" in out and "not well: " in out

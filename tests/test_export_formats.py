@@ -77,23 +77,23 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ddpg_continuous": lambda: make_policy(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
     "bicnet": lambda: make_policy(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
     "sac": lambda: make_policy(make("reach"), Sac, **OFF),
-    "ppo": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always"),
-    "ppo_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
-    "ppo_box_plain": lambda: made_ppo(PointMass(), normalize_observation="never"),
-    "ppo_images": lambda: made_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
-    "ppo_gru": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always", memory="gru", memory_size=6),
-    "ppo_lstm_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), memory="lstm", memory_size=6, memory_layers=2),
+    "ppo": lambda: make_ppo(Corridor(num_agents=2), normalize_observation="always"),
+    "ppo_box": lambda: make_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
+    "ppo_box_plain": lambda: make_ppo(PointMass(), normalize_observation="never"),
+    "ppo_images": lambda: make_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
+    "ppo_gru": lambda: make_ppo(Corridor(num_agents=2), normalize_observation="always", memory="gru", memory_size=6),
+    "ppo_lstm_box": lambda: make_ppo(PointMass(num_agents=2, box=0.5), memory="lstm", memory_size=6, memory_layers=2),
     "coma_gru": lambda: make_policy(
         make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2, memory="gru", memory_size=6
     ),
-    "ppo_messages": lambda: made_ppo(Whisper(delay=1), message_passing="attention", message_heads=2, memory="gru"),
+    "ppo_messages": lambda: make_ppo(Whisper(delay=1), message_passing="attention", message_heads=2, memory="gru"),
     "coma_types": lambda: make_policy(
         Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80, share_parameters=False
     ),
     "student": taught,
     "collective": lambda: make_policy(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: make_policy(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
-    "own_algorithm": lambda: made_tiny(),
+    "own_algorithm": lambda: make_tiny(),
 }
 NUMPY = [
     name
@@ -102,7 +102,7 @@ NUMPY = [
 ]
 
 
-def made_ppo(env: Any, **settings: Any) -> Policy:
+def make_ppo(env: Any, **settings: Any) -> Policy:
     """Statistics of inputs as if they had been seen: one number hardly ever changes, another one is far from 0."""
     policy = make_policy(env, Ppo, hidden_size=8, num_minibatches=1, initializer="torch", **settings)
     policy = dataclasses.replace(policy, params=jax.tree.map(lambda x: 2 * x, policy.params))  # means beyond the box
@@ -116,7 +116,7 @@ def made_ppo(env: Any, **settings: Any) -> Policy:
     return policy
 
 
-def made_tiny() -> Policy:
+def make_tiny() -> Policy:
     policy = make_policy(Corridor(), TinyQ)
     return dataclasses.replace(policy, params=jax.random.normal(jax.random.key(1), policy.params.shape))
 

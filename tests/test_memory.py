@@ -35,7 +35,7 @@ from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 5, 4, 2, 3, 4
-SPEC = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
+SPEC = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
 SMALL: dict[str, Any] = {
     "rollout_steps": T, "num_minibatches": 1, "hidden_size": 5, "depth": 1, "memory_size": 3, "initializer": "torch",
 }  # fmt: skip
@@ -249,7 +249,7 @@ def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) 
     assert np.abs(without_resets - acted).max() > 1e-4
 
 
-def made_up(seed: int, steps: int = T, with_carry: Any = ()) -> tuple[Trajectory, TimeStep]:
+def make_batch(seed: int, steps: int = T, with_carry: Any = ()) -> tuple[Trajectory, TimeStep]:
     """A trajectory [steps, B, ...] with both kinds of end, and the time step after it."""
     rng = np.random.default_rng(seed)
     ends, kind = rng.random((steps + 1, B)) < 0.3, rng.random((steps + 1, B)) < 0.5
@@ -279,7 +279,7 @@ def init_params(algo: Any) -> Any:
 def test_the_critic_goes_on_where_the_last_rollout_ended() -> None:
     """Values of two rollouts, one after another, are those of a single long one."""
     long, short = (Ppo(SPEC, DataParallel(B, 2), memory="gru", **(SMALL | {"rollout_steps": n})) for n in (10, 5))
-    params, (trajectory, last) = init_params(long), made_up(2, 10)
+    params, (trajectory, last) = init_params(long), make_batch(2, 10)
     fresh = jax.jit(lambda: long.init(jax.random.key(1), None).sharded)()
 
     def compute(algo: Ppo, trajectory: Any, last: Any, carry: Any) -> Any:
@@ -314,7 +314,7 @@ def test_a_step_of_learning_is_the_slope_of_a_loss_in_numpy(kind: Any) -> None:
     chains = Custom(optimizers={"actor": optax.sgd(1.0), "critic": optax.sgd(1.0)})
     settings = SMALL | {"num_epochs": 1, "normalize_value": False, "normalize_advantage": False, "entropy_weight": 0.1}
     algo = Ppo(SPEC, DataParallel(B, 2), chains, memory=kind, normalize_observation="never", gamma=0.9, **settings)
-    trajectory, last = made_up(3, with_carry=zero_carry(kind, 3, 1, (1, B, A)))
+    trajectory, last = make_batch(3, with_carry=zero_carry(kind, 3, 1, (1, B, A)))
     params = init_params(algo)
     carry = jax.tree.map(
         lambda x: np.random.default_rng(8).normal(size=x.shape).astype(np.float32),
@@ -389,7 +389,7 @@ def test_segments_of_one_step_that_begin_episodes_are_learning_without_a_memory(
     spec = dataclasses.replace(SPEC, horizon=1)
     recurrent = algorithm(spec, DataParallel(B, 2), memory="gru", **settings)
     plain = algorithm(spec, DataParallel(B, 2), Custom(dict.fromkeys(parts, Plain)), **settings)
-    trajectory, last = made_up(4, 1, zero_carry("gru", 3, 1, (1, B, A)))
+    trajectory, last = make_batch(4, 1, zero_carry("gru", 3, 1, (1, B, A)))
     begins = np.ones((1, B), bool)
     timestep = dataclasses.replace(trajectory.timestep, first=begins, terminated=~begins, truncated=~begins)
     trajectory, last = dataclasses.replace(trajectory, timestep=timestep), dataclasses.replace(last, first=begins[0])

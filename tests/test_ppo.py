@@ -28,7 +28,7 @@ from jaxrl.rl.running_statistics import RunningStatistics
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 7, 6, 2, 3, 4
-DISCRETE = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
+DISCRETE = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
 BOX = dataclasses.replace(DISCRETE, action=Box((ACTIONS,), low=-2.0, high=4.0))
 SMALL = {"rollout_steps": T, "num_minibatches": 1, "hidden_size": 8}
 
@@ -38,7 +38,7 @@ def init_params(algo: Ppo) -> PpoParameters:
     return jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
 
 
-def made_up(seed: int = 0, spec: EnvSpec = DISCRETE) -> tuple[Trajectory, TimeStep]:
+def make_batch(seed: int = 0, spec: EnvSpec = DISCRETE) -> tuple[Trajectory, TimeStep]:
     """A trajectory [T, B, ...] with both kinds of end, each followed by a first time step, and the one after it."""
     rng = np.random.default_rng(seed)
     ends, kind = rng.random((T + 1, B)) < 0.45, rng.random((T + 1, B)) < 0.5
@@ -92,7 +92,7 @@ def whole(trajectory: Trajectory, last: TimeStep) -> TimeStep:
 @pytest.mark.parametrize(("gamma", "lambda_"), [(0.9, 0.8), (0.99, 1.0), (0.9, 0.0)])
 def test_advantages_are_sums_of_temporal_differences(gamma: float, lambda_: float) -> None:
     algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, gae_lambda=lambda_, **SMALL)
-    trajectory, last = made_up()
+    trajectory, last = make_batch()
     value = np.random.default_rng(1).normal(size=(T + 1, B, A)).astype(np.float32)
     actual = jax.jit(algo.compute_advantages)(trajectory, last, value[:-1], value[-1])
     steps, played = whole(trajectory, last), ~trajectory.timestep.done
@@ -189,7 +189,7 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
 def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
     settings = {"num_epochs": 4, "entropy_weight": 0.05, "actor_lr": 0.03, "critic_lr": 0.02}
     algo = Ppo(spec, DataParallel(B), initializer="he", final_lr_fraction=1.0, max_grad_norm=0.3, **settings, **SMALL)
-    trajectory, last = made_up(3, spec)
+    trajectory, last = make_batch(3, spec)
     earlier = {
         "actor": RunningStatistics(jnp.float32(50), jnp.float32([1.0, -1.0, 0.5]), jnp.float32([2.0, 1.0, 3.0])),
         "value": RunningStatistics(jnp.float32(50), jnp.float32(0.7), jnp.float32(2.0)),
@@ -237,7 +237,7 @@ def test_statistics_are_those_of_all_valid_samples() -> None:
 
 
 def test_chunks_give_the_same_gradients() -> None:
-    trajectory, last = made_up()
+    trajectory, last = make_batch()
     networks = []
     for chunk in (0, 7):
         algo = Ppo(DISCRETE, DataParallel(B, learn_chunk=chunk), **SMALL)
@@ -512,8 +512,11 @@ def test_every_seed_learns_what_it_does_alone(case: str) -> None:
     [
         ({"clip_ratio": 0.0}, "clip_ratio must lie between 1e-06 and"),
         ({"num_minibatches": 1000}, "num_minibatches 1000 exceeds the 768 samples of a logical shard"),
-        ({"critic": "central"}, "critic central needs a critic_input or a single array as global_state, 'made_up' has"),
-        ({"rollout_steps": 0}, "rollout_steps 0 needs episodes of one length, and in 'made_up' they may end"),
+        (
+            {"critic": "central"},
+            "critic central needs a critic_input or a single array as global_state, 'synthetic' has",
+        ),
+        ({"rollout_steps": 0}, "rollout_steps 0 needs episodes of one length, and in 'synthetic' they may end"),
     ],
 )
 def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) -> None:

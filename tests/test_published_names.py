@@ -334,9 +334,9 @@ def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
     """With a learning rate of almost nothing the new run still has the weights that it began with."""
     words = f"{SAVES} --total_env_steps 32 --actor_lr 1e-12 --runs {tmp_path} --init_from {run} --checkpoint 2"
     assert train.main(words.split()) == 0
-    begun = jaxrl.load(tmp_path / "latest")
-    assert digest(begun) == pytest.approx(digest(jaxrl.load(run, checkpoint=2)), rel=1e-6)
-    assert begun.config.run.init_from == str(run / "checkpoints" / f"{2:010d}")
+    child = jaxrl.load(tmp_path / "latest")
+    assert digest(child) == pytest.approx(digest(jaxrl.load(run, checkpoint=2)), rel=1e-6)
+    assert child.config.run.init_from == str(run / "checkpoints" / f"{2:010d}")
 
 
 @pytest.mark.long

@@ -122,7 +122,7 @@ def make_scheduled() -> tuple[Sac, Any, Any]:
 gaussian = jax.jit(Sac(ARM, DataParallel(1), **SETTINGS).gaussian)
 
 
-def made_up(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
+def make_batch(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
     """A batch [1, 6, ...] of two-step windows with every kind of end."""
     random, m = np.random.default_rng(seed), 6
     ends = [[0, 0], [0, TERMINATED], [0, TRUNCATED], [TERMINATED, 0], [TRUNCATED, TERMINATED], [0, 0]]
@@ -152,7 +152,7 @@ def test_targets_and_losses_of_an_update() -> None:
     """
     algo, update, params = make_scheduled()
     params = with_log_alpha(params, np.log(np.float32([0.5, 0.1])))
-    batch = made_up()
+    batch = make_batch()
     sample = jax.tree.map(lambda x: x[0], batch)
     alpha = np.array([0.5, 0.1])[sample["task"]][:, None]
     reward, weight = np.asarray(sample["reward"]), np.asarray(sample["weight"])
@@ -186,7 +186,7 @@ def test_schedules_of_actor_and_targets() -> None:
     """Critics move with every update, actor and temperatures with every second, targets with every third."""
     _, update, params = make_scheduled()
     for index in range(1, 8):
-        new, _ = update(params, made_up(index), np.uint32(index))
+        new, _ = update(params, make_batch(index), np.uint32(index))
         moved = {
             name: not all(map(np.array_equal, *map(jax.tree.leaves, (getattr(params, name), getattr(new, name)))))
             for name in ("critic", "actor", "alpha", "target_critic")
@@ -207,7 +207,7 @@ def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
     for actor, sign in ((params.actor.params, 1), (wide, -1)):
         for task in range(TASKS):
             began = dataclasses.replace(params, actor=dataclasses.replace(params.actor, params=actor))
-            new, _ = update(began, made_up(task=(task,) * 6), np.uint32(2))
+            new, _ = update(began, make_batch(task=(task,) * 6), np.uint32(2))
             change = np.asarray(new.alpha.params) - np.asarray(params.alpha.params)
             assert change[task] * sign == pytest.approx(0.01, rel=1e-3)  # Adam's first step
             assert change[1 - task] == 0
@@ -216,7 +216,7 @@ def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
 def test_a_huge_critic_loss_counts_as_infinite() -> None:
     """So that the loop stops there, naming it (see test_trainer)."""
     _, update, params = make_scheduled()
-    batch = made_up()
+    batch = make_batch()
     for reward, stops in ((1e3, False), (1e5, True)):
         new, metrics = update(params, batch | {"reward": np.full_like(batch["reward"], reward)}, np.uint32(1))
         assert np.isposinf(metrics["critic_loss"]) == stops

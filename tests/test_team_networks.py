@@ -35,7 +35,7 @@ from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 4, 4, 3, 5, 4
-SPEC = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T, links=True, max_link_age=2)
+SPEC = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T, links=True, max_link_age=2)
 SMALL: dict[str, Any] = {
     "rollout_steps": T, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8, "depth": 1, "memory_size": 3,
     "message_heads": 2, "actor_lr": 0.01,
@@ -127,7 +127,7 @@ def test_each_agent_has_the_parameters_of_its_type() -> None:
 # ---------------------------------------------------------------- made-up rollouts
 
 
-def made_up(spec: EnvSpec, seed: int, carry: Any = ()) -> tuple[Trajectory, TimeStep]:
+def make_batch(spec: EnvSpec, seed: int, carry: Any = ()) -> tuple[Trajectory, TimeStep]:
     """A trajectory [T, B, ...] in which episodes end, with links of all ages, and the time step after it."""
     rng, agents = np.random.default_rng(seed), spec.num_agents
     ends = rng.random((T + 1, B)) < 0.2
@@ -182,7 +182,7 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
     params = jax.tree_util.tree_map_with_path(  # messages count little at the start
         lambda path, x: 100 * x if "out_kernel" in jax.tree_util.keystr(path) else x, params
     )
-    trajectory, _ = made_up(spec, 3)
+    trajectory, _ = make_batch(spec, 3)
     timestep = jax.tree.map(lambda x: x[0], trajectory.timestep)
     rng = np.random.default_rng(4)
     carry = jax.tree.map(
@@ -269,7 +269,7 @@ def test_shared_parameters_move_by_the_sum_of_separate_ones(algorithm: Any, part
     settings = settings | one | extra
     shared = algorithm(spec, DataParallel(B, 2), chains, **(settings | {"memory": extra.get("memory", "none")}))
     separate = algorithm(spec, DataParallel(B, 2), chains, share_parameters=False, **settings)
-    trajectory, last = made_up(spec, 5, fresh_carry(shared))
+    trajectory, last = make_batch(spec, 5, fresh_carry(shared))
     params = jax.jit(lambda: shared.init(jax.random.key(1), None).replicated)()
 
     def twice(tree: Any) -> Any:
@@ -297,7 +297,7 @@ def test_gradients_run_through_messages() -> None:
     """What an agent sends is trained by the losses of those that hear it, a step later: finite differences."""
     algo = Ppo(SPEC, DataParallel(B), message_passing="attention", initializer="torch", **SMALL)
     params = jax.jit(lambda: algo.init(jax.random.key(1), None).replicated)().actor.params
-    trajectory, _ = made_up(SPEC, 7)
+    trajectory, _ = make_batch(SPEC, 7)
     steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory.timestep)
     weights = np.random.default_rng(8).normal(size=(B, T, ACTIONS)).astype(np.float32)
 
@@ -349,11 +349,11 @@ def test_the_task_pays_only_what_another_agent_saw() -> None:
     check_env(env, random=False)
     state, timestep = env.reset(jax.random.key(3))
     np.testing.assert_array_equal(timestep.links, np.full((3, 3), -1))
-    shown = np.argmax(timestep.observation[:, :3], -1)  # agent i sees the cue of agent i + 1
+    visible_cues = np.argmax(timestep.observation[:, :3], -1)  # agent i sees the cue of agent i + 1
     state, timestep = env.step(state, jnp.zeros(3, jnp.int32))
     assert not timestep.reward.any()
     np.testing.assert_array_equal(timestep.links, np.ones((3, 3)) - 2 * np.eye(3))
-    _, timestep = env.step(state, jnp.asarray(np.roll(shown, 1)))
+    _, timestep = env.step(state, jnp.asarray(np.roll(visible_cues, 1)))
     np.testing.assert_array_equal(timestep.reward, np.ones(3))
 
 

@@ -28,7 +28,7 @@ from jaxrl.rl.data_parallel import DataParallel
 SIZE, LENGTH = 4, 12
 
 
-def paired(**settings: Any) -> tuple[Any, Any]:
+def make_pair(**settings: Any) -> tuple[Any, Any]:
     """A team of four, and the same in an array of twelve."""
     return make(num_agents=SIZE, **settings), make(num_agents=LENGTH, team_sizes=(SIZE,), **settings)
 
@@ -59,7 +59,7 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
     ids=str,
 )
 def test_a_team_in_a_longer_array_flies_the_same_mission(settings: dict[str, Any]) -> None:
-    small, large = paired(**settings)
+    small, large = make_pair(**settings)
     critic = [jax.jit(env.spec.critic_input) for env in (small, large)]
     mask = [jax.jit(env.spec.next_mask) for env in (small, large)]
     for (a, ts_a), (b, ts_b) in play_pair(small, large, jax.random.key(21)):
@@ -87,7 +87,7 @@ def test_a_team_in_a_longer_array_flies_the_same_mission(settings: dict[str, Any
 
 
 def test_scripted_policies_do_the_same_in_a_longer_array() -> None:
-    small, large = paired(start="corners")
+    small, large = make_pair(start="corners")
     key = jax.random.key(4)
     for name in ("random", "ig", "ig_sequential", "lawnmower"):
         pair = []
@@ -113,7 +113,7 @@ def test_the_absent_have_no_weight_in_losses_and_gradients(name: str) -> None:
     """All transitions of two missions as one minibatch, from an array of four agents and from one of twelve."""
     cls, settings = TRAINED[name]
     learned = []
-    for env in paired(failure_rate=0.2, q=3, budget=3):
+    for env in make_pair(failure_rate=0.2, q=3, budget=3):
         algo = cls(env.spec, DataParallel(BATCH), hidden_size=4, depth=1, **settings)
         state = jax.jit(lambda algo=algo: algo.init(jax.random.key(0), None))()
         learned.append(jax.tree.map(np.asarray, learn_once(algo, env, state)))
@@ -241,8 +241,8 @@ def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
             np.testing.assert_array_equal(state.maps.beliefs, before.maps.beliefs)
             assert float(timestep.reward[0]) == env.reward_offset
         if flying:  # the last budget + 1 steps count
-            shown = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
-            np.testing.assert_allclose(shown, (np.flatnonzero(~gone) + 1) / 3, atol=1e-6)
+            drawn_numbers = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
+            np.testing.assert_allclose(drawn_numbers, (np.flatnonzero(~gone) + 1) / 3, atol=1e-6)
     assert float(timestep.metrics["attempts"]) == attempts[env.steps - 1]
     assert sizes[-1] < 3 and sorted(sizes, reverse=True) == sizes
     assert {"uavs", "attempts"} <= set(env.spec.labels) and "uavs" not in communication.METRICS

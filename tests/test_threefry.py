@@ -48,8 +48,8 @@ def test_draws_follow_from_the_hash():
         folded = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(1001, dtype=jnp.uint32))
         return [jax.random.bits(key, (7, 143)).ravel(), jax.random.key_data(keys).T, jax.random.key_data(folded).T]
 
-    of_key = np.broadcast_to(words[:, None], (2, 1001))
-    expected = by_numpy(of_key, np.stack([np.zeros(1001, np.uint32), np.arange(1001, dtype=np.uint32)]))
+    key_words = np.broadcast_to(words[:, None], (2, 1001))
+    expected = by_numpy(key_words, np.stack([np.zeros(1001, np.uint32), np.arange(1001, dtype=np.uint32)]))
     bits, keys, folded = drawn(key)
     np.testing.assert_array_equal(bits, expected[0] ^ expected[1])
     np.testing.assert_array_equal(keys, expected)

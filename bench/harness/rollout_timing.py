@@ -23,7 +23,7 @@ from bench.harness.timing import Sampler
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
-from jaxrl.rl.data_parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
+from jaxrl.rl.data_parallel import AXIS, SPLIT, compiler_options, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.rollouts import make_step_keys, scripted_policy
 from jaxrl.runtime.trainer import make_env_key
@@ -114,7 +114,7 @@ class EnvTimer:
         self._programs: dict[str, Any] = {}
         for stage in self.stages:
             function = on_mesh(self._stage(stage), mesh, (SPLIT, SPLIT, taped, SPLIT), SPLIT)
-            program = jax.jit(function, donate_argnums=0, compiler_options=graphs())
+            program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
             self._programs[stage] = self._compile(stage, program, state, timestep, self._tape, self._keys)
             usage = self._programs[stage].memory_analysis()
             self.temporary[stage] = usage.temp_size_in_bytes * devices / num_envs if usage else 0.0

@@ -15,7 +15,7 @@ from envs_jax.batch import batched
 from envs_jax.coverage.env import Coverage
 from envs_jax.coverage.types import State
 from envs_jax.progress import start
-from jaxrl.rl.data_parallel import graphs
+from jaxrl.rl.data_parallel import compiler_options
 from jaxrl.runtime.rollouts import scripted_policy
 
 TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
@@ -40,7 +40,7 @@ def agree(exact: int, real: float) -> bool:
 
 def _rollout(env: Coverage, keys: Array, steps: int) -> Any:
     """Return (state, time step) of missions [B] after random steps; keys key[B]."""
-    return jax.jit(_step_randomly, static_argnums=0, compiler_options=graphs())(env, keys, jnp.int32(steps))
+    return jax.jit(_step_randomly, static_argnums=0, compiler_options=compiler_options())(env, keys, jnp.int32(steps))
 
 
 def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:

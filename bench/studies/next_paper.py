@@ -72,7 +72,9 @@ def train(folder: Path, settings: dict[str, Any], missions: int, seeds: int) -> 
     settings = {"env": "coverage"} | settings | {"total_episodes": missions, "num_seeds": seeds, "eval_every": 0}
     words = [word for name, value in settings.items() for word in (f"--{name}", _flag(value))]
     file = folder / "training.json"
-    record = json.loads(file.read_text()) if file.is_file() else {"flags": words, "seconds": 0.0, "finished": False}
+    record: dict[str, Any] = {"flags": words, "seconds": 0.0, "finished": False}
+    if file.is_file():
+        record = json.loads(file.read_text())
     if record["flags"] != words:
         raise UserError(f"{folder} was trained with other settings: choose another folder with --runs")
     if not record["finished"]:
@@ -99,7 +101,7 @@ def evaluate(run: Path, folder: Path, conditions: Path, missions: int, policies:
     """Fly the conditions with a run's policies, unless that has been done, and return the report's conditions."""
     report = folder / f"conditions_{missions}.json"
     needed = {(name, policy_key(policy)) for name in read_mapping(conditions) for policy in policies}
-    if not report.is_file() or needed - _evaluated(report):
+    if not report.is_file() or needed - _read_pairs(report):
         words = ["--conditions", str(conditions), "--episodes", str(missions), "--policy", ",".join(policies)]
         words += ["--csv", str(report.with_suffix(".csv")), "--json", str(report), "--bound", "0.5"]
         run_command("evaluate", [str(run), *words], folder / "log.txt")
@@ -153,7 +155,7 @@ def describe(run: Path) -> dict[str, Any]:
     }
 
 
-def _evaluated(report: Path) -> set[tuple[str, str]]:
+def _read_pairs(report: Path) -> set[tuple[str, str]]:
     """Return the pairs of condition and policy in a report."""
     conditions = json.loads(report.read_text())["conditions"]
     return {(name, policy) for name, entry in conditions.items() for policy in entry["policies"]}

@@ -22,6 +22,8 @@ from envs_jax.base import Array
 
 AXIS = "data"
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
+# XLA's older code generator for CPUs compiles in two thirds of the time; newer releases do not have it
+_OLD_CODE_GENERATOR = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
 
 def make_mesh(devices: int) -> Mesh:
@@ -31,13 +33,17 @@ def make_mesh(devices: int) -> Mesh:
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def graphs() -> dict[str, Any]:
-    """Return compiler options of programs with loops.
+def compiler_options(once: bool = False) -> dict[str, Any]:
+    """Return options of the compiler for a program with loops, or for one that runs `once`.
+
+    On CPUs the latter is compiled quickly and runs slowly.
 
     On GPUs loops and branches become CUDA graphs, which run without the host, unless JAXRL_GRAPHS=off is set.
     Convolutions cannot be part of one, nor can the copies that the dynamic-slice-annotator makes of arrays that loops
     write into.
     """
+    if jax.default_backend() == "cpu":
+        return {"xla_backend_optimization_level": 0} | _OLD_CODE_GENERATOR if once else {}
     if jax.default_backend() != "gpu":
         return {}
     if os.environ.get("JAXRL_GRAPHS") == "off":

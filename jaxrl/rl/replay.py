@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, pytree
+from envs_jax.stages import materialize
 from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_rank, assert_shape
 from jaxrl.common.types import Key
 from jaxrl.nn.precision import stored_dtype
@@ -163,25 +164,40 @@ def sample_uniform(key: Key, end: Array, head: Array, filled: Array, count: int,
     the index int32[m] into rows times environments, and the weight float32[m], 1 or 0, for m = `count`.
     """
     assert_rank([end, head, filled], [2, 0, 0])
-    size, envs = end.shape
-    draw = jax.random.randint(key, (TRIES, count), 0, jnp.maximum(filled - n_step + 1, 1) * envs, jnp.int32)
-    index = (head - n_step - draw // envs) % size * envs + draw % envs
-    valid = (jnp.take(end.reshape(-1), index, mode="clip") == CONTINUES) & (filled >= n_step)
-    chosen = index[-1]
-    for attempt in reversed(range(TRIES - 1)):
-        chosen = jnp.where(valid[attempt], index[attempt], chosen)
-    return chosen, jnp.any(valid, axis=0).astype(jnp.float32)
+
+    @materialize  # an index is read for every number of a row
+    def sample(key: Key, end: Array, head: Array, filled: Array) -> tuple[Array, Array]:
+        size, envs = end.shape
+        draw = jax.random.randint(key, (TRIES, count), 0, jnp.maximum(filled - n_step + 1, 1) * envs, jnp.int32)
+        index = (head - n_step - draw // envs) % size * envs + draw % envs
+        valid = (jnp.take(end.reshape(-1), index, mode="clip") == CONTINUES) & (filled >= n_step)
+        chosen = index[-1]
+        for attempt in reversed(range(TRIES - 1)):
+            chosen = jnp.where(valid[attempt], index[attempt], chosen)
+        return chosen, jnp.any(valid, axis=0).astype(jnp.float32)
+
+    return sample(key, end, head, filled)
 
 
 def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     """Return the windows of ONE shard (leaves [R, E, ...]) that start at index int32[m]."""
     assert_rank([index, replay.end], [1, 2])
     size, envs = replay.end.shape
-    row, env = index // envs, index % envs
-    later = (row[:, None] + jnp.arange(1, n_step + 1, dtype=jnp.int32)[None]) % size * envs + env[:, None]
+
+    def after(index: Array, steps: Array) -> Array:
+        return (index // envs + steps) % size * envs + index % envs
+
+    @materialize
+    def find_later(index: Array) -> Array:
+        return after(index[:, None], jnp.arange(1, n_step + 1, dtype=jnp.int32)[None])
+
+    @materialize
+    def find_last(index: Array, end: Array) -> Array:
+        return after(index, jnp.sum(_going(end), axis=1, dtype=jnp.int32))
+
+    later = find_later(index)
     end = rows_at(replay.end, later)
-    last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
-    first_and_last = jnp.concatenate([index, last])  # one read of each leaf
+    first_and_last = jnp.concatenate([index, find_last(index, end)])  # one read of each leaf
     observation = jax.tree.map(lambda buffer: rows_at(buffer, first_and_last), replay.observation)
     return Sample(
         observation=jax.tree.map(lambda rows: rows[: len(index)], observation),

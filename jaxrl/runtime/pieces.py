@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from envs_jax.base import Array
 from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
 from jaxrl.report.console import format_duration
-from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, on_mesh, prepare_chunks
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, on_mesh, prepare_chunks
 from jaxrl.runtime.not_finite import split_faults
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
@@ -95,7 +95,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
 
     def jit_on_mesh(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
-        return jax.jit(on_devices, donate_argnums=donated, compiler_options=graphs())
+        return jax.jit(on_devices, donate_argnums=donated, compiler_options=compiler_options())
 
     state, count = trainer.shapes(), trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
     make_buffers = jit_on_mesh(buffers, (specs,), collected, ())

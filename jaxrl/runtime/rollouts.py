@@ -16,7 +16,7 @@ from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UserError
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.trainer import make_env_key
 
@@ -169,7 +169,7 @@ class Evaluator:
         function: Callable[..., Any] = rollout
         if self.seeds > 1:
             in_specs, function = (SPLIT, SPLIT, REPLICATED), jax.vmap(rollout, in_axes=(0, 0, None))
-        return jax.jit(on_mesh(function, self._used_mesh, in_specs, SPLIT), compiler_options=graphs())
+        return jax.jit(on_mesh(function, self._used_mesh, in_specs, SPLIT), compiler_options=compiler_options())
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
         horizon, keys = self.env.spec.horizon, make_episode_keys(seed_key, indices)
@@ -265,9 +265,10 @@ class Evaluator:
 
         common, rows_spec = (REPLICATED,) * 4, jax.sharding.PartitionSpec(None, AXIS)
         on_devices = on_mesh(begin, self._used_mesh, common, (SPLIT, rows_spec))
-        jitted_begin = jax.jit(on_devices, compiler_options=graphs())
+        options = compiler_options(once=size * self.devices == 1)
+        jitted_begin = jax.jit(on_devices, compiler_options=options)
         on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
-        jitted_piece = jax.jit(on_devices, compiler_options=graphs())
+        jitted_piece = jax.jit(on_devices, compiler_options=options)
         programs: list[Program] = []
         place = jax.sharding.NamedSharding(self._used_mesh, SPLIT)
 

@@ -26,7 +26,7 @@ from jaxrl.rl.data_parallel import (
     REPLICATED,
     SPLIT,
     DataParallel,
-    graphs,
+    compiler_options,
     map_chunks,
     on_mesh,
     shardings,
@@ -104,7 +104,7 @@ class Trainer:
 
     def make_init(self) -> Callable[..., Any]:
         """Jit (key, inputs) -> state."""
-        return jax.jit(self._init_on_mesh, compiler_options=graphs())
+        return jax.jit(self._init_on_mesh, compiler_options=compiler_options(once=True))
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
@@ -311,7 +311,7 @@ class Trainer:
             metrics = BlockMetrics(by_trial, by_trial, not_finite=split, iterations=split, faults=by_trial)
         run_block = functools.partial(self._run_block, phase=phase)
         function = on_mesh(run_block, self.mesh, (self.specs(), REPLICATED), (self.specs(), metrics))
-        return jax.jit(function, donate_argnums=0, compiler_options=graphs())
+        return jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
 
     def _run_block(self, state: TrainState, iterations: Array, phase: Phase | None) -> tuple[TrainState, BlockMetrics]:
         """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.

@@ -104,8 +104,8 @@ class Fragile(_Env):
         if self.t == self.last:
             raise RuntimeError("the rope broke\nand more")
         self.place = self.place + action
-        shown = self.place[:1] if self.t >= self.thin else self.place
-        return shown, float(-np.square(self.place).sum()), False, False, {}
+        observation = self.place[:1] if self.t >= self.thin else self.place
+        return observation, float(-np.square(self.place).sum()), False, False, {}
 
 
 class Line(_Env):
