@@ -90,6 +90,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "coma_types": lambda: make_policy(
         Corridor(num_agents=2), Coma, hidden_size=8, minibatch_size=80, share_parameters=False
     ),
+    "ppo_types_images": lambda: make_ppo(make("coverage", q=5), stride=2, share_parameters=False, depth=1),
+    "coma_types_images": lambda: make_policy(
+        make("coverage", q=5), Coma, hidden_size=8, egocentric=True, stride=2, memory="gru", share_parameters=False
+    ),
     "student": taught,
     "collective": lambda: make_policy(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: make_policy(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
@@ -98,7 +102,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 NUMPY = [
     name
     for name in POLICIES
-    if name not in ("collective", "own_network", "own_algorithm", "ppo_messages", "coma_types")
+    if name not in ("collective", "own_network", "own_algorithm", "ppo_messages") and "_types" not in name
 ]
 
 

@@ -366,6 +366,12 @@ def _resize(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:
     return graph.reshape(x, _sizes(eqn.outvars[0]))
 
 
+def _reshape(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:
+    if eqn.params["dimensions"] is not None:  # the axes are permuted first
+        x = graph.op("Transpose", x, perm=_ints(eqn.params["dimensions"]))
+    return _resize(graph, eqn, x, *dynamic)
+
+
 def _ints(numbers: Any) -> list[int]:
     return [int(n) for n in numbers]
 
@@ -387,7 +393,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "pad": _pad,
     "reduce_and": _logical("ReduceMin"),
     "reduce_or": _logical("ReduceMax"),
-    "reshape": _resize,
+    "reshape": _reshape,
     "rev": _reverse,
     "rsqrt": lambda graph, eqn, x: graph.op("Reciprocal", graph.op("Sqrt", x)),
     "scatter": _scatter,
