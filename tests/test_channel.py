@@ -64,7 +64,15 @@ EAST, WEST, NORTH = 3, 0, 2  # x + 5 m, x - 5 m, y + 5 m
         ({"delay": 2}, {"delivered": 2, "discarded": 4, "delivery_ratio": 1 / 3, "age_mean": 2, "age_max": 2}),
         pytest.param(
             {"delay": 3},
-            {"delivered": 0, "dropped": 0, "discarded": 6, "heard": 0, "age_mean": 0, "age_max": 0},
+            {
+                "delivered": 0,
+                "dropped": 0,
+                "discarded": 6,
+                "heard": 0,
+                "delivery_ratio": 0,
+                "age_mean": 0,
+                "age_max": 0,
+            },
             marks=pytest.mark.long,
         ),
         # In the same place, in step 3, nothing is lost.

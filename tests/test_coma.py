@@ -781,6 +781,9 @@ def test_settings_without_effect_are_named() -> None:
     assert "entropy_final 0.01 has no effect" in sentence
     annealed = {"entropy_weight": 0.1, "entropy_final": 0.01, "entropy_anneal": 5}
     assert small(critic_warmup=0, **annealed).warnings(10 * horizon) == []
+    (sentence,) = small(critic_warmup=0, memory_size=64).warnings(10 * horizon)
+    assert sentence == "memory_size 64 has no effect without memory: set --memory too"
+    assert small(critic_warmup=0, memory="gru", memory_size=64).warnings(10 * horizon) == []
 
 
 def test_learning_rates_fall_to_their_final_share() -> None:

@@ -90,6 +90,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "empty.npy": (np.zeros((0, 4)), r"has the shape \(0, 4\)"),
     "nan.npy": (np.full((3, 3), np.nan), "holds NaN: write 0 or 1 where nothing is known"),
     "high.npy": (np.full((3, 3), 255), "holds values from 255 to 255: scale them to 0 to 1"),
+    "zeros.npy": (np.zeros((3, 3)), "has no cell above 0.5, which would be the region of interest: raise some"),
     "low.npy": (np.array([[-0.5, 1.0]]), "holds values from -0.5 to 1"),
     "infinite.npy": (np.array([[0.0, np.inf]]), "holds values from 0 to inf"),
     "words.npy": (np.array([["a", "b"]]), "holds values of type <U1: it must hold numbers from 0 to 1"),

@@ -236,8 +236,8 @@ METRICS = {
 def metrics(config: ChannelConfig, channel: Channel, index: Array) -> dict[str, Array]:
     """Return METRICS float32[] of a mission up to measurement `index` int32[].
 
-    Steps count in which agents act, T of them. All messages of a mission have the same age, its delay. Ratios of
-    nothing are 0.
+    Steps count in which agents act, T of them. All messages of a mission have the same age, its delay. Where no
+    message was within range all were delivered; other values of nothing are 0.
     """
     counts = channel.counts
     under_way = counts.eligible - counts.dropped - counts.delivered
@@ -248,7 +248,7 @@ def metrics(config: ChannelConfig, channel: Channel, index: Array) -> dict[str, 
         "dropped": counts.dropped,
         "delivered": counts.delivered,
         "discarded": jnp.where(index >= config.steps, under_way, 0),
-        "delivery_ratio": _ratio(counts.delivered, counts.eligible),
+        "delivery_ratio": jnp.where(counts.eligible > 0, _ratio(counts.delivered, counts.eligible), 1),
         "age_mean": age,
         "age_max": age,
         "heard": _ratio(counts.delivered, counts.agent_steps),

@@ -52,6 +52,8 @@ def _load(path: str, n: int, mtime_ns: int, size: int) -> Raster:
     try:
         values = _read_png(content) if path.lower().endswith(".png") else _read_npy(content)
         cells = resample(check(values), n) > _MORE_THAN_HALF
+        if not cells.any():
+            raise ValueError("has no cell above 0.5, which would be the region of interest: raise some of its values")
     except ValueError as error:
         raise ValueError(f"coverage: the terrain '{path}' {error}") from None
     padded = np.pad(cells, ((0, -n % 8), (0, 0))).reshape(-1, 8, n)

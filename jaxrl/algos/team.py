@@ -21,7 +21,11 @@ from jaxrl.nn.teams import Communicating, deliver, map_agents
 
 MESSAGES = "messages"  # of the last D steps, in a carry
 NOT_SAMPLES = ("situation", "carry", "critic_carry")  # of rows
-FEATURE_SETTINGS = {"memory": ("memory_size", "memory_layers"), "message_passing": ("message_heads", "message_layers")}
+FEATURES = {  # {setting that turns a feature on: (its value while off, settings that need the feature)}
+    "memory": ("none", ("memory_size", "memory_layers")),
+    "message_passing": ("none", ("message_heads", "message_layers")),
+    "risk_level": (1.0, ("risk_quantiles",)),
+}
 
 
 @pytree
@@ -86,9 +90,10 @@ class TeamAlgorithm(Algorithm):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return [
             f"{name} {getattr(self, name)} has no effect without {feature}: set --{feature} too"
-            for feature, names in FEATURE_SETTINGS.items()
+            for feature, (off, names) in FEATURES.items()
+            if getattr(self, feature, None) == off
             for name in names
-            if getattr(self, feature) == "none" and getattr(self, name) != defaults[name]
+            if getattr(self, name) != defaults[name]
         ]
 
     @classmethod

@@ -91,7 +91,8 @@ def rollout(
         try:
             changed.append(policy_set.with_env_settings(condition.settings))
         except UsageError as error:
-            raise UsageError(f"condition '{condition.name}': {error}") from None
+            hint = " (which is [[]] in this file)" if "empty list" in str(error) else ""
+            raise UsageError(f"condition '{condition.name}': {error}{hint}") from None
     for condition, policies in zip(conditions, changed, strict=True):
         played = reports.rollout(policies, names, episodes, seed, chunk)
         for name, curves in announce(played, f"{condition.name}: {episodes:,} episodes", say):

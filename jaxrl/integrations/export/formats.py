@@ -31,6 +31,7 @@ ABOUT = {  # of inputs and outputs, by the first word of their names
     "action_mask": "actions open to each agent before the others of this step are known",
     "mask_state": "what the masks depend on besides the other agents' actions (coverage: places on the lattice)",
     "task": "number of the task",
+    "links": "age in steps of the message of agent j that reaches agent i now, -1 without one; [i, j]",
     "carry": "what the last call returned; anything where an episode begins, such as zeros",
 }
 
@@ -103,7 +104,9 @@ def _stablehlo(policy: Policy) -> dict[str, bytes]:
     (batch,) = jax.export.symbolic_shape("batch")
     exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))
     names = ", ".join([x.name for x in greedy.inputs] + ["carry"] * bool(greedy.carry))
-    call = f"jax.export.deserialize(bytes).call({names}) -> action{', carry' * bool(greedy.carry)}"
+    call = f"jax.export.deserialize(bytes).call({names}) -> action"
+    if greedy.carry:
+        call += ", carry; a carry is the tuple of the arrays that 'carry' lists"
     manifest = _manifest(policy, greedy, call, {"platforms": PLATFORMS, "jax_version": jax.__version__})
     return {"policy.stablehlo": bytes(exported.serialize()), MANIFEST: manifest}
 
