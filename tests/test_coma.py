@@ -509,7 +509,8 @@ def test_vanished_probabilities_leave_allowed_actions_equal() -> None:
     gradient = jax.grad(lambda logits: jnp.log(distributions.apply_action_mask(jax.nn.softmax(logits), mask[0])[1]))
     close(gradient(jnp.array([26.0, math.log(3), 0])), [0, 0.25, -0.25], 1e-3)
     assert not np.any(gradient(jnp.array([200.0, 1, 0])))
-    drawn = jax.vmap(distributions.sample, (0, None))(jax.random.split(jax.random.key(0), 100), policy[0])
+    noise = distributions.draw_noise(jax.random.split(jax.random.key(0), 100), policy.shape[-1])
+    drawn = jax.vmap(distributions.sample, (0, None))(noise, policy[0])
     assert set(np.asarray(drawn)) == {1, 2}
 
 

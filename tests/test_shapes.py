@@ -28,7 +28,7 @@ ANNOTATED: Cases = [
     (coma_original.ipp_marl_targets, (row, booleans(N), row, 0.9, 0.8, 3)),
     (replay.n_step_return, (team, ends(N), 0.9)),
     (distributions.apply_action_mask, (rows, booleans((N, K)))),
-    (distributions.sample, (key, floats(K))),
+    (distributions.sample, (floats(K), floats(K))),
     (distributions.select_action_value, (rows, integers(N))),
     (distributions.squashed_normal, (rows, rows, rows)),
     (policy_gradient.policy_gradient_loss, (row, row, row, row, 0.2)),

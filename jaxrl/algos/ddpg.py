@@ -385,7 +385,8 @@ class Ddpg(OffPolicy):
 
 def _draw(key: Key, chances: Array) -> Array:
     """Sample an action int32[A] in proportion to chances [A, n]."""
-    return jax.vmap(distributions.sample)(jax.random.split(key, len(chances)), chances)
+    noise = distributions.draw_noise(jax.random.split(key, len(chances)), chances.shape[-1])
+    return jax.vmap(distributions.sample)(noise, chances)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,12 +77,16 @@ def sample_sequentially(
         mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None
     ) -> tuple[Array, Any]:
         agents = spec.num_agents
+        noise: Any = None
+        if scores is None:  # of all agents at once: a generator for each takes long to compile
+            agent_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(agents, dtype=jnp.uint32))
+            noise = distributions.draw_noise(agent_keys, action_probs.shape[-1])
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):
             mask = spec.next_mask(mask_state, open_, chosen, agent)
             masked = distributions.apply_action_mask(action_probs[agent], mask)
             if scores is None:
-                action = distributions.sample(jax.random.fold_in(key, agent), masked)
+                action = distributions.sample(noise[agent], masked)
             else:
                 action = jnp.argmax(distributions.mask_logits(scores[agent], mask)).astype(jnp.int32)
             chosen = chosen.at[agent].set(action)

@@ -41,10 +41,14 @@ def mask_logits(logits: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"
     return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -jnp.inf)
 
 
-def sample(key: Key, probabilities: Float32[Array, "n"]) -> Int32[Array, ""]:
-    """Sample an index; zeros are never drawn (Gumbel-max)."""
-    assert_rank(probabilities, 1)
-    noise = jax.random.gumbel(key, probabilities.shape, jnp.float32)
+def draw_noise(keys: Key, actions: int) -> Float32[Array, "A n"]:
+    """Return standard Gumbel noise float32[A, actions] from key[A], for `sample`."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, (actions,), jnp.float32))(keys)
+
+
+def sample(noise: Float32[Array, "n"], probabilities: Float32[Array, "n"]) -> Int32[Array, ""]:
+    """Sample an index by Gumbel noise; zeros are never drawn (Gumbel-max)."""
+    assert_equal_shape([noise, probabilities])
     logits = jnp.where(probabilities > 0, jnp.log(jnp.maximum(probabilities, 1e-30)), -jnp.inf)
     return jnp.argmax(logits + noise).astype(jnp.int32)
 
