@@ -59,6 +59,17 @@ def test_finished_runs_are_neither_trained_nor_evaluated_again(commands: list[li
     assert list(json.loads((tmp_path / "result.json").read_text())["methods"]) == ["ippo", "ig", "random"]
 
 
+def test_methods_are_added_to_a_result(commands: list[list[str]], tmp_path: Path, capfd: Any) -> None:
+    assert study(tmp_path, "mappo") == 0
+    assert study(tmp_path, "ippo", "--add") == 0
+    assert commands[-1][commands[-1].index("--policy") + 1] == "greedy"  # baselines are there
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert list(result["methods"]) == ["mappo", "ig", "random", "ippo"] and set(result["settings"]) == {"mappo", "ippo"}
+    assert study(tmp_path, "coma", "--add", "--missions", "640") == 2
+    assert "--add: the result has other training missions" in capfd.readouterr().err
+    assert next_paper.main(["--add"]) == 2 and "--out FILE" in capfd.readouterr().err
+
+
 def test_runs_of_other_settings_are_refused(commands: list[list[str]], tmp_path: Path, capfd: Any) -> None:
     assert study(tmp_path, "mappo") == 0
     for flags in (("--missions", "640"), ("--seeds", "3"), ("--set", "q=9")):

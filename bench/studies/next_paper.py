@@ -4,7 +4,7 @@ Trains each method of next_paper.yaml with several seeds at once, then flies the
 in every condition. --methods names methods or ablations, --set changes settings of the environment (q=57). Runs lie in
 one folder, and finished runs are not trained again: an interrupted study goes on. The result is a JSON file, tables of
 it (.md) and a figure (.png); every mission is a row of a CSV file next to each run.
---draw RESULT.json makes the table and the figure of a result.
+--add puts further methods into a result. --draw RESULT.json makes the tables and the figure of a result.
 """
 
 import csv
@@ -257,6 +257,15 @@ def plot(result: dict[str, Any]) -> Figure:
     return figure
 
 
+def extend(former: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return a former result for more methods. Raises UsageError: `result` has other seeds, missions or conditions."""
+    for name in ("seeds", "training_missions", "missions", "conditions"):
+        if former[name] != result[name]:
+            raise UsageError(f"--add: the result has other {name.replace('_', ' ')}: give the same, or another --out")
+    command = f"{former['command']}; {result['command']}"
+    return former | {"command": command, "settings": former["settings"] | result["settings"]}
+
+
 def finish(result: dict[str, Any], path: Path) -> None:
     """Write a result, its table and its figure."""
     measure.write(result, path)
@@ -278,6 +287,7 @@ def main(argv: Sequence[str]) -> int:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting of the environment")
     add("--runs", default="runs/next_paper", metavar="DIR", help="folder of the runs (default: runs/next_paper)")
     add("--out", metavar="FILE", help="JSON file of the result (default: a new one under bench/results/)")
+    add("--add", action="store_true", help="add the methods to the result --out, without its baselines")
     add("--draw", metavar="RESULT.json", help="only make table and figure of a result")
     parsed = parser.parse_args(list(argv))
     if parsed.draw:
@@ -292,6 +302,8 @@ def main(argv: Sequence[str]) -> int:
         if not equals:
             raise UsageError(f"--set {text} has no value: write {text}=VALUE")
         changes[name] = value
+    if parsed.add and not parsed.out:
+        raise UsageError("--add needs the result that gets further methods: --out FILE")
     names, root = parsed.methods.split(","), Path(parsed.runs)
     path = measure.output(parsed.out, KIND)
     settings = {name: method_settings(plan, name) | changes for name in names}
@@ -307,6 +319,9 @@ def main(argv: Sequence[str]) -> int:
     result |= {"seeds": seeds, "training_missions": missions, "missions": test_missions, "settings": settings}
     reference = next((name for name in REFERENCES if name in names), names[0])
     result |= {"conditions": list(plan["conditions"]), "reference": reference, "methods": {}}
+    if parsed.add:
+        result = extend(measure.read(path), result)
+        reference = result["reference"]
     entropies: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
         folder = root / name
