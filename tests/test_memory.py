@@ -542,7 +542,7 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
             Ppo(SPEC, DataParallel(B), custom, **(SMALL | {"memory": "gru"} | settings))
     for algo in ("sac", "ddpg"):
         assert train.main(["--algo", algo, "--memory", "gru", "--runs", str(tmp_path)]) == 2
-        sentence = f"'--memory' is a setting of coma, coma_original and ppo, not of '{algo}': leave it out"
+        sentence = f"'--memory' is a setting of coma and ppo, not of '{algo}': leave it out"
         assert sentence in capsys.readouterr().err
         with pytest.raises(UsageError, match=f"'memory' is a setting of .*ppo, not of '{algo}': leave it out"):
             train_in_python(algo, memory="gru", runs=tmp_path)

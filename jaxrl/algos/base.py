@@ -155,6 +155,8 @@ class Algorithm:
     parts: ClassVar[tuple[str, ...]] = ()
     # Settings that must be equal, besides shapes, for weights to be compatible.
     compatible_settings: ClassVar[tuple[str, ...]] = ()
+    # Inherited settings that cannot be changed, and their values.
+    fixed_settings: ClassVar[Mapping[str, Any]] = {}
     # Values of the settings that may not suit an environment in which the policy only acts, such as a batch size.
     acting_settings: ClassVar[Mapping[str, Any]] = {}
     # Settings that a sweep may vary: traced float32[] while training, never numbers to branch on in Python.

@@ -10,7 +10,8 @@ The published reward and starts are settings of the environment: --reward_timing
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -105,11 +106,14 @@ class OriginalParameters(ComaParameters):
 class ComaOriginal(Coma):
     """COMA with the targets and the actor's loss of the public repository."""
 
+    fixed_settings: ClassVar[Mapping[str, Any]] = {
+        "clip_ratio": 0, "target_kl": 0, "advantage": "critic", "scale_advantage": False,
+        "memory": "none", "message_passing": "none", "share_parameters": True,
+    }  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        fixed = {"clip_ratio": 0, "target_kl": 0, "advantage": "critic", "scale_advantage": False}
-        fixed |= {"memory": "none", "message_passing": "none", "share_parameters": True}
-        for name, neutral in fixed.items():
+        for name, neutral in self.fixed_settings.items():
             if getattr(self, name) != neutral:
                 raise ValueError(
                     f"{name} does not apply to coma_original, whose loss and networks are fixed: remove it, or use coma"

@@ -424,9 +424,10 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def find_owners(name: str) -> list[str]:
-    """Return the registered algorithms that have a setting of this name."""
+    """Return the registered algorithms that have a setting of this name which can be changed."""
     fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
-    return [algo for algo, field in fields.items() if field is not None and field.flag]
+    owners = [algo for algo, field in fields.items() if field is not None and field.flag]
+    return [algo for algo in owners if name not in algos.find(algo).fixed_settings]
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:
