@@ -89,6 +89,22 @@ def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
     assert error.startswith("error: ") and sentence in error
 
 
+def test_what_builds_a_library_is_installed_first(monkeypatch, tmp_path):
+    """Tools, then the packages, both with the variables of the library."""
+    runs = []
+
+    def run(words, env, **_):
+        runs.append((words[1:], env["NO_OCEAN"]))
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(installs, "FOLDER", tmp_path)
+    monkeypatch.setattr(installs, "PEERS", {"fake": Peer(("fake==1.0",), tools=("make",), variables={"NO_OCEAN": "1"})})
+    monkeypatch.setattr(installs.subprocess, "run", run)
+    assert installs.make("fake") == tmp_path / "fake" / "bin" / "python"
+    assert [words[-1] for words, _ in runs] == [str(tmp_path / "fake"), "make", "fake==1.0"]
+    assert {variable for _, variable in runs} == {"1"}
+
+
 @pytest.mark.parametrize("name", ["tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"])
 def test_a_real_environment(name):
     """The compiled loop makes as many steps as it is asked for, from where it stood."""

@@ -4,14 +4,14 @@ Every JAX environment runs in the same compiled loop over all copies at once. Wh
 the observation, so that the compiler keeps its computation. The others run one after another on the host.
 """
 
+import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import os
 import random
 import sys
+import tempfile
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -282,16 +282,10 @@ HOST: dict[str, Callable[[str], Host]] = {"numpy": _numpy, "metaworld": _metawor
 
 def _puffer(name: str, copies: int) -> Measured:
     """Return PufferLib's snake; one object steps all copies; actions come from a table, as in its own measurement."""
-    spec = importlib.util.find_spec("pufferlib")
-    assert spec is not None and spec.submodule_search_locations
-    games: Any = types.ModuleType("pufferlib.ocean")  # in place of its own, which imports games that the wheel lacks
-    games.__path__ = [os.path.join(spec.submodule_search_locations[0], "ocean")]
-    sys.modules[games.__name__] = games
-    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_DEEPBIND)  # or its step() is a function of that name in the C library
-    module = importlib.import_module("pufferlib.ocean.snake.snake")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # where its import leaves a link
+        module: Any = importlib.import_module("pufferlib.ocean.snake.snake")
     # Walls as wide as the view surround 20 x 10 cells, the board of our snakes.
-    boards = {"widths": [30], "heights": [20], "num_snakes": [6], "num_food": [5]}
-    env = module.Snake(**{key: copies * size for key, size in boards.items()}, max_snake_length=200)
+    env = module.Snake(copies, width=30, height=20, num_snakes=6, num_food=5, max_snake_length=200)
     before = env.reset()[0].copy()
     actions = np.random.default_rng(0).integers(0, 4, (64, 6 * copies), np.int32)
     env.step(actions[0])

@@ -1,6 +1,7 @@
 """The peers: what each offers, and how its virtual environment is made. No library is imported here."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ class Peer:
     learners: tuple[str, ...] = ()  # algorithms, see `bench.peers.learners`
     repository: str = ""  # environment variable that names a checkout, for code that is in no package
     note: str = ""  # a remark for the table
+    tools: tuple[str, ...] = ()  # that build the packages, for pip before them
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of pip's environment
 
 
 PEERS = {
@@ -51,10 +54,13 @@ PEERS = {
     ),
     "pufferlib": Peer(
         (
-            "--no-deps", "pufferlib==2.0.2", "numpy==1.26.4", "gymnasium==0.29.1", "gym==0.26.2", "gym-notices",
+            "--no-deps", "--no-build-isolation", "pufferlib==3.0.0", "gymnasium==0.29.1", "gym==0.26.2", "gym-notices",
             "cloudpickle", "farama-notifications", "typing_extensions", "pettingzoo==1.24.1",
         ),
-        ("snake",), note="the last version with a wheel; 6 snakes on 10 x 20 cells, views of 11 x 11, in C",
+        ("snake",),
+        note="its snake compiled from the source distribution; 6 snakes on 10 x 20 cells, views of 11 x 11, in C",
+        tools=("setuptools==80.9.0", "wheel", "numpy==1.26.4"),
+        variables={"NO_OCEAN": "1", "PYTHONPATH": str(Path(__file__).parent / "pufferlib_build")},
     ),
     "jumanji": Peer(("jax==0.10.2", "jumanji==1.1.2"), ("Snake-v1",), note="one snake on 12 x 12 cells"),
     "jaxmarl": Peer(
@@ -81,13 +87,15 @@ def find(name: str) -> Peer:
 
 def make(name: str) -> Path:
     """Make the virtual environment of a peer, and return its interpreter. Raises UserError: pip fails."""
-    packages, folder = find(name).packages, FOLDER / name
+    peer, folder = find(name), FOLDER / name
     python = folder / "bin" / "python"
-    for command in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
-    ):
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    commands = [[sys.executable, "-m", "venv", str(folder)]]
+    commands += [[*pip, *packages] for packages in (peer.tools, peer.packages) if packages]
+    for command in commands:
+        done = subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | peer.variables
+        )
         if done.returncode:
             words = [line for line in done.stderr.splitlines() if line.lower().lstrip().startswith("error")]
             raise UserError(f"cannot make {folder} ({' '.join(words) or done.stderr[-200:]}): see pip's own messages")
