@@ -85,7 +85,7 @@ def test_coverage_computes_the_same_on_one_and_eight_devices() -> None:
     env = envs_jax.make("coverage", q=5, num_agents=2, budget=3)
     settings = COMA | {"num_epochs": 1, "egocentric": True}
     one, eight = (train(make_trainer(Coma, n, settings, env), (2, 1)) for n in (1, 8))
-    assert_close(one, eight, 1e-4)
+    assert_close(one, eight, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -160,7 +160,10 @@ def assert_close(first: Any, second: Any, tolerance: float) -> None:
             one, other = jax.random.key_data(one), jax.random.key_data(other)
         one, other = np.asarray(one), np.asarray(other)
         if np.issubdtype(one.dtype, np.floating):
-            scale = max(float(np.abs(one).max(initial=0)), 1e-3)
+            if "['qkv']['bias']" in jax.tree_util.keystr(path):  # keys' third changes nothing: its gradient is rounding
+                one, other = (np.delete(x, slice(len(x) // 3, 2 * len(x) // 3)) for x in (one, other))
+            floor = 1e-3 if one.ndim else 0.1  # metrics are differences of larger numbers
+            scale = max(float(np.abs(one).max(initial=0)), floor)
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale, err_msg=jax.tree_util.keystr(path))
         else:
             np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
