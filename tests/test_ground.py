@@ -57,11 +57,13 @@ def test_a_raster_of_the_size_of_the_map_is_taken_as_it_is(tmp_path: Path) -> No
 
 
 def test_half_of_a_cell_is_not_the_region(tmp_path: Path) -> None:
-    np.save(tmp_path / "half.npy", np.tile([[0.0, 1.0], [1.0, 0.0]], (26, 26)))  # each cell: two of four
+    half_full = np.tile([[0.0, 1.0], [1.0, 0.0]], (26, 26))  # each cell: two of four
+    half_full[0, 0] = 1.0  # and three of four in one cell
+    np.save(tmp_path / "half.npy", half_full)
     np.save(tmp_path / "more.npy", np.tile([[0.0, 1.0], [1.0, 0.01]], (26, 26)))
     assert make(q=3, terrain=str(tmp_path / "half.npy")).n == 25  # 52 values over 25 cells
     half, more = (raster.load(str(tmp_path / name), 26).count for name in ("half.npy", "more.npy"))
-    assert half == 0 and more == 26 * 26
+    assert half == 1 and more == 26 * 26
 
 
 def test_pictures_have_x_to_the_right_and_y_upwards(tmp_path: Path) -> None:
