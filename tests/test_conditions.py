@@ -130,6 +130,12 @@ def test_scores_by_task_and_scores_that_are_not_finite() -> None:
     assert "not finite" in str(list(tables.make_condition_table(report).columns[2].cells))
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conditions.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="it is not a text file"):
+        read_conditions(tmp_path / "conditions.yaml")
+
+
 def test_all_conditions_are_checked_before_one_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     policy_set = policies.load(None, "coverage", {"q": 3, "budget": 2})
     monkeypatch.setattr(conditions.reports, "rollout", lambda *arguments: pytest.fail("played"))

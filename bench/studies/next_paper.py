@@ -35,12 +35,8 @@ from jaxrl.runtime.config import build
 
 KIND = "next_paper"
 PLAN = Path(__file__).with_suffix(".yaml")
-METRICS = {
-    "entropy": "entropy",
-    "f1": "F1",
-    "rmse": "RMSE",
-    "path_length": "path, m",
-}  # in the result; CSV files have all
+# Metrics in the result, with their headings; the CSV files have all
+METRICS = {"entropy": "entropy", "f1": "F1", "rmse": "RMSE", "path_length": "path, m"}
 REFERENCES = ("mappo", "risk")  # the first of them that is there is what the others are compared with
 UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5", "team 8", "team 12")  # in training
 AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
@@ -257,13 +253,13 @@ def plot(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def extend(former: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Return a former result for more methods. Raises UsageError: `result` has other seeds, missions or conditions."""
+def extend(previous: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return the previous result for more methods. Raises UsageError: the new one has other seeds or missions."""
     for name in ("seeds", "training_missions", "missions", "conditions"):
-        if former[name] != result[name]:
+        if previous[name] != result[name]:
             raise UsageError(f"--add: the result has other {name.replace('_', ' ')}: give the same, or another --out")
-    command = f"{former['command']}; {result['command']}"
-    return former | {"command": command, "settings": former["settings"] | result["settings"]}
+    command = f"{previous['command']}; {result['command']}"
+    return previous | {"command": command, "settings": previous["settings"] | result["settings"]}
 
 
 def finish(result: dict[str, Any], path: Path) -> None:
