@@ -60,6 +60,8 @@ USAGE = {
         "--algo helpers.tiny:TinyQ --config coma",
         "is for the algorithm 'coma', not 'helpers.tiny:TinyQ'",
     ),
+    "the folder of checkpoints": ("--resume {run}/checkpoints", "no config.yaml); did you mean {run}?"),
+    "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
     "a run as preset": ("--config {run}", "use --config {run}/config.yaml to start it again"),
     "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
@@ -90,8 +92,6 @@ USAGE = {
     "a long file of weights": (f"{TINY} --init_from {'x' * 5000}.pth", "use them with ddpg or bicnet"),
 }  # fmt: skip
 RUN_TIME = {
-    "the folder of checkpoints": ("--resume {run}/checkpoints", "no config.yaml); did you mean {run}?"),
-    "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
     "too little memory": (f"{TINY} --num_envs 100000 --memory_gb 0.001", "lower --num_envs from 100000 to about "),
     "far too little memory": (f"{TINY} --memory_gb 1e-6", "choose smaller networks, batches or environments"),
     "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "lower --buffer_size from 900000000 to about "),
@@ -179,7 +179,7 @@ def test_too_many_snakes_to_look_through(
     ("module", "argv", "code", "expected", "platform"),
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
-        pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", "cpu", marks=pytest.mark.long),
+        pytest.param("jaxrl.train", "--resume nowhere", 2, "nowhere does not exist", "cpu", marks=pytest.mark.long),
         ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
     ],
 )

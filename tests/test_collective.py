@@ -759,7 +759,7 @@ def test_workers_that_do_not_fit(what: str, workers: dict[str, str], here: Path,
 
 def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers"]
-    assert train.main([*argv, "nowhere"]) == 1
+    assert train.main([*argv, "nowhere"]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err
     assert train.main([*argv, workers["near"], "--init_from", workers["near"]]) == 2
     assert "starts from --workers: remove --init_from" in capsys.readouterr().err

@@ -266,7 +266,7 @@ def test_a_policy_moves_to_settings_that_fit(run):
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["nowhere/at/all"], 1, "does not exist"),
+        (["nowhere/at/all"], 2, "does not exist"),
         (["--polcy", "ig"], 2, "did you mean '--policy'?"),
         ([], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
         ([*COVERAGE, "--policy", "igg"], 2, "did you mean 'ig'?"),

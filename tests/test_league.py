@@ -15,11 +15,11 @@ from envs_jax.batch import batched
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports, tables
-from jaxrl.evaluation.policies import PolicySet, load
+from jaxrl.evaluation.policies import PolicySet, announce, load
 from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime.rollouts import announce, held_out_key
+from jaxrl.runtime.rollouts import held_out_key
 from jaxrl.runtime.trainer import make_env_key
 
 STEPS = 8
@@ -286,7 +286,7 @@ def test_results_by_hand():
             "high": 1,
         }
     )  # Student's interval ends at -0.14 and 1.39
-    assert said[0].startswith("a against b: 4 games in")
+    assert said[1].startswith("a against b: 4 games in")
 
 
 # The verb, with runs

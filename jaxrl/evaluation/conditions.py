@@ -13,9 +13,8 @@ import numpy as np
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
-from jaxrl.evaluation.policies import PolicySet, display_name
+from jaxrl.evaluation.policies import PolicySet, announce, display_name
 from jaxrl.evaluation.statistics import finite, interquartile_mean, interval, tail_mean
-from jaxrl.runtime.rollouts import announce
 
 WORST = 0.1  # share of the episodes that "quantile" and "tail" of a score look at
 

@@ -1,7 +1,8 @@
 """The policies that `evaluate` and `render` run: those in a run's checkpoint, and scripted ones."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,16 @@ class PolicySet:
     def context(self) -> Any:
         """Return the environment's context at the end of all schedules."""
         return self.env.context(final_progress())
+
+
+def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield each (name, ..., result) of `rollouts`; say what begins, and how long each took."""
+    say(f"{what}: compiling, then playing the first ...")
+    began, note = time.monotonic(), ", compiling included"
+    for *names, result in rollouts:
+        say(f"{' against '.join(map(display_name, names))}: {what} in {time.monotonic() - began:.1f} s{note}")
+        yield *names, result
+        began, note = time.monotonic(), ""
 
 
 def display_name(policy: str) -> str:

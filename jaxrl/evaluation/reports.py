@@ -9,10 +9,10 @@ import numpy as np
 
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league, simulator
-from jaxrl.evaluation.policies import LEARNED, PolicySet, display_name
+from jaxrl.evaluation.policies import LEARNED, PolicySet, announce, display_name
 from jaxrl.evaluation.statistics import estimate_difference, is_share, marks, summarise
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.rollouts import announce, extend, held_out_key, split_by_task
+from jaxrl.runtime.rollouts import extend, held_out_key, split_by_task
 from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1

@@ -1,8 +1,7 @@
 """Rollouts without learning, of learned and scripted policies with the same code; every metric is a curve."""
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -365,15 +364,6 @@ def split_by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.
             if chosen.any():
                 result[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
     return result
-
-
-def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
-    """Yield each (name, ..., result) of `rollouts`; say how long it took."""
-    began, note = time.monotonic(), ", compiling included"
-    for *names, result in rollouts:
-        say(f"{' against '.join(names)}: {what} in {time.monotonic() - began:.1f} s{note}")
-        yield *names, result
-        began, note = time.monotonic(), ""
 
 
 def make_episode_keys(seed_key: Key, indices: Array) -> Key:

@@ -48,6 +48,12 @@ class RunError(UserError):
     """A run directory cannot be made, is not one, or is in use."""
 
 
+class NoRunError(RunError):
+    """A path that was named is no run."""
+
+    exit_code = 2
+
+
 def create(
     root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None, name: str = ""
 ) -> Path:
@@ -235,7 +241,7 @@ def checkpoint_folder(run: Path | str, number: int) -> Path:
 def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
     """Return the run and the number of RUN/checkpoints/NUMBER; of any other path, the path and None.
 
-    Raises RunError: a name such as pretrained:coverage that is unknown.
+    Raises NoRunError: a name such as pretrained:coverage that is unknown.
     """
     if str(path).startswith(_PRETRAINED):
         return _find_pretrained(str(path).removeprefix(_PRETRAINED)), None
@@ -248,7 +254,7 @@ def split_checkpoint(path: Path | str) -> tuple[Path, int | None]:
 def _find_pretrained(name: str) -> Path:
     names = sorted(folder.parent.name for folder in PRETRAINED.glob(f"*/{CONFIG}"))
     if name not in names:
-        raise RunError(f"unknown pretrained policy {short_repr(name)}: {closest(name, names)}")
+        raise NoRunError(f"unknown pretrained policy {short_repr(name)}: {closest(name, names)}")
     return PRETRAINED / name
 
 
@@ -266,7 +272,7 @@ def choose_checkpoint(run: str | Path, number: int | None = None) -> tuple[Path,
 def open_run(path: Path | str) -> Path:
     """Return the run directory at `path`; the newest run for `runs/latest`, the run of a checkpoint for its folder.
 
-    Raises RunError: there is none; the sentence suggests similar runs.
+    Raises NoRunError: there is none; the sentence suggests similar runs.
     """
     run = follow_latest(split_checkpoint(path)[0])
     if is_file(run / CONFIG):
@@ -277,7 +283,7 @@ def open_run(path: Path | str) -> Path:
     except (OSError, ValueError) as error:
         problem, candidates = f"cannot be read ({getattr(error, 'strerror', None) or error})", []
     advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
-    raise RunError(f"{path} {problem}; {advice}")
+    raise NoRunError(f"{path} {problem}; {advice}")
 
 
 def _find_similar_runs(path: Path) -> list[str]:
