@@ -124,6 +124,16 @@ def test_lost_messages_are_those_of_the_environment():
     assert lost > 0
 
 
+def test_failed_uavs_are_marked_where_they_failed():
+    record = play("coverage", "random", 3, q=2, budget=5, num_agents=4, loss_rate=0.3)
+    present = np.asarray(record.states.team.present)
+    assert present[0].all() and not present[-1].all()
+    steps = record.env.viewer().drawing(record).panels[0].steps
+    for shapes, flying in zip(steps, present, strict=True):
+        marks = [shape for shape in shapes if shape.style == "failed"]
+        assert len(marks) == (~flying).sum() and sum(shape.style.startswith("agent") for shape in shapes) == flying.sum()
+
+
 # Pages and figures of every environment
 
 

@@ -39,6 +39,7 @@ STYLES = {
     "halo": Style(stroke="#ffffff", width=0.7, opacity=0.75),
     "link": Style(stroke=INK, width=0.22, dash=(0.4, 0.6)),
     "number": Style("#ffffff", size=1.75),
+    "failed": Style("#ffffff", INK, 0.28),
     "across": Style(SOFT, size=1.5),
     "up": Style(SOFT, size=1.5, anchor="end"),
 }
@@ -47,8 +48,8 @@ for _a, _colour in enumerate(AGENTS):
     STYLES |= {f"box{_a}-{_l}": Style(stroke=_colour, width=0.36, dash=dash) for _l, dash in enumerate(DASHES)}
 
 
-def legend(stretch: float) -> tuple[LegendEntry, ...]:
-    """Return the legend; altitudes are `stretch` times the published ones."""
+def legend(stretch: float, fails: bool) -> tuple[LegendEntry, ...]:
+    """Return the legend; altitudes are `stretch` times the published ones. With `fails` UAVs may fail."""
     heights = [f"{metre * stretch:g}" for metre in ALTITUDES]
     return (
         LegendEntry("believed to be free", "free", "area"),
@@ -59,6 +60,7 @@ def legend(stretch: float) -> tuple[LegendEntry, ...]:
         LegendEntry("border of the true region", "truth"),
         LegendEntry("path", "path1"),
         LegendEntry("message", "link"),
+        *[LegendEntry("failed UAV", "failed", "disc")][: int(fails)],
     )
 
 
@@ -176,9 +178,10 @@ class CoverageViewer(viewing.Viewer):
 
         gap = min(0.5, 1.5 / max(agents - 1, 1))  # between paths, so that shared stretches show
         paths = [up(mission.positions[:, a, :2] + gap * (a - (agents - 1) / 2)) for a in range(agents)]
+        ticks = [(metre, f"{metre * stretch:g}" + " m" * (metre == 40)) for metre in range(0, 50, 10)]
         still = [
-            *(text("across", (metre, side + 1.9), f"{metre * stretch:g}") for metre in range(0, 50, 10)),
-            *(text("up", (-0.6, side - metre + 0.6), f"{metre * stretch:g}") for metre in range(0, 50, 10)),
+            *(text("across", (metre, side + 1.9), words) for metre, words in ticks),
+            *(text("up", (-0.6, side - metre + 0.6), words.removesuffix(" m")) for metre, words in ticks),
             *(path(style, *map(up, mission.borders)) for style in ("border", "truth")),
             *(
                 trail(style, points)
@@ -192,6 +195,8 @@ class CoverageViewer(viewing.Viewer):
             places, heard = up(_spread_markers(mission.positions[step])), mission.heard[step]
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
             flying = np.flatnonzero(mission.present[step])
+            for agent in np.flatnonzero(mission.present[0] & ~mission.present[step]):
+                shapes += [disc("failed", 1.35, places[agent]), text("across", places[agent] + (0, 0.5), str(agent + 1))]
             for agent in flying:
                 box = mission.boxes[step, agent]
                 level = round(mission.positions[step, agent, 2] / world.SPACING) - 1
@@ -211,4 +216,4 @@ class CoverageViewer(viewing.Viewer):
             images=palette()[mission.belief.swapaxes(1, 2)[:, ::-1]],
             image_box=(0.0, 0.0, side, side),
         )
-        return Drawing([panel], STYLES, legend(stretch))
+        return Drawing([panel], STYLES, legend(stretch, env.loss_rate > 0))

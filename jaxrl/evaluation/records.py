@@ -47,7 +47,7 @@ def record(
         env=policy_set.env.env,
         title=policy_set.description,
         subtitle=f"policy {display_name(name)} · held-out episode {episode}, seed {seed}",
-        policy=name,
+        policy=display_name(name),
         states=states,
         timesteps=timesteps,
         actions=actions[:steps],
@@ -97,7 +97,7 @@ def _references(report: Any, policy_set: PolicySet, name: str) -> References:
     scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and np.isfinite(finals[policy])]
     best = sorted(scripted, key=lambda policy: finals[policy])[:_REFERENCES]
     chosen = dict.fromkeys(["random", *(["learned"] if policy_set.run else []), *best, name])
-    return {policy: curves[policy] for policy in chosen if policy in curves}
+    return {display_name(policy): curves[policy] for policy in chosen if policy in curves}
 
 
 def _final_means(report: Any) -> FinalMeans:
@@ -106,7 +106,7 @@ def _final_means(report: Any) -> FinalMeans:
         means = {metric: float(values["mean"]) for metric, values in match.items() if isinstance(values, dict)}
         if not np.all(np.isfinite(list(means.values()))):
             raise ValueError("a mean is not finite")
-        final_means.setdefault(str(match["second"]), {})[str(match["first"])] = means
+        final_means.setdefault(str(match["second"]), {})[display_name(str(match["first"]))] = means
     return final_means
 
 
