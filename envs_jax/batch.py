@@ -98,22 +98,39 @@ class BatchedEnvironment:
     ) -> tuple[BatchState, TimeStep]:
         """Step with next-step auto-reset; `previous` is the time step [B] in which the actions were chosen."""
         done = previous.done
+        if self.spec.fixed_horizon:
+            return self.start_or_step(done[0], state, action, context)
+        played = self.step_without_reset(state, action, context)  # in both branches it would be compiled twice
 
-        def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
-            return self._start(state.key, state.episode + jnp.uint32(1), context)
+        def restart_some(played: tuple[BatchState, TimeStep]) -> tuple[BatchState, TimeStep]:
+            return where(done, self._start_next(state, context), played)
+
+        return jax.lax.cond(jnp.any(done), restart_some, lambda played: played, played)
+
+    def start_or_step(
+        self, starts: Array, state: BatchState, action: Array, context: Any
+    ) -> tuple[BatchState, TimeStep]:
+        """Start the next episode of every copy if `starts` bool[], else step every copy without auto-reset."""
 
         def play(state: BatchState) -> tuple[BatchState, TimeStep]:
             return self.step_without_reset(state, action, context)
 
-        if self.spec.fixed_horizon:
-            return jax.lax.cond(done[0], restart, play, state)
+        return jax.lax.cond(starts, lambda state: self._start_next(state, context), play, state)
 
-        played = play(state)  # before the condition: in both branches it would be compiled twice
+    def _start_next(self, state: BatchState, context: Any) -> tuple[BatchState, TimeStep]:
+        return self._start(state.key, state.episode + jnp.uint32(1), context)
 
-        def restart_some(played: tuple[BatchState, TimeStep]) -> tuple[BatchState, TimeStep]:
-            return where(done, restart(state), played)
+    def ended(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Return a state without content, from which `step` and `start_or_step` start what `reset` would."""
 
-        return jax.lax.cond(jnp.any(done), restart_some, lambda played: played, played)
+        def fill(shape: jax.ShapeDtypeStruct) -> Array:
+            if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+                return jnp.broadcast_to(keys.reshape(-1)[0], shape.shape)
+            return jnp.zeros(shape.shape, shape.dtype)
+
+        state, timestep = jax.tree.map(fill, jax.eval_shape(self.reset, keys, context))
+        state = dataclasses.replace(state, key=keys, episode=jnp.full(keys.shape, episode, jnp.uint32) - jnp.uint32(1))
+        return state, dataclasses.replace(timestep, terminated=jnp.ones_like(timestep.terminated))
 
 
 def constant(values: Any, batch: tuple[int, ...], dtype: Any = None) -> Array:

@@ -20,7 +20,7 @@ from jaxrl.evaluation.statistics import estimate_difference
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.rollouts import held_out_key
-from jaxrl.runtime.trainer import make_env_key
+from jaxrl.runtime.trainer import make_env_keys
 
 STEPS = 8
 STUDENT_OF_3 = 3.1824463  # quantile of three degrees of freedom, 97.5 %
@@ -100,7 +100,7 @@ def by_hand(first: PolicySet, second: PolicySet, games: int, seed: int) -> dict[
     envs = [make("snakes_1v1", **common, observation=s.settings["observation"]) for s in (first, second)]
     batches = [batched(env) for env in envs]
     context = envs[0].context(type("Progress", (), {"fraction": jnp.float32(1)}))
-    keys = jax.vmap(make_env_key, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
+    keys = make_env_keys(held_out_key(seed, "evaluation"), jnp.arange(games))
     states, steps = zip(*(jax.jit(batch.reset)(keys, context) for batch in batches), strict=True)
     plays = [jax.jit(batch.step_without_reset) for batch in batches]
     for _ in range(STEPS):

@@ -21,7 +21,7 @@ from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.rollouts import Evaluator
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position
-from jaxrl.runtime.trainer import make_env_key
+from jaxrl.runtime.trainer import make_env_keys
 
 SEED = 11
 POINTS = (
@@ -110,7 +110,7 @@ def test_training_selection_and_evaluation_start_from_other_states(run: Run, tmp
     list(reports.rollout(points, ["random"], 8, SEED))
 
     places = {"training": np.asarray(run.trainer.init(jax.random.key(SEED)).env.env.place)}
-    reset = jax.jit(lambda key: run.env.reset(jax.vmap(make_env_key, in_axes=(None, 0))(key, jnp.arange(8)), ())[0])
+    reset = jax.jit(lambda key: run.env.reset(make_env_keys(key, jnp.arange(8)), ())[0])
     for name, key in keys.items():
         places[name] = np.asarray(reset(key).env.place)
     assert len(places) == 3 and all(place.size == 16 for place in places.values())

@@ -131,7 +131,9 @@ def test_failed_uavs_are_marked_where_they_failed():
     steps = record.env.viewer().drawing(record).panels[0].steps
     for shapes, flying in zip(steps, present, strict=True):
         marks = [shape for shape in shapes if shape.style == "failed"]
-        assert len(marks) == (~flying).sum() and sum(shape.style.startswith("agent") for shape in shapes) == flying.sum()
+        assert (
+            len(marks) == (~flying).sum() and sum(shape.style.startswith("agent") for shape in shapes) == flying.sum()
+        )
 
 
 # Pages and figures of every environment

@@ -26,7 +26,7 @@ from envs_jax.progress import start
 from jaxrl.rl.data_parallel import AXIS, SPLIT, compiler_options, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.rollouts import make_step_keys, scripted_policy
-from jaxrl.runtime.trainer import make_env_key
+from jaxrl.runtime.trainer import make_env_keys
 
 STAGES = ("rules", "observation", "policy")
 COPIES = 3  # of the state: before, after, and the compiler's temporaries
@@ -104,7 +104,7 @@ class EnvTimer:
         self._act = scripted_policy(env, policy)
         mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)
         indices = jnp.arange(num_envs, dtype=jnp.int32)
-        keys = jax.vmap(make_env_key, in_axes=(None, 0))(jax.random.key(seed), indices)
+        keys = make_env_keys(jax.random.key(seed), indices)
         self._keys = jax.device_put(keys, shardings(mesh, SPLIT))
         reset = jax.jit(on_mesh(lambda keys: env.reset(keys, self._context), mesh, (SPLIT,), SPLIT))
         self._reset = self._compile("reset", reset, self._keys)

@@ -38,7 +38,7 @@ from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.statistics import interval
 from jaxrl.evaluation.tables import format_estimate
 from jaxrl.runtime.rollouts import held_out_key, learned_policy, make_step_keys, scripted_policy
-from jaxrl.runtime.trainer import make_env_key
+from jaxrl.runtime.trainer import make_env_keys
 
 METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")
 
@@ -67,7 +67,7 @@ def play(
         learned_policy(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted_policy(env, name)
     )
     rule = oracle.Settings(*(evaluated.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
-    keys = jax.vmap(make_env_key, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
+    keys = make_env_keys(held_out_key(seed, "evaluation"), jnp.arange(games))
     state, timestep = jax.jit(env.reset)(keys, context)
 
     @jax.jit

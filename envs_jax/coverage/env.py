@@ -36,7 +36,7 @@ from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.types import CoverageConfig, State
 from envs_jax.progress import Progress, start
-from envs_jax.stages import on_cpu
+from envs_jax.stages import on_cpu, when
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,8 +289,7 @@ class CoverageBatch(BatchedEnvironment):
     env: Coverage
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self.env
-        states = jax.vmap(lambda key, e: env._draw_mission(jax.random.fold_in(key, e), context))(keys, episode)
+        states = self._draw_missions(keys, episode, context)
         states, timestep = self._advance(states, states.positions)
         return BatchState(env=states, key=keys, episode=episode), timestep
 
@@ -298,6 +297,25 @@ class CoverageBatch(BatchedEnvironment):
         env = self.env
         states, timestep = self._advance(*jax.vmap(env._move)(state.env, action))
         return dataclasses.replace(state, env=states), timestep
+
+    def start_or_step(
+        self, starts: Array, state: BatchState, action: Array, context: Any
+    ) -> tuple[BatchState, TimeStep]:
+        """See `BatchedEnvironment.start_or_step`; the measurements of both are compiled once."""
+        env = self.env
+
+        def begin(zero: Array, moved: Any) -> Any:
+            episode = state.episode + (zero + 1).astype(jnp.uint32)
+            states = self._draw_missions(state.key, episode, context)
+            return states, states.positions, episode
+
+        moved = *jax.vmap(env._move)(state.env, action), state.episode
+        states, positions, episode = when(starts, begin, moved)
+        states, timestep = self._advance(states, positions)
+        return BatchState(env=states, key=state.key, episode=episode), timestep
+
+    def _draw_missions(self, keys: Array, episode: Array, context: Any) -> State:
+        return jax.vmap(lambda key, e: self.env._draw_mission(jax.random.fold_in(key, e), context))(keys, episode)
 
     @functools.partial(jax.jit, static_argnums=0)  # traced once, as `Coverage.observe_and_fuse`
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:

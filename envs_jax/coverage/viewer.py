@@ -196,7 +196,10 @@ class CoverageViewer(viewing.Viewer):
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
             flying = np.flatnonzero(mission.present[step])
             for agent in np.flatnonzero(mission.present[0] & ~mission.present[step]):
-                shapes += [disc("failed", 1.35, places[agent]), text("across", places[agent] + (0, 0.5), str(agent + 1))]
+                shapes += [
+                    disc("failed", 1.35, places[agent]),
+                    text("across", places[agent] + (0, 0.5), str(agent + 1)),
+                ]
             for agent in flying:
                 box = mission.boxes[step, agent]
                 level = round(mission.positions[step, agent, 2] / world.SPACING) - 1

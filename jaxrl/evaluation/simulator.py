@@ -19,7 +19,7 @@ from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, PolicySet
 from jaxrl.runtime.rollouts import held_out_key, learned_policy, make_step_keys, scripted_policy, split_by_task, values
-from jaxrl.runtime.trainer import make_env_key
+from jaxrl.runtime.trainer import make_env_keys
 
 SIMULATORS = ("metaworld", "jax")
 EPISODES = 100
@@ -118,7 +118,7 @@ def play(
     def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
         """Return the fields of `Episodes` for a batch of episodes, curves [B, T + 1]."""
         indices = jnp.asarray(numbers)
-        keys = jax.vmap(make_env_key, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
+        keys = make_env_keys(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
         statistics = begin(timestep)
         carry = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()

@@ -1,5 +1,6 @@
 """A compiled function that its thread makes: when it is called first, or earlier, in parallel with others."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.common.errors import usage_errors
+from jaxrl.rl.data_parallel import compiler_options
 
 _POLL = 0.02  # seconds: Python handles signals only between waits
 
@@ -84,6 +86,7 @@ class Program:
     def empty_results(self) -> Any:
         """Return zeros with the shapes, dtypes and shardings of the program's results."""
         self.compile()
-        return jax.tree.map(
-            lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._executable.output_shardings
-        )
+        places = self._executable.output_shardings
+        make_zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), self._results)
+        # one program: another for each array would take a second to compile
+        return jax.jit(make_zeros, out_shardings=places, compiler_options=compiler_options(once=True))()

@@ -15,8 +15,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
-from envs_jax.base import Array, EnvSpec, TimeStep
-from envs_jax.batch import BatchedEnvironment, BatchState, finished_episodes, start_statistics, update_statistics
+from envs_jax.base import Array, EnvSpec
+from envs_jax.batch import BatchedEnvironment, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
@@ -40,6 +40,11 @@ from jaxrl.runtime.train_state import BlockMetrics, TrainState
 def make_env_key(key: Key, index: Array) -> Key:
     """Return the root key of environment `index` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 0), index)
+
+
+def make_env_keys(key: Key, indices: Array) -> Key:
+    """Return the root keys key[B] of the environments, or held-out episodes, `indices` [B]."""
+    return jax.vmap(make_env_key, in_axes=(None, 0))(key, indices)
 
 
 def make_iteration_key(key: Key, iteration: Array) -> Key:
@@ -144,7 +149,7 @@ class Trainer:
         pool = self.env.init_pool(policy) if isinstance(self.env, SelfPlay) else ()
         if self.keeps_envs:
             indices = self.layout.env_indices()
-            env, timestep = self._reset(key_run, indices, 0, self._context(progress, pool))
+            env, timestep = self.env.reset(make_env_keys(key_run, indices), self._context(progress, pool))
             env_carry = self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
         carry, env, timestep, statistics = env_carry
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
@@ -152,10 +157,6 @@ class Trainer:
 
     def _context(self, progress: Progress, pool: Any) -> Any:
         return self.env.context(progress, pool) if isinstance(self.env, SelfPlay) else self.env.context(progress)
-
-    def _reset(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
-        keys = jax.vmap(make_env_key, in_axes=(None, 0))(key, indices)
-        return self.env.reset(keys, context, episode)
 
     # One iteration
 
@@ -174,12 +175,14 @@ class Trainer:
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments with which `map_chunks` computes `collect`."""
         spec, policy, context = self.env.spec, self.algo.policy(state.algo), self._context(state.progress, state.pool)
-        whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
+        # episodes that start in the loop's first step: where a start measures, too, that is compiled once
+        starts_inside = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
         def collect_chunk(batch: Any) -> Any:
             indices, *loop = batch
             if phase.restart:
-                env, timestep = self._reset(state.key, indices, state.iterations, context)
+                begin = self.env.ended if starts_inside else self.env.reset
+                env, timestep = begin(make_env_keys(state.key, indices), context, state.iterations)
                 loop = [self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)]
 
             def take_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
@@ -189,17 +192,16 @@ class Trainer:
                 action, carry, extras = _check_results("act", results, ("action", "carry", "extras"))
                 _check_action(spec, action, len(indices))
                 row = Trajectory(precision.store(spec, timestep, self.storage_dtype), action, extras)
-                if whole_episodes:
-                    env, timestep = self.env.step_without_reset(env, action, context)
-                else:
-                    env, timestep = self.env.step(env, timestep, action, context)
+                env, timestep = self.env.step(env, timestep, action, context)
                 statistics = update_statistics(spec, statistics, timestep)
                 # one array of sums: XLA would compile a few kernels for each of them
                 sums = ravel_pytree(finished_episodes(statistics, timestep))[0]
                 return (carry, env, timestep, statistics), (row, sums)
 
-            steps = jnp.arange(phase.steps, dtype=jnp.uint32)
+            steps = jnp.arange(-int(starts_inside), phase.steps, dtype=jnp.int32).astype(jnp.uint32)
             env_carry, (trajectory, sums) = jax.lax.scan(take_step, tuple(loop), steps)
+            if starts_inside:
+                trajectory = jax.tree.map(lambda x: x[1:], trajectory)
             if self.algo.stores_carry:
                 trajectory = dataclasses.replace(trajectory, carry=jax.tree.map(lambda x: x[None], loop[0]))
             *_, last_timestep, last_statistics = env_carry
