@@ -15,7 +15,7 @@ from helpers.runs import check_resume
 from helpers.runs import run as run_command
 from helpers.tiny import Corridor, PointMass
 from helpers.whisper import Whisper
-from test_x64 import assert_the_same, describe
+from test_x64 import assert_the_same, describe, equations
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import batched
@@ -28,7 +28,8 @@ from jaxrl.algos.team import message_ages
 from jaxrl.cli import train
 from jaxrl.evaluation.policies import _refit_algorithm
 from jaxrl.nn import distributions
-from jaxrl.nn.networks import MLP
+from jaxrl.nn.networks import MLP, orthogonal
+from jaxrl.nn.recurrent import orthogonal_gates
 from jaxrl.nn.teams import Attention, deliver, map_agents
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime.policy import Policy
@@ -495,3 +496,20 @@ def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
         results.append(jax.device_get((state.algo.replicated, metrics.learning)))
     for other in results[1:]:
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), results[0], other)
+
+
+@pytest.mark.parametrize("initialise", [orthogonal(2**0.5), orthogonal_gates(7)], ids=["layer", "gates"])
+def test_orthogonal_kernels_are_drawn_one_after_another(initialise) -> None:
+    """Batched QR factorizations lock jaxlib for good on two cores; the numbers are those of each key alone."""
+    keys = jax.random.split(jax.random.key(3), 3)
+    draw = jax.vmap(lambda key: initialise(key, (20, 7), jnp.float32))
+    factorized = [
+        equation.invars[0].aval.shape
+        for equation in equations(jax.make_jaxpr(draw)(keys).jaxpr)
+        if equation.primitive.name in ("qr", "geqrf")
+    ]
+    assert factorized and all(len(shape) == 2 for shape in factorized)
+    kernels = jax.jit(draw)(keys)
+    for key, kernel in zip(keys, kernels, strict=True):
+        np.testing.assert_array_equal(kernel, jax.jit(initialise, static_argnums=(1, 2))(key, (20, 7), jnp.float32))
+        np.testing.assert_allclose(kernel.T @ kernel / (kernel.T @ kernel)[0, 0], np.eye(7), atol=1e-5)

@@ -246,6 +246,20 @@ class GaussianOutputs(nn.Module):
         return jnp.concatenate([mean, jnp.broadcast_to(log_std[None], mean.shape)], axis=-1)
 
 
+def orthogonal(scale: float = 1.0) -> Callable[..., Array]:
+    """Return flax's orthogonal initializer, whose kernels are drawn one after another under vmap.
+
+    Two batched QR factorizations at a time can lock jaxlib for good on CPUs with few cores (seen with 0.10.2).
+    """
+    draw = nn.initializers.orthogonal(scale)
+
+    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        kernel: Array = jax.custom_batching.sequential_vmap(lambda key: draw(key, shape, dtype))(key)
+        return kernel
+
+    return init
+
+
 def _parameters(
     module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initializer: str, last: bool = False
 ) -> tuple[Array, Array]:
@@ -261,7 +275,7 @@ def _parameters(
     elif initializer == "xavier":
         kernel_init, bias_init = nn.initializers.xavier_uniform(), nn.initializers.zeros
     elif initializer == "orthogonal":
-        kernel_init, bias_init = nn.initializers.orthogonal(0.01 if last else 2**0.5), nn.initializers.zeros
+        kernel_init, bias_init = orthogonal(0.01 if last else 2**0.5), nn.initializers.zeros
     else:
         kernel_init, bias_init = he_normal(fan_in, 0.01 if last else 1.0), nn.initializers.zeros
     kernel = module.param(f"{name}_kernel", kernel_init, shape, jnp.float32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 from jaxrl.common.types import Key
-from jaxrl.nn.networks import Initialisation, torch_uniform
+from jaxrl.nn.networks import Initialisation, orthogonal, torch_uniform
 
 Memory = Literal["none", "gru", "lstm"]
 Carry = dict[str, Array]  # "hidden1" and, for an LSTM, "cell1" of the first layer, and so on: float32[..., H]
@@ -126,7 +126,7 @@ def orthogonal_gates(size: int) -> Callable[..., Array]:
 
     def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         keys = jax.random.split(key, shape[1] // size)
-        gate_init = nn.initializers.orthogonal()
+        gate_init = orthogonal()
         return jnp.concatenate([gate_init(gate_key, (shape[0], size), dtype) for gate_key in keys], axis=1)
 
     return init
