@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Bounds = tuple[float, float]
 LARGEST = 1e18  # bound of numbers that have none of their own
@@ -219,12 +219,14 @@ def load(path: str, what: str) -> type:
         )
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ValueError(f"{what} {short_repr(path)} is not a class: write module:Class, such as my_games:Corridor")
-    try:
-        return getattr(load_module(module, what, path), attribute)
-    except AttributeError:
+    names = vars(load_module(module, what, path))
+    if attribute not in names:
+        classes = [name for name, value in names.items() if isinstance(value, type) and not name.startswith("_")]
+        advice = f": {closest(attribute, classes)}" if classes else ""
         raise ValueError(
-            f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}"
-        ) from None
+            f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}{advice}"
+        )
+    return cast(type, names[attribute])
 
 
 def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
@@ -235,7 +237,8 @@ def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise  # the module exists, one of its imports does not
         raise ValueError(
-            f"{what} {short_repr(path or module)}: there is no module {short_repr(module)} on the Python path"
+            f"{what} {short_repr(path or module)}: there is no module {short_repr(module)} on the Python path: go to "
+            "the folder that holds it, or name this folder in PYTHONPATH"
         ) from None
 
 

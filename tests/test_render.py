@@ -170,7 +170,7 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
         (["--out", "OUT/x.png"], 2, "without a run, --policy says who acts"),
         (["--policy", "greedy", "--out", "OUT/x.png"], 2, "policy 'greedy' needs a run"),
         (["--policy", "ig", "--episode", "-1", "--out", "OUT/x.png"], 2, "--episode must lie between 0"),
-        (["--env", "helpers.tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 1, "has no viewer"),
+        (["--env", "helpers.tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 2, "has no viewer"),
         (["nowhere", "--out", "OUT/x.gif"], 2, "does not exist"),
     ],
 )

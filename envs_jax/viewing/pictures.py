@@ -106,7 +106,7 @@ class _Sheet:
         left = 0.25 + position % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
         top = _TOP + _ABOVE + position // self.columns * (self.height + _ABOVE + _GAP)
         step_label = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
-        words += f" · {step_label}" if step_label else ""
+        words += f" · {step_label}" if step_label not in ("", f"step {step}") else ""
         drawn = [self._text(left, top - 0.13, words, fontsize=10, color=INK, weight="bold", va="center")]
         for panel, width in zip(drawing.panels, self.wide, strict=True):
             drawn.append(self._panel(panel, left, top, width, step))

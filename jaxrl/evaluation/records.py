@@ -11,7 +11,7 @@ import numpy as np
 
 from envs_jax.base import short_repr
 from envs_jax.viewing import Record, Viewer
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import read_bounded
 from jaxrl.evaluation.policies import LEARNED, PolicySet, display_name
 from jaxrl.runtime.rollouts import extend, held_out_key
@@ -124,13 +124,13 @@ def with_opponents(policy_set: PolicySet) -> PolicySet:
 
 
 def require_viewer(policy_set: PolicySet) -> Viewer:
-    """Return what draws the environment. Raises UserError if it has nothing."""
+    """Return what draws the environment. Raises UsageError if it has nothing."""
     viewer = policy_set.env.env.viewer()
     if viewer is None:
-        raise UserError(
-            f"environment '{policy_set.name}' has no viewer: give its class a method viewer() that returns an "
-            "envs_jax.viewing.Viewer"
-        )
+        advice = "give its class a method viewer() that returns an envs_jax.viewing.Viewer"
+        if policy_set.env.on_host:
+            advice = "draw it with its own library"
+        raise UsageError(f"environment '{policy_set.name}' has no viewer: {advice}")
     return viewer
 
 

@@ -92,7 +92,8 @@ class Console:
         with self._lock:
             now, last = time.monotonic(), self._progress_time
             # sooner than `every`: the next call may be some seconds away
-            if last is not None and now - max(last, self._group_time) < 0.45 * self._every and not self._is_terminal:
+            is_recent = last is not None and now - max(last, self._group_time) < 0.45 * self._every
+            if not self._is_terminal and (is_recent or (seconds_left is not None and seconds_left < 1)):
                 return
             self._progress_time = now
             is_known = seconds_left is not None and math.isfinite(seconds_left)

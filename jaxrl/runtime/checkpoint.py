@@ -43,6 +43,12 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
 
 
+class UnknownCheckpointError(CheckpointError):
+    """A run has no checkpoint of the number that was named."""
+
+    exit_code = 2
+
+
 def _print_warning(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
@@ -224,7 +230,7 @@ class Checkpoints:
             before, number = self.steps(), self.best_step() if best else step
             if step is not None and step not in before:
                 known = ", ".join(map(str, before[-10:])) or "none"
-                raise CheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
+                raise UnknownCheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
             try:
                 steps = before if number is None else [number]
                 chosen: int = hosts.call_on_host_0(functools.partial(self._find_intact, steps))

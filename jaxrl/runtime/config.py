@@ -424,10 +424,11 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def find_owners(name: str) -> list[str]:
-    """Return the registered algorithms that have a setting of this name which can be changed."""
+    """Return the registered algorithms, and environments, that have a setting of this name which can be changed."""
     fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
     owners = [algo for algo, field in fields.items() if field is not None and field.flag]
-    return [algo for algo in owners if name not in algos.find(algo).fixed_settings]
+    owners = [algo for algo in owners if name not in algos.find(algo).fixed_settings]
+    return owners or [env for env in envs_jax.base.registry if name in find_fields(env, "environment")]
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:

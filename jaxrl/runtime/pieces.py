@@ -117,7 +117,9 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
 
 
 def describe_duration(seconds: float, num_envs: int) -> str:
-    """Return a sentence about how long an iteration takes, and what to do about it if that is long."""
+    """Return a sentence about how long an iteration takes, and what to do about it if that is long; "" if short."""
+    if seconds < 5:
+        return ""
     text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
     fewer = max(64, 2 ** int(np.log2(max(num_envs * ADVISED_SECONDS / 4 / seconds, 1))))
     if seconds > ADVISED_SECONDS and fewer < num_envs:

@@ -39,7 +39,7 @@ def find_preset(name: str) -> Path:
         raise UsageError(
             f"there is no file {short_repr(name)}: name a YAML file that is there, or a preset, such as coma_quick"
         )
-    raise UsageError(f"there is no configuration {short_repr(name)}: {closest(stem, presets())}")
+    raise UsageError(f"there is neither a file nor a preset {short_repr(name)}: {closest(stem, presets())}")
 
 
 def base_and_source(algo: str | None, config: str | None, env: str | None) -> tuple[Config, str]:

@@ -283,7 +283,8 @@ class Session:
         before, phase, last = self.position, self.phases[self.position.phase], None
         if not pieces.seconds:
             with self.pace.pause():
-                self.console.say(describe_duration(pieces.measure(state), self.run.trainer.layout.num_envs))
+                if duration := describe_duration(pieces.measure(state), self.run.trainer.layout.num_envs):
+                    self.console.say(duration)
 
         def show(progress: StageProgress) -> None:
             nonlocal last
@@ -293,8 +294,7 @@ class Session:
         def stop(seconds_left: float) -> bool:
             return bool(self._signals) and seconds_left > FINISH_SECONDS
 
-        result = pieces.run(state, show, stop)
-        if result is None:
+        if (result := pieces.run(state, show, stop)) is None:
             assert last is not None
             progress = f"{last.activity}, {last.done:,} of {last.total:,} {last.unit}"
             self._abandoned_text = f" (the next one was given up: {progress})"
