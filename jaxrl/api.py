@@ -18,7 +18,7 @@ from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.types import check_key
-from jaxrl.evaluation import learning_curves, policies, reports
+from jaxrl.evaluation import learning_curves, policies, records, reports
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
@@ -215,7 +215,8 @@ def evaluate(
 
     Args:
         policy: a policy, or the directory of a run (of several seeds, the first is used).
-        env: the policy's environment with other settings; None for the training environment.
+        env: the policy's environment with other settings; None for the training environment, in which scripted players
+            are the opponents of a policy that was trained against itself.
         episodes: number of episodes.
         seed: random seed of the held-out episodes.
         baselines: scripted policies (or one) that play the same episodes; None = all of the environment's.
@@ -244,6 +245,8 @@ def evaluate(
                 "make that environment with settings that the networks match"
             )
         policy_set = policy_set.with_env_settings(_settings(env))
+    else:
+        policy_set = records.with_opponents(policy_set)
     policy_name = "learned" if _switch("greedy", greedy) else "sampled"
     scripted = policies.scripted_names(policy_set.env) if baselines is None else baselines
     metrics_by_policy = {

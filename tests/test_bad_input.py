@@ -335,3 +335,14 @@ def test_a_sentence_is_a_line_for_any_terminal(capsys: pytest.CaptureFixture[str
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "\x1b" not in err and len(err) < 1000
     assert errors.one_line("a\nb\x1b" + "c" * 5000 + "end")[:5] == "a b?c"
+
+
+def test_an_installed_command_finds_the_files_of_this_folder(tmp_path: Path) -> None:
+    """As `python -m` does; Python itself looks only beside the command's own file."""
+    (tmp_path / "own.py").write_text("")
+    command = tmp_path / "bin" / "jaxrl-evaluate"
+    command.parent.mkdir()
+    command.write_text("from jaxrl.cli.evaluate import main\nmain()\n")
+    words = [sys.executable, str(command), "--env", "own:Nothing", "--policy", "random"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert b"module 'own' has no 'Nothing'" in done.stderr

@@ -89,7 +89,7 @@ def test_what_comes_with_the_package_acts(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["coverage", "reach"])
+@pytest.mark.parametrize("name", ["coverage", "reach", "snakes"])
 def test_what_comes_with_the_package_is_better_than_chance(name: str) -> None:
     policy = jaxrl.load(f"pretrained:{name}")
     evaluation = jaxrl.evaluate(policy, episodes=20, baselines=["random"])

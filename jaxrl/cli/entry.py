@@ -29,6 +29,8 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     @functools.wraps(main)
     def run_command(argv: Sequence[str] | None = None) -> int:
         if argv is None:
+            if not sys.flags.safe_path:  # jaxrl-train finds the files of this folder as python -m jaxrl.train does
+                sys.path.insert(0, "")
             raise_interrupts()
             hide_repeated_errors()
         try:
