@@ -49,6 +49,7 @@ class BatchedEnvironment:
     env: Environment
 
     on_host: ClassVar[bool] = False  # steps are made outside of the compiled program, see `adapters.host`
+    starts_in_step: ClassVar[bool] = False  # `step` compiles once what a start and a step share; see `ended`
 
     @property
     def spec(self) -> EnvSpec:
@@ -83,6 +84,18 @@ class BatchedEnvironment:
         episode = jnp.broadcast_to(jnp.asarray(episode, jnp.uint32), keys.shape)
         return self._start(keys, episode, context)
 
+    def ended(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Return zeros whose time step has ended: the next `step` starts what `reset` would."""
+
+        def fill(shape: jax.ShapeDtypeStruct) -> Array:
+            if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+                return jnp.broadcast_to(keys.reshape(-1)[0], shape.shape)
+            return jnp.zeros(shape.shape, shape.dtype)
+
+        state, timestep = jax.tree.map(fill, jax.eval_shape(self.reset, keys, context))
+        state = dataclasses.replace(state, key=keys, episode=jnp.full(keys.shape, episode, jnp.uint32) - jnp.uint32(1))
+        return state, dataclasses.replace(timestep, terminated=jnp.ones_like(timestep.terminated))
+
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         episode_keys = jax.vmap(jax.random.fold_in)(keys, episode)
         state, timestep = jax.vmap(self.env.reset, in_axes=(0, None))(episode_keys, context)
@@ -98,39 +111,22 @@ class BatchedEnvironment:
     ) -> tuple[BatchState, TimeStep]:
         """Step with next-step auto-reset; `previous` is the time step [B] in which the actions were chosen."""
         done = previous.done
-        if self.spec.fixed_horizon:
-            return self.start_or_step(done[0], state, action, context)
-        played = self.step_without_reset(state, action, context)  # in both branches it would be compiled twice
 
-        def restart_some(played: tuple[BatchState, TimeStep]) -> tuple[BatchState, TimeStep]:
-            return where(done, self._start_next(state, context), played)
-
-        return jax.lax.cond(jnp.any(done), restart_some, lambda played: played, played)
-
-    def start_or_step(
-        self, starts: Array, state: BatchState, action: Array, context: Any
-    ) -> tuple[BatchState, TimeStep]:
-        """Start the next episode of every copy if `starts` bool[], else step every copy without auto-reset."""
+        def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
+            return self._start(state.key, state.episode + jnp.uint32(1), context)
 
         def play(state: BatchState) -> tuple[BatchState, TimeStep]:
             return self.step_without_reset(state, action, context)
 
-        return jax.lax.cond(starts, lambda state: self._start_next(state, context), play, state)
+        if self.spec.fixed_horizon:
+            return jax.lax.cond(done[0], restart, play, state)
 
-    def _start_next(self, state: BatchState, context: Any) -> tuple[BatchState, TimeStep]:
-        return self._start(state.key, state.episode + jnp.uint32(1), context)
+        played = play(state)  # before the condition: in both branches it would be compiled twice
 
-    def ended(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
-        """Return a state without content, from which `step` and `start_or_step` start what `reset` would."""
+        def restart_some(played: tuple[BatchState, TimeStep]) -> tuple[BatchState, TimeStep]:
+            return where(done, restart(state), played)
 
-        def fill(shape: jax.ShapeDtypeStruct) -> Array:
-            if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-                return jnp.broadcast_to(keys.reshape(-1)[0], shape.shape)
-            return jnp.zeros(shape.shape, shape.dtype)
-
-        state, timestep = jax.tree.map(fill, jax.eval_shape(self.reset, keys, context))
-        state = dataclasses.replace(state, key=keys, episode=jnp.full(keys.shape, episode, jnp.uint32) - jnp.uint32(1))
-        return state, dataclasses.replace(timestep, terminated=jnp.ones_like(timestep.terminated))
+        return jax.lax.cond(jnp.any(done), restart_some, lambda played: played, played)
 
 
 def constant(values: Any, batch: tuple[int, ...], dtype: Any = None) -> Array:

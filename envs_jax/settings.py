@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 Bounds = tuple[float, float]
 LARGEST = 1e18  # bound of numbers that have none of their own
@@ -219,14 +219,15 @@ def load(path: str, what: str) -> type:
         )
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ValueError(f"{what} {short_repr(path)} is not a class: write module:Class, such as my_games:Corridor")
-    names = vars(load_module(module, what, path))
-    if attribute not in names:
-        classes = [name for name, value in names.items() if isinstance(value, type) and not name.startswith("_")]
-        advice = f": {closest(attribute, classes)}" if classes else ""
+    loaded = load_module(module, what, path)
+    try:
+        return getattr(loaded, attribute)
+    except AttributeError:
+        own = [x for x in vars(loaded).values() if isinstance(x, type) and x.__module__ == loaded.__name__]
+        advice = f": {closest(attribute, [cls.__name__ for cls in own])}" if own else ""
         raise ValueError(
             f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}{advice}"
-        )
-    return cast(type, names[attribute])
+        ) from None
 
 
 def load_module(module: str, what: str, path: str = "") -> types.ModuleType:

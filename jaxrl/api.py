@@ -18,7 +18,7 @@ from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.types import check_key
-from jaxrl.evaluation import learning_curves, policies, records, reports
+from jaxrl.evaluation import learning_curves, policies, reports
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
@@ -246,7 +246,7 @@ def evaluate(
             )
         policy_set = policy_set.with_env_settings(_settings(env))
     else:
-        policy_set = records.with_opponents(policy_set)
+        policy_set = policies.with_opponents(policy_set)
     policy_name = "learned" if _switch("greedy", greedy) else "sampled"
     scripted = policies.scripted_names(policy_set.env) if baselines is None else baselines
     metrics_by_policy = {

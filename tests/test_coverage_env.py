@@ -2,17 +2,21 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.coverage import fly, make, wander
+from helpers.off_policy import digest
 from helpers.programs import get_programs
 
 import envs_jax
 from bench.parity.coverage import advance, critic, launch
+from envs_jax.batch import batched
 from envs_jax.coverage import communication, maps, reward, terrain, world
+from envs_jax.progress import start
 
 
 @pytest.mark.parametrize(
@@ -272,3 +276,21 @@ def test_bytes_of_the_state():
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes) if leaf.dtype.name != "key<fry>")
     assert size < 5 * 493 * 493 * 2 + 8192
     assert maps.choose("dense", 57, True) is not maps.choose("windows", 57, True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"delays": (0, 1), "failure_rates": (0.3,), "channel_ramp": 0.5}])
+def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
+    """Bit for bit, from the end of a mission and from nothing: both are compiled as one."""
+    batch = batched(envs_jax.make("coverage", q=2, budget=2, num_agents=2, **settings))
+    keys, context = jax.random.split(jax.random.key(4), 3), batch.context(start())
+    step, action = jax.jit(batch.step), np.zeros((3, 2), np.int32)
+    expected = jax.jit(batch.reset)(keys, context, 5)
+    state, timestep = step(*batch.ended(keys, context, 5), action, context)
+    for _ in range(batch.spec.horizon):
+        assert digest((state, timestep)) == digest(expected)
+        for _ in range(batch.spec.horizon):
+            assert not timestep.done.any()
+            state, timestep = step(state, timestep, action, context)
+        assert timestep.done.all()
+        expected = jax.jit(batch.reset)(keys, context, state.episode[0] + np.uint32(1))
+        state, timestep = step(state, timestep, action, context)

@@ -271,6 +271,7 @@ def test_a_signal_gives_up_a_long_iteration(tmp_path: Path, capsys: Any, monkeyp
     """While it rolls out, or learns: the checkpoint holds the state before it, and the resumed run ends alike."""
     monkeypatch.setattr(pieces, "MIN_TRANSITIONS", 1)
     monkeypatch.setattr(pieces, "PIECE_SECONDS", 1e-9)
+    monkeypatch.setattr(pieces, "SHORT_SECONDS", 0.0)
     monkeypatch.setattr(session, "FINISH_SECONDS", -1.0)  # however soon it would end
     whole, progress = outcome(run(COMA, tmp_path / "alone")), Console.progress
     assert "an iteration takes about" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from bench.reference.snakes import oracle
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.snakes import viewer
-from jaxrl.evaluation import records
+from jaxrl.evaluation import policies, records
 from jaxrl.evaluation.policies import load
 
 pytestmark = pytest.mark.long
@@ -108,6 +108,6 @@ def test_page_holds_every_body(record, scene):
 def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
     env = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
     evaluated = load(None, "snakes_1v1", dict(env.__dict__))
-    assert records.with_opponents(evaluated).settings["opponent"] == "4"
+    assert policies.with_opponents(evaluated).settings["opponent"] == "4"
     with_opponent = dataclasses.replace(evaluated, named_settings=frozenset({"opponent"}))
-    assert records.with_opponents(with_opponent) is with_opponent  # which is refused in words
+    assert policies.with_opponents(with_opponent) is with_opponent  # which is refused in words

@@ -404,15 +404,9 @@ class HostBatch(BatchedEnvironment):
     def step(
         self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
     ) -> tuple[BatchState, TimeStep]:
-        return self.start_or_step(previous.done, state, action, context)
-
-    def start_or_step(
-        self, starts: Array, state: BatchState, action: Array, context: Any
-    ) -> tuple[BatchState, TimeStep]:
-        """Start the next episode of the copies where `starts` bool[B] (or bool[], of all copies), step the others."""
-        episode = state.episode + starts.astype(jnp.uint32)
+        episode = state.episode + previous.done.astype(jnp.uint32)
         seeds = make_seeds(jax.vmap(jax.random.fold_in)(state.key, episode))
-        seeds = jnp.where(starts, seeds, jnp.int32(NO_SEED))
+        seeds = jnp.where(previous.done, seeds, jnp.int32(NO_SEED))
         env, timestep = self.advance(state.env.calls[0], seeds, action)
         return BatchState(env=env, key=state.key, episode=episode), timestep
 

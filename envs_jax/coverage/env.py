@@ -288,6 +288,8 @@ class CoverageBatch(BatchedEnvironment):
 
     env: Coverage
 
+    starts_in_step = True
+
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         states = self._draw_missions(keys, episode, context)
         states, timestep = self._advance(states, states.positions)
@@ -298,10 +300,10 @@ class CoverageBatch(BatchedEnvironment):
         states, timestep = self._advance(*jax.vmap(env._move)(state.env, action))
         return dataclasses.replace(state, env=states), timestep
 
-    def start_or_step(
-        self, starts: Array, state: BatchState, action: Array, context: Any
+    def step(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
     ) -> tuple[BatchState, TimeStep]:
-        """See `BatchedEnvironment.start_or_step`; the measurements of both are compiled once."""
+        """See `BatchedEnvironment.step`; all missions end together, and their first measurement is as all others."""
         env = self.env
 
         def begin(zero: Array, moved: Any) -> Any:
@@ -310,7 +312,7 @@ class CoverageBatch(BatchedEnvironment):
             return states, states.positions, episode
 
         moved = *jax.vmap(env._move)(state.env, action), state.episode
-        states, positions, episode = when(starts, begin, moved)
+        states, positions, episode = when(previous.done[0], begin, moved)
         states, timestep = self._advance(states, positions)
         return BatchState(env=states, key=state.key, episode=episode), timestep
 

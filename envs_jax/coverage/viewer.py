@@ -60,7 +60,7 @@ def legend(stretch: float, fails: bool) -> tuple[LegendEntry, ...]:
         LegendEntry("border of the true region", "truth"),
         LegendEntry("path", "path1"),
         LegendEntry("message", "link"),
-        *[LegendEntry("failed UAV", "failed", "disc")][: int(fails)],
+        *([LegendEntry("failed UAV", "failed", "disc")] if fails else []),
     )
 
 
@@ -178,10 +178,10 @@ class CoverageViewer(viewing.Viewer):
 
         gap = min(0.5, 1.5 / max(agents - 1, 1))  # between paths, so that shared stretches show
         paths = [up(mission.positions[:, a, :2] + gap * (a - (agents - 1) / 2)) for a in range(agents)]
-        ticks = [(metre, f"{metre * stretch:g}" + " m" * (metre == 40)) for metre in range(0, 50, 10)]
+        ticks = [(metre, f"{metre * stretch:g}") for metre in range(0, 50, 10)]
         still = [
-            *(text("across", (metre, side + 1.9), words) for metre, words in ticks),
-            *(text("up", (-0.6, side - metre + 0.6), words.removesuffix(" m")) for metre, words in ticks),
+            *(text("across", (metre, side + 1.9), words + " m" * (metre == 40)) for metre, words in ticks),
+            *(text("up", (-0.6, side - metre + 0.6), words) for metre, words in ticks),
             *(path(style, *map(up, mission.borders)) for style in ("border", "truth")),
             *(
                 trail(style, points)

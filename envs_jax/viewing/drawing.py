@@ -10,7 +10,7 @@ import numpy as np
 from envs_jax.base import Environment, TimeStep
 
 INK, SOFT, GREY = "#1d2733", "#4a5560", "#8a94a0"
-_PLAIN = {"random": GREY, "learned": "#0072b2", "sampled": "#56b4e9"}
+_PLAIN = {"random": GREY, "greedy": "#0072b2", "sampled": "#56b4e9"}
 _OTHERS = ("#d55e00", "#cc79a7", "#009e73", "#e69f00", "#7a5195", "#8c564b")
 
 

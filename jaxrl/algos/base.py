@@ -339,7 +339,8 @@ class Algorithm:
     def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the policy's carry per environment (leaves [B, ...]), () by default; `act` resets it where `first`.
 
-        `indices` int32[B] number the run's environments from 0 to num_envs - 1.
+        `indices` int32[B] number the run's environments from 0 to num_envs - 1. `act` may be called once on the empty
+        time step before the first one, which is what `timestep` may be.
         """
         del policy_params, timestep, indices
         return ()

@@ -13,14 +13,14 @@ from typing import Any, Literal, NoReturn
 from envs_jax.base import find as find_class
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
-from jaxrl.common.errors import UsageError, list_names
+from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
     Field,
     apply_changes,
     check_value,
+    describe_owners,
     find_fields,
-    find_owners,
     make_schema,
     read_training_run,
     suggestion,
@@ -82,8 +82,8 @@ class Parser(argparse.ArgumentParser):
                 )
             if published_name:
                 raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")
-            if self.algo and (owners := find_owners(word.removeprefix("--"))):
-                raise UsageError(f"'{word}' is a setting of {list_names(owners)}, not of '{self.algo}': leave it out")
+            if self.algo and (owners := describe_owners(word.removeprefix("--"), self.algo)):
+                raise UsageError(f"'{word}' {owners}: leave it out")
             raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
         raise UsageError(f"{missing[1]} needs a value" if missing else message)

@@ -19,7 +19,7 @@ from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_int, add_seed
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_output
-from jaxrl.evaluation import records
+from jaxrl.evaluation import policies, records
 from jaxrl.evaluation.policies import display_name, policy_key
 from jaxrl.evaluation.reports import FILE
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
     path = _out(flags.out)
-    policy_set = records.with_opponents(read())
+    policy_set = policies.with_opponents(read())
     name = policy_key(flags.policy or "greedy") if flags.policy or policy_set.run else None
     if name is None:
         raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(policy_set.policies)}")

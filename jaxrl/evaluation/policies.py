@@ -150,6 +150,19 @@ class PolicySet:
         return self.env.context(final_progress())
 
 
+def with_opponents(policy_set: PolicySet) -> PolicySet:
+    """Add the opponents of the evaluations that chose the run's best checkpoint, unless the user names some.
+
+    Their strength is constant and they observe the full game; snapshots of the learner are not available.
+    """
+    rules = policy_set.env.env.match_rules
+    plays_opponents = policy_set.run is not None or (rules is not None and rules.outside is not None)
+    if rules is None or not plays_opponents or policy_set.named_settings & frozenset(rules.settings):
+        return policy_set
+    eval_env = policy_set.env.env.for_evaluation()
+    return policy_set.with_env_settings({name: getattr(eval_env, name) for name in policy_set.settings})
+
+
 def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
     """Yield each (name, ..., result) of `rollouts`; say what begins, and how long each took."""
     say(f"{what}: compiling, then playing the first ...")

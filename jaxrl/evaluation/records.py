@@ -106,21 +106,8 @@ def _final_means(report: Any) -> FinalMeans:
         means = {metric: float(values["mean"]) for metric, values in match.items() if isinstance(values, dict)}
         if not np.all(np.isfinite(list(means.values()))):
             raise ValueError("a mean is not finite")
-        final_means.setdefault(str(match["second"]), {})[display_name(str(match["first"]))] = means
+        final_means.setdefault(display_name(str(match["second"])), {})[display_name(str(match["first"]))] = means
     return final_means
-
-
-def with_opponents(policy_set: PolicySet) -> PolicySet:
-    """Add the opponents of the evaluations that chose the run's best checkpoint, unless the user names some.
-
-    Their strength is constant and they observe the full game; snapshots of the learner are not available.
-    """
-    rules = policy_set.env.env.match_rules
-    plays_opponents = policy_set.run is not None or (rules is not None and rules.outside is not None)
-    if rules is None or not plays_opponents or policy_set.named_settings & frozenset(rules.settings):
-        return policy_set
-    eval_env = policy_set.env.env.for_evaluation()
-    return policy_set.with_env_settings({name: getattr(eval_env, name) for name in policy_set.settings})
 
 
 def require_viewer(policy_set: PolicySet) -> Viewer:

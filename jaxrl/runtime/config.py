@@ -381,10 +381,8 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
             continue
         if name not in schema:
             advice = hint(name, algo, "")
-            if not advice and (owners := find_owners(name)):
-                raise UsageError(
-                    f"{where}: {short_repr(name)} is a setting of {list_names(owners)}, not of '{algo}': leave it out"
-                )
+            if not advice and (owners := describe_owners(name, algo)):
+                raise UsageError(f"{where}: {short_repr(name)} {owners}: leave it out")
             helps = {name: field.help for name, field in schema.items()}
             raise UsageError(f"{where}: unknown setting {short_repr(name)}: {advice or suggestion(name, helps)}")
         settings[name] = check_value(schema[name], value, where)
@@ -423,12 +421,14 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
     return apply_changes(config, changes)
 
 
-def find_owners(name: str) -> list[str]:
-    """Return the registered algorithms, and environments, that have a setting of this name which can be changed."""
-    fields = {algo: find_fields(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
-    owners = [algo for algo, field in fields.items() if field is not None and field.flag]
-    owners = [algo for algo in owners if name not in algos.find(algo).fixed_settings]
-    return owners or [env for env in envs_jax.base.registry if name in find_fields(env, "environment")]
+def describe_owners(name: str, algo: str) -> str:
+    """Return "is a setting of ..., not of ..." for a setting that other algorithms or environments have, else ""."""
+    fields = {known: find_fields(known, "algorithm").get(name) for known in algos.ALGORITHMS}
+    owners = [known for known, field in fields.items() if field is not None and field.flag]
+    if owners := [known for known in owners if name not in algos.find(known).fixed_settings]:
+        return f"is a setting of {list_names(owners)}, not of '{algo}'"
+    owners = [env for env in envs_jax.base.registry if name in find_fields(env, "environment")]
+    return f"is a setting of {list_names(owners)}, not of this environment" if owners else ""
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:

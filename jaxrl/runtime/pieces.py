@@ -29,6 +29,7 @@ from jaxrl.runtime.trainer import Trainer, make_iteration_key
 MIN_TRANSITIONS = 2**14
 MIN_TRANSITIONS_ACCELERATOR = 2**20
 PIECE_SECONDS = 1.0  # target duration of a piece
+SHORT_SECONDS = 5.0  # of an iteration about which nothing is said
 ADVISED_SECONDS = 60.0  # where an iteration takes longer, the user gets advice
 ROLLOUT = "rollout"
 
@@ -118,7 +119,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
 
 def describe_duration(seconds: float, num_envs: int) -> str:
     """Return a sentence about how long an iteration takes, and what to do about it if that is long; "" if short."""
-    if seconds < 5:
+    if seconds < SHORT_SECONDS:
         return ""
     text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
     fewer = max(64, 2 ** int(np.log2(max(num_envs * ADVISED_SECONDS / 4 / seconds, 1))))

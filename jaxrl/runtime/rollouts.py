@@ -15,16 +15,8 @@ from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UserError
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.rl.data_parallel import (
-    AXIS,
-    REPLICATED,
-    SPLIT,
-    compiler_options,
-    largest_divisor,
-    map_chunks,
-    on_mesh,
-    trace_once,
-)
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, largest_divisor, map_chunks, on_mesh
+from jaxrl.runtime.program import Program
 from jaxrl.runtime.trainer import make_env_keys
 
 STEPS = 1000  # of curves, that a device holds at a time
@@ -183,18 +175,18 @@ class Evaluator:
 
         def play_steps(count: int, first: Array, carry: Any) -> Any:
             def take_step(k: Array, carry: Any) -> Any:
-                return self._step(params, keys, context, carry, first + k)[0]
+                return self._step(params, keys, context, carry, first + k.astype(jnp.uint32))[0]
 
-            return jax.lax.fori_loop(jnp.int32(0), jnp.int32(count), take_step, carry)
+            return jax.lax.fori_loop(0, count, take_step, carry)
 
-        carry = self._begin(params, keys, indices, context)
+        carry = self._reset(params, indices, seed_key, context)
         if self.env.spec.fixed_horizon:
-            return play_steps(horizon + 1, jnp.int32(-1), carry)
-        count = min(horizon + 1, _STEPS_PER_CHECK)
+            return play_steps(horizon - self._first, jnp.int32(self._first).astype(jnp.uint32), carry)
+        count = min(horizon, _STEPS_PER_CHECK)
         _, carry = jax.lax.while_loop(
-            lambda loop: (loop[0] < horizon) & ((loop[0] < 0) | ~jnp.all(loop[1][2].done)),
-            lambda loop: (loop[0] + count, play_steps(count, *loop)),
-            (jnp.int32(-1), carry),
+            lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
+            lambda loop: (loop[0] + jnp.uint32(count), play_steps(count, *loop)),
+            (jnp.uint32(0), carry),
         )
         return carry
 
@@ -248,17 +240,18 @@ class Evaluator:
         """Return (parameters, key, context, first) -> `extract` at each step [T + 1, B, ...], and actions [T, B, ...].
 
         Without `with_actions` there are none. B are `size` episodes of each device, from its `first` on. T is the
-        horizon, or less if all of them end earlier; a device holds `STEPS` at a time, and rows are on the host.
+        horizon or, if all of them end earlier, a smaller multiple of `STEPS`, the steps that a device holds at a time;
+        rows are on the host.
         """
         spec, local = self.env.spec, self.episodes // self.devices
-        piece = min(spec.horizon, STEPS) + 1
+        piece = min(spec.horizon - self._first, STEPS)
 
         def find_indices(first: Array) -> Array:
             return jax.lax.axis_index(AXIS) * local + first + jnp.arange(size, dtype=jnp.int32)
 
         def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
-            indices = find_indices(first)
-            return self._begin(params, make_env_keys(key, indices), indices, context)
+            carry = self._reset(params, find_indices(first), key, context)
+            return carry, jax.tree.map(lambda x: x[None], extract(*carry[1:]))
 
         def play_piece(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
             keys = make_env_keys(key, find_indices(first))
@@ -267,52 +260,70 @@ class Evaluator:
                 carry, action = self._step(params, keys, context, carry, t)
                 return carry, (extract(*carry[1:]), action if with_actions else ())
 
-            return jax.lax.scan(take_step, carry, t + jnp.arange(piece, dtype=jnp.int32))
+            return jax.lax.scan(take_step, carry, t + jnp.arange(piece, dtype=jnp.uint32))
 
         common, rows_spec = (REPLICATED,) * 4, jax.sharding.PartitionSpec(None, AXIS)
-        begin = jax.jit(on_mesh(begin, self._used_mesh, common, SPLIT), compiler_options=compiler_options(once=True))
+        on_devices = on_mesh(begin, self._used_mesh, common, (SPLIT, rows_spec))
+        options = compiler_options(once=size * self.devices == 1)
+        jitted_begin = jax.jit(on_devices, compiler_options=options)
         on_devices = on_mesh(play_piece, self._used_mesh, (*common, SPLIT, REPLICATED), (SPLIT, rows_spec))
-        run_piece = jax.jit(on_devices, compiler_options=compiler_options(once=size * self.devices == 1))
+        jitted_piece = jax.jit(on_devices, compiler_options=options)
+        programs: list[Program] = []
         place = jax.sharding.NamedSharding(self._used_mesh, SPLIT)
 
+        def compile_both(*arguments: Any) -> None:
+            """Compile both programs at the same time, each in its thread."""
+            shapes = jax.eval_shape(jitted_begin, *arguments)[0]
+            carry = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+            programs.append(Program(lambda: (jitted_begin, *arguments)))
+            programs.append(Program(lambda: (jitted_piece, *arguments, carry, np.uint32(0))))
+            for program in programs:
+                program.start_compiling()
+
         def trace(*arguments: Any) -> tuple[Any, Any]:
-            carry = jax.device_put(begin(*arguments), place)  # XLA replicates arrays without elements
-            pieces, actions = [], []
-            for t in range(-1, spec.horizon, piece):
-                carry, results = run_piece(*arguments, carry, np.int32(t))
+            if not programs:
+                compile_both(*arguments)
+            run_begin, run_piece = programs
+            carry, row = run_begin(*arguments)
+            carry = jax.device_put(carry, place)  # XLA replicates arrays without elements
+            pieces, actions = [_fetch(row)], []
+            for t in range(self._first, spec.horizon, piece):
+                carry, results = run_piece(*arguments, carry, np.int32(t).astype(np.uint32))
                 rows, more_actions = _fetch(jax.tree.map(lambda x, left=spec.horizon - t: x[:left], results))
                 pieces.append(rows)
                 actions.append(more_actions)
                 if not spec.fixed_horizon and np.asarray(carry[2].done).all():
                     break
             check_host(self.env)
-            return jax.tree.map(_join, *pieces), jax.tree.map(lambda *parts: _join(*parts)[1:], *actions)
+            started = -self._first  # rows before the start
+            return tuple(jax.tree.map(lambda *x: _join(*x)[started:], *parts) for parts in (pieces, actions))
 
         return trace
 
     # Both
 
-    def _begin(self, params: PolicyParams, keys: Key, indices: Array, context: Any) -> Any:
-        """Return the carry before these episodes: the policy's carry, states, time steps and statistics."""
-        state, timestep = self.env.ended(keys, context)
+    @property
+    def _first(self) -> int:
+        """Return the number of the first step: -1 where a step starts the episodes, and its actions are not used."""
+        return -1 if self.env.starts_in_step else 0
+
+    def _reset(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
+        """Return the carry before the first step: the policy's carry, states, time steps and statistics."""
+        begin = self.env.ended if self.env.starts_in_step else self.env.reset
+        state, timestep = begin(make_env_keys(seed_key, indices), context)
         return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
 
     def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
-        """Return the carry after step t, and the actions; an episode that has ended keeps its final values.
-
-        Step -1 starts the episodes, without actions: so that what starts and steps share is compiled once.
-        """
+        """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
         policy_carry, state, timestep, statistics = carry
-        starts, act = t < 0, trace_once(self.policy)
-        situation = params, policy_carry, state, timestep, make_step_keys(keys, t.astype(jnp.uint32))
-        actions = jax.eval_shape(act, *situation)[0]
-        action, policy_carry = jax.lax.cond(
-            starts, lambda *_: (jnp.zeros(actions.shape, actions.dtype), policy_carry), act, *situation
-        )
-        new_state, new_timestep = self.env.start_or_step(starts, state, action, context)
+        action, policy_carry = self.policy(params, policy_carry, state, timestep, make_step_keys(keys, t))
+        if self.env.starts_in_step:
+            new_state, new_timestep = self.env.step(state, timestep, action, context)
+        else:
+            new_state, new_timestep = self.env.step_without_reset(state, action, context)
         new_statistics = update_statistics(self.env.spec, statistics, new_timestep)
         if not self.env.spec.fixed_horizon:
-            done = (timestep.done & ~starts) | (t >= self.env.spec.horizon)
+            done = timestep.done | (t >= self.env.spec.horizon)
             new_timestep = where(done, timestep, new_timestep)
             new_statistics = where(done, statistics, new_statistics)
         return (policy_carry, new_state, new_timestep, new_statistics), action

@@ -283,8 +283,8 @@ class Session:
         before, phase, last = self.position, self.phases[self.position.phase], None
         if not pieces.seconds:
             with self.pace.pause():
-                if duration := describe_duration(pieces.measure(state), self.run.trainer.layout.num_envs):
-                    self.console.say(duration)
+                if advice := describe_duration(pieces.measure(state), self.run.trainer.layout.num_envs):
+                    self.console.say(advice)
 
         def show(progress: StageProgress) -> None:
             nonlocal last

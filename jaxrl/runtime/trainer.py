@@ -175,8 +175,8 @@ class Trainer:
     def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments with which `map_chunks` computes `collect`."""
         spec, policy, context = self.env.spec, self.algo.policy(state.algo), self._context(state.progress, state.pool)
-        # episodes that start in the loop's first step: where a start measures, too, that is compiled once
-        starts_inside = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
+        whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
+        starts_inside = whole_episodes and self.env.starts_in_step  # in the loop's first step, which is dropped
 
         def collect_chunk(batch: Any) -> Any:
             indices, *loop = batch
@@ -192,7 +192,10 @@ class Trainer:
                 action, carry, extras = _check_results("act", results, ("action", "carry", "extras"))
                 _check_action(spec, action, len(indices))
                 row = Trajectory(precision.store(spec, timestep, self.storage_dtype), action, extras)
-                env, timestep = self.env.step(env, timestep, action, context)
+                if whole_episodes and not starts_inside:
+                    env, timestep = self.env.step_without_reset(env, action, context)
+                else:
+                    env, timestep = self.env.step(env, timestep, action, context)
                 statistics = update_statistics(spec, statistics, timestep)
                 # one array of sums: XLA would compile a few kernels for each of them
                 sums = ravel_pytree(finished_episodes(statistics, timestep))[0]
