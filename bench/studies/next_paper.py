@@ -76,10 +76,13 @@ def train(folder: Path, settings: dict[str, Any], missions: int, seeds: int) -> 
     if not record["finished"]:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(record))
+        preset = folder / "algorithm.yaml"  # or the preset of the algorithm would add settings, of the environment too
+        write_atomically(preset, json.dumps({"algo": settings["algo"], "env": settings["env"]}))
+        neutral = ["--config", str(preset)]
         unfinished = [word for run in folder.glob("*/0001") for word in ("--resume", str(run))]
         began = time.monotonic()
         try:
-            run_command("train", unfinished or [*words, "--runs", str(folder)], folder / "log.txt")
+            run_command("train", unfinished or [*neutral, *words, "--runs", str(folder)], folder / "log.txt")
             record["finished"] = True
         finally:
             record["seconds"] += time.monotonic() - began
