@@ -255,7 +255,7 @@ def test_drawings_have_the_ground_and_its_metres(tmp_path: Path) -> None:
         side, abs=0.01
     )
     words = [shape.value for shape in drawing.panels[0].still if shape.style == "across"]
-    assert words == ["0", "40", "80", "120", "160"]
+    assert words == ["0", "40", "80", "120", "160 m"]
     assert any(entry.words == "footprint seen from 60 m" for entry in drawing.legend)
 
 

@@ -353,7 +353,7 @@ def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> N
 @pytest.mark.parametrize(
     ("main", "words", "code", "sentence"),
     [
-        (export.main, "{run} --format numpy --out x --checkpoint 5", 1, "choose from 2, 4, 6"),
+        (export.main, "{run} --format numpy --out x --checkpoint 5", 2, "choose from 2, 4, 6"),
         (evaluate.main, "{run} --last --checkpoint 2", 2, "are two checkpoints: leave one of them out"),
         (evaluate.main, "{run}/checkpoints/0000000002 --checkpoint 4", 2, "is asked for the checkpoints 2 and 4"),
         (train.main, "--resume {run}/checkpoints/0000000002", 2, "--init_from {run} --checkpoint 2"),
