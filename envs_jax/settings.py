@@ -223,8 +223,8 @@ def load(path: str, what: str) -> type:
     try:
         return getattr(loaded, attribute)
     except AttributeError:
-        own = [x for x in vars(loaded).values() if isinstance(x, type) and x.__module__ == loaded.__name__]
-        advice = f": {closest(attribute, [cls.__name__ for cls in own])}" if own else ""
+        classes = [x for x in vars(loaded).values() if isinstance(x, type) and x.__module__ == loaded.__name__]
+        advice = f": {closest(attribute, [cls.__name__ for cls in classes])}" if classes else ""
         raise ValueError(
             f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}{advice}"
         ) from None

@@ -338,11 +338,11 @@ def test_a_sentence_is_a_line_for_any_terminal(capsys: pytest.CaptureFixture[str
 
 
 def test_an_installed_command_finds_the_files_of_this_folder(tmp_path: Path) -> None:
-    """As `python -m` does; Python itself looks only beside the command's own file."""
+    """As `python -m` does; Python itself looks only in the folder of the command."""
     (tmp_path / "own.py").write_text("")
     command = tmp_path / "bin" / "jaxrl-evaluate"
     command.parent.mkdir()
     command.write_text("from jaxrl.cli.evaluate import main\nmain()\n")
-    words = [sys.executable, str(command), "--env", "own:Nothing", "--policy", "random"]
-    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    arguments = [sys.executable, str(command), "--env", "own:Nothing", "--policy", "random"]
+    done = subprocess.run(arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert b"module 'own' has no 'Nothing'" in done.stderr
