@@ -8,8 +8,8 @@ import types
 import pytest
 
 from bench.peers import __main__ as command
-from bench.peers import installs, learners
-from bench.peers.environments import open_environment
+from bench.peers import installs, learners, training
+from bench.peers.environments import Skipped, open_environment
 from bench.peers.installs import Peer
 from bench.peers.tasks import Task, Watch
 
@@ -22,6 +22,8 @@ for line in sys.stdin:
     request = json.loads(line)
     if "open" in request and request["copies"] > 2:
         found = {"skipped": "one copy at a time"}
+    elif "train" in request:
+        found = {"agents": 6, "parameters": 1000}
     elif "open" in request:
         found = {"agents": 3, "compile_seconds": 2.0, "bytes_per_copy": 40.0}
     elif "sample" in request:
@@ -42,7 +44,7 @@ def fake(monkeypatch, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/fake.py"\n')
     python.chmod(0o755)
-    peer = Peer(("fake==1.0",), ("game", "board"), ("sac", "td3"), note="a remark")
+    peer = Peer(("fake==1.0",), ("game", "board"), ("sac", "td3"), ("4 epochs",), note="a remark")
     monkeypatch.setattr(installs, "PEERS", {"fake": peer})
     return ["--python", f"fake={python}", "--core", "-1", "--out", str(tmp_path / "out.json")]
 
@@ -67,6 +69,15 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
     assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
 
 
+def test_training_of_a_worker(fake, tmp_path, capsys):
+    """Games step 200 times per CPU second, each with six snakes; the notes say what differs between the libraries."""
+    assert command.main(["training", "--num_envs", "64", "--rounds", "5", *fake]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "| fake | 4 epochs | 200 | 1.2 k | 1,000 |"
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert len(data["rows"][0]["samples"]) == 5
+    assert set(training.NOTES) <= set(data["notes"])
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -77,9 +88,10 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
         ("learners --python brax=nowhere", "brax=nowhere is neither an interpreter nor a virtual environment"),
         ("learners --algos dqn", "there is no dqn"),
         ("environments --only snake-v1", "there is no environment 'snake-v1'"),
+        ("training --only snakes", "there is no environment 'snakes'"),
         ("learners --only reach", "--only names environments: learners are chosen with --algos and --peers"),
-        ("planes", "say what to measure: environments or learners"),
-        ("", "say what to measure: environments or learners"),
+        ("planes", "say what to measure: environments, learners or training"),
+        ("", "say what to measure: environments, learners or training"),
     ],
 )
 def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
@@ -164,3 +176,31 @@ def test_a_real_worker(tmp_path):
     rows = json.loads(out.read_text())["rows"]
     assert {row["num_envs"] for row in rows} == {1, 2}
     assert all(row["rate"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_both_libraries_train_with_equal_settings(epochs):
+    """Names differ; PufferLib counts a minibatch in steps of snakes, and only takes whole rollouts of them."""
+    names = {
+        "rollout_steps": "bptt_horizon", "num_epochs": "update_epochs", "gamma": "gamma", "gae_lambda": "gae_lambda",
+        "clip_ratio": "clip_coef", "entropy_weight": "ent_coef", "max_grad_norm": "max_grad_norm",
+        "actor_lr": "learning_rate", "critic_lr": "learning_rate",
+    }  # fmt: skip
+    ours = training.our_settings(training.Setup(epochs, "obs26"), 8)
+    theirs = training.puffer_settings(training.Setup(epochs), 8)
+    assert {name: ours[name] for name in names} == {name: theirs[other] for name, other in names.items()}
+    assert ours["num_minibatches"] * theirs["minibatch_size"] == 8 * training.SNAKES * training.HORIZON
+    assert theirs["minibatch_size"] <= theirs["max_minibatch_size"] and not theirs["use_rnn"]
+    with pytest.raises(Skipped, match="an even number of games"):
+        training.puffer_settings(training.Setup(epochs), 3)
+
+
+def test_our_training_makes_the_steps_that_it_counts(monkeypatch):
+    """An iteration of 2 games: 4 steps of 6 snakes each, 4 updates of an actor and a critic with two hidden layers."""
+    monkeypatch.setattr(training, "HORIZON", 4)
+    monkeypatch.setattr(training, "HIDDEN_SIZE", 8)
+    learner = training.open_training("ours", "1 epoch: 26 inputs", 2)
+    both = sum(26 * 8 + 8 + 8 * 8 + 8 + 8 * outputs + outputs for outputs in (4, 1))
+    assert learner.facts == {"parameters": both, "updates_per_iteration": 4, "steps_per_iteration": 4}
+    sample = learner.sample(1e-3)
+    assert (learner.agents, sample["env_steps"]) == (6, 2 * 4 * learner.steps) and sample["cpu"] > 0

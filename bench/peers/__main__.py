@@ -1,9 +1,10 @@
-"""python -m bench.peers environments|learners: compare our environments or learners with other libraries'.
+"""python -m bench.peers environments|learners|training: compare our environments or learners with other libraries'.
 
 Each library runs in a virtual environment of its own, which `--make NAME` makes (or `--python NAME=PATH` names), as a
 process on one core that answers one request after another. Environments take turns, round by round, with random actions
 drawn in the program, auto-reset and observations; learners train with equal networks, batches and updates per step
-until a greedy policy reaches a score. All speeds are per CPU second of the process, so that other load matters little.
+until a greedy policy reaches a score. `training` times PPO on snakes, with its environment, against PufferLib's. All
+speeds are per CPU second of the process, so that other load matters little.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any
 
 from bench.harness import measure
 from bench.harness.timing import Timing
-from bench.peers import installs
+from bench.peers import installs, training
 from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
@@ -29,13 +30,17 @@ from jaxrl.common.errors import UsageError, UserError
 
 KIND = "peers"
 SIZES = "1,16,256,4096,16384"
-WORK = ("environments", "learners")
+TRAINING_SIZES = "64,256"
+QUICK = {"environments": "1,2", "learners": "1,2", "training": "2,4"}  # copies, in a rehearsal
+SECONDS = {"environments": 0.3, "learners": 0.3, "training": 2.0}  # CPU seconds per sample, at least
+WORK = ("environments", "learners", "training")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     """Parameters of a measurement."""
 
+    work: str  # of WORK
     pythons: Mapping[str, Path]  # {peer: its interpreter}
     core: int  # that all workers share, -1 = any
     num_envs: Sequence[int]  # copies
@@ -88,20 +93,27 @@ class Worker:
 
 
 def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
-    """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
+    """Measure environments, or training in them.
+
+    Yields the entries "peers" and "rows" of a result after each number of copies.
+    """
     peers, rows = dict[str, Any](), list[dict[str, Any]]()
     for copies in request.num_envs:
         workers: list[Worker] = []
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
         for peer, python in request.pythons.items():
-            names = [name for name in installs.PEERS[peer].environments if name in request.only or not request.only]
+            offered = getattr(installs.PEERS[peer], request.work)
+            names = [name for name in offered if name in request.only or not request.only]
             if not names:
                 continue
             worker = Worker(peer, python, request.core)
             workers.append(worker)
             peers[peer] = worker.hello
             for name in names:
-                facts = worker.ask(open=name, copies=copies, limit=request.limit)
+                if request.work == "training":
+                    facts = worker.ask(train=name, copies=copies)
+                else:
+                    facts = worker.ask(open=name, copies=copies, limit=request.limit)
                 row = {"peer": peer, "environment": name, "num_envs": copies, **facts}
                 say(f"{peer}, {name}, {copies:,}: {facts.get('skipped', 'compiled')}")
                 rows.append(row)
@@ -151,7 +163,7 @@ def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(installs.PEERS)
-    parser.add_argument("work", nargs="?", metavar="WORK", help=f"measure {' or '.join(WORK)}")
+    parser.add_argument("work", nargs="?", metavar="WORK", help=f"measure {', '.join(WORK[:-1])} or {WORK[-1]}")
     parser.add_argument(
         "--make", metavar="A,B", help=f"install these libraries in virtual environments under .peers/: any of {names}"
     )
@@ -210,37 +222,43 @@ def main(argv: Sequence[str]) -> int:
     if parsed.work is None and to_install:
         return 0
     if parsed.work not in WORK:
-        raise UsageError(f"say what to measure: {' or '.join(WORK)}")
+        raise UsageError(f"say what to measure: {', '.join(WORK[:-1])} or {WORK[-1]}")
     algos = _words(parsed.algos)
     if unknown := [algo for algo in algos if algo not in installs.ALL]:
         raise UsageError(f"--algos: there is no {unknown[0]}: choose from {', '.join(installs.ALL)}")
     only = [word.strip() for word in parsed.only.split(",") if word.strip()]  # names hold spaces
-    every = {name for peer in installs.PEERS.values() for name in peer.environments}
+    rows_of = "environments" if parsed.work == "learners" else parsed.work
+    every = {name for peer in installs.PEERS.values() for name in getattr(peer, rows_of)}
     if unknown := [name for name in only if name not in every]:
         raise UsageError(f"--only: there is no environment '{unknown[0]}': {closest(unknown[0], every)}")
     if only and parsed.work == "learners":
         raise UsageError("--only names environments: learners are chosen with --algos and --peers")
     chosen = pythons(parsed)
-    if only and not any(name in installs.PEERS[peer].environments for peer in chosen for name in only):
+    if only and not any(name in getattr(installs.PEERS[peer], rows_of) for peer in chosen for name in only):
         raise UsageError(f"no library that is installed has {', '.join(only)}: make one with --make")
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
     words = [word.replace(f"{installs.ROOT}{os.sep}", "") for word in argv]  # no path of this machine
     words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
+    sizes = parsed.num_envs
+    if parsed.work == "training":
+        result["notes"] += training.NOTES
+        sizes = TRAINING_SIZES if sizes == SIZES else sizes
     request = Request(
+        work=parsed.work,
         pythons=chosen,
         core=parsed.core,
-        num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
+        num_envs=measure.parse_list(QUICK[parsed.work] if parsed.quick else sizes, "--num_envs", 1, measure.MOST),
         only=only,
         rounds=measure.rounds(parsed),
-        min_seconds=1e-3 if parsed.quick else 0.3,
+        min_seconds=1e-3 if parsed.quick else SECONDS[parsed.work],
         limit=measure.gibibytes_of(parsed.memory_gb),
         algos=algos,
         seeds=1 if parsed.quick else parsed.seeds,
         quick=parsed.quick,
     )
-    for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):
+    for part in (learners if parsed.work == "learners" else environments)(request, measure.say):
         result |= part
         measure.write(result, path)  # so that what is there outlives an interruption
     print(rows(result))

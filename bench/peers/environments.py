@@ -280,12 +280,18 @@ def _snakes(state: Any) -> dict[int, Any]:
 HOST: dict[str, Callable[[str], Host]] = {"numpy": _numpy, "metaworld": _metaworld, "jidi": _jidi}
 
 
-def _puffer(name: str, copies: int) -> Measured:
-    """Return PufferLib's snake; one object steps all copies; actions come from a table, as in its own measurement."""
+def make_puffer(copies: int, vision: int = 5) -> Any:
+    """Return PufferLib's snake, which sees as many cells in all directions; one object steps all copies."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # where its import leaves a link
         module: Any = importlib.import_module("pufferlib.ocean.snake.snake")
     # Walls as wide as the view surround 20 x 10 cells, the board of our snakes.
-    env = module.Snake(copies, width=30, height=20, num_snakes=6, num_food=5, max_snake_length=200)
+    width, height = 20 + 2 * vision, 10 + 2 * vision
+    return module.Snake(copies, width, height, num_snakes=6, num_food=5, vision=vision, max_snake_length=200)
+
+
+def _puffer(name: str, copies: int) -> Measured:
+    """Return PufferLib's snake; actions come from a table, as in its own measurement."""
+    env = make_puffer(copies)
     before = env.reset()[0].copy()
     actions = np.random.default_rng(0).integers(0, 4, (64, 6 * copies), np.int32)
     env.step(actions[0])

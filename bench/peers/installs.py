@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.peers import training
 from envs_jax.base import closest
 from jaxrl.common.errors import UsageError, UserError
 
@@ -15,6 +16,7 @@ FOLDER = ROOT / ".peers"
 JAX = ("jax==0.10.2",)
 GYMNAX = (*JAX, "gymnax==1.0.1", "six")  # which imports six without asking for it
 SB3 = ("gymnasium==1.3.0", "stable-baselines3==2.9.2", "torch==2.14.1")
+TRAINER = ("ninja", "psutil", "rich", "rich_argparse")  # what PufferLib's needs, and what compiles its kernel
 ALL = ("sac", "td3", "ppo")
 OURS = "ours"
 
@@ -26,6 +28,7 @@ class Peer:
     packages: tuple[str, ...]  # for pip, with their versions
     environments: tuple[str, ...] = ()  # names of rows, see `bench.peers.environments`
     learners: tuple[str, ...] = ()  # algorithms, see `bench.peers.learners`
+    training: tuple[str, ...] = ()  # names of rows, see `bench.peers.training`
     repository: str = ""  # environment variable that names a checkout, for code that is in no package
     note: str = ""  # a remark for the table
     tools: tuple[str, ...] = ()  # that build the packages, for pip before them
@@ -37,6 +40,7 @@ PEERS = {
         (*GYMNAX, "-e", f"{ROOT}"),
         ("coverage q=7", "coverage q=57", "snakes", "snakes both teams", "reach"),
         ALL,
+        tuple(training.SETUPS["ours"]),
     ),
     "ours_on_host": Peer(
         (*GYMNAX, "gymnasium==1.3.0", "-e", f"{ROOT}"), learners=("sac", "ppo"), note="with gymnasium as environment"
@@ -58,8 +62,9 @@ PEERS = {
             "cloudpickle", "farama-notifications", "typing_extensions", "pettingzoo==1.24.1",
         ),
         ("snake",),
+        training=tuple(training.SETUPS["pufferlib"]),
         note="its snake compiled from the source distribution; 6 snakes on 10 x 20 cells, views of 11 x 11, in C",
-        tools=("setuptools==80.9.0", "wheel", "numpy==1.26.4"),
+        tools=("setuptools==80.9.0", "wheel", "numpy==1.26.4", "torch==2.14.1", *TRAINER),
         variables={"NO_OCEAN": "1", "PYTHONPATH": str(Path(__file__).parent / "pufferlib_build")},
     ),
     "jumanji": Peer(("jax==0.10.2", "jumanji==1.1.2"), ("Snake-v1",), note="one snake on 12 x 12 cells"),
