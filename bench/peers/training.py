@@ -41,6 +41,8 @@ NOTES = (
     "pufferlib's PPO: V-trace advantages of the whole rollout before each minibatch, by its own C++ kernel; "
     "minibatches of whole segments of 64 steps, drawn anew each time (prio_alpha 0: all equally likely); clipped "
     "values",
+    "rewards: ours `lives`, pufferlib 0.1 for food and -1 for a death; ours clips the gradients of each network, "
+    "pufferlib those of both together",
     "changed in pufferlib: Adam in the place of Muon, no learning-rate schedule; screen output, system monitor and "
     "checkpoints are off; torch.compile is off, as in its defaults; one thread",
 )

@@ -31,6 +31,7 @@ same epsilon, also the action after the last step in the targets; transitions ar
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -51,6 +52,7 @@ from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask
 from jaxrl.nn.networks import Network
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.nn.recurrent import Carry
+from jaxrl.rl.data_parallel import trace_once
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
@@ -98,9 +100,7 @@ class Coma(TeamAlgorithm):
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
     final_lr_fraction: float = setting(1.0, "learning rates fall linearly to this fraction at the end", between=UNIT)
     target_update_period: int = setting(10, "training steps between copies to the target network", between=(1, 1e9))
-    tau: float = setting(
-        0.0, "share by which the target network moves to the critic in each epoch; 0 = copies", between=UNIT
-    )
+    tau: float = setting(0.0, "share by which the target moves to the critic in each epoch; 0 = copies", between=UNIT)
     eps_max: float = setting(0.5, "share of uniform exploration at the start, before masking", between=UNIT)
     eps_min: float = setting(0.02, "share of uniform exploration after eps_anneal episodes", between=UNIT)
     eps_anneal: int = setting(10_000, "episodes over which exploration falls linearly", between=(1, 1e12))
@@ -111,18 +111,14 @@ class Coma(TeamAlgorithm):
         "(nats), where implementations of PPO stop; 0 = never", between=(0, 1e6),
     )  # fmt: skip
     entropy_weight: float = setting(
-        0.0,
-        "weight of the entropy bonus, for the masked policy without exploration (arXiv 1602.01783)",
-        between=(0, 1e6),
+        0.0, "weight of the entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6)
     )
     entropy_final: float = setting(
         0.0, "weight of the entropy bonus after entropy_anneal or entropy_anneal_fraction", between=(0, 1e6)
     )
     entropy_anneal: int = setting(0, "episodes over which the bonus changes linearly; 0 = constant", between=(0, 1e12))
     entropy_anneal_fraction: float = setting(
-        0.0,
-        "share of the run over which the bonus changes linearly, instead of entropy_anneal; 0 = not used",
-        between=UNIT,
+        0.0, "share of the run over which the bonus changes linearly, instead of entropy_anneal; 0 = none", between=UNIT
     )
     critic_warmup: int = setting(0, "episodes at the start that train only the critic", between=(0, 1e12))
     advantage: Literal["critic", "return"] = setting(
@@ -242,6 +238,11 @@ class Coma(TeamAlgorithm):
         actor, norm = self.step("actor", actor, gradient, progress, active)
         return actor, {"actor_loss": actor_loss, "actor_grad_norm": norm, **metrics}
 
+    @functools.cached_property
+    def traced_updates(self) -> dict[str, Callable[..., Any]]:
+        """Return the updates by stage, each traced once for the shapes of its metrics and for its call."""
+        return {"critic": trace_once(self.update_critic), "actor": trace_once(self.update_actor)}
+
     # A training step
 
     @property
@@ -279,12 +280,12 @@ class Coma(TeamAlgorithm):
         shape = *order.shape[:1], *order.shape[2:], *data["action"].shape[2:], self.spec.action.n
         values = jnp.zeros(shape, jnp.float32)
         names = tuple(name for name in BATCH_KEYS if name in data)
-        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *names) | {"values": values[:, 0]})
+        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *names))
+        rows = {"critic": batch, "actor": batch | {"values": values[:, 0]}}
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
-        updates = {"critic": self.update_critic, "actor": self.update_actor}
         metrics = {
-            stage: self.batches.empty_metrics(update, getattr(params, stage), batch, progress, epochs=epochs[stage])
-            for stage, update in updates.items()
+            stage: self.batches.empty_metrics(update, epochs[stage], getattr(params, stage), rows[stage], progress)
+            for stage, update in self.traced_updates.items()
         }
         return Learning(data, values, (params, metrics, target_mean))
 
@@ -296,23 +297,21 @@ class Coma(TeamAlgorithm):
         """
         data, values, (params, metrics, target_mean) = learning.data, learning.sharded, learning.replicated
         batch = pick(data, data["order"][:, epoch, index], *(name for name in BATCH_KEYS if name in data))
+        if stage == "actor":
+            batch |= {"values": values[:, index]}
+        elif self.tau:
+            rate = jnp.where(index == 0, self.tau, 0.0)
+            target = optax.incremental_update(params.critic.params, params.target, rate)
+            params = dataclasses.replace(params, target=target)
+        learner, update_metrics = self.traced_updates[stage](getattr(params, stage), batch, progress)
         if stage == "critic":
-            if self.tau:
-                rate = jnp.where(index == 0, self.tau, 0.0)
-                target = optax.incremental_update(params.critic.params, params.target, rate)
-                params = dataclasses.replace(params, target=target)
-            learner, update_metrics = self.update_critic(params.critic, batch, progress)
 
             def compute_values(sample: Arrays) -> Array:
                 rows = self.values(learner.params, self.flatten_rows(sample)["critic_input"])
                 return rows.reshape(*sample["action"].shape, -1)
 
-            batch_values = self.layout.apply(compute_values, batch, self.batches.row_samples)
-            values = values.at[:, index].set(batch_values)
-            row = epoch * self.batches.per_epoch + index
-        else:
-            learner, update_metrics = self.update_actor(params.actor, batch | {"values": values[:, index]}, progress)
-            row = (epoch - self.first_actor_epoch) * self.batches.per_epoch + index
+            values = values.at[:, index].set(self.layout.apply(compute_values, batch, self.batches.row_samples))
+        row = (epoch - (self.first_actor_epoch if stage == "actor" else 0)) * self.batches.per_epoch + index
         stage_metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics[stage].items()}
         params = dataclasses.replace(params, **{stage: learner})
         return Learning(data, values, (params, metrics | {stage: stage_metrics}, target_mean))

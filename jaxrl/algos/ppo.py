@@ -26,6 +26,7 @@ Layout letters: T time, B environments, A agents, N samples, n actions of an age
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -35,18 +36,7 @@ import optax
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import (
-    RATE,
-    UNIT,
-    AlgoState,
-    Learner,
-    Learning,
-    Mode,
-    Phase,
-    Stage,
-    Trajectory,
-    setting,
-)
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Learning, Mode, Phase, Stage, Trajectory, setting
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.on_policy import Minibatches, lambda_targets, pick, quantile_targets
 from jaxrl.algos.segments import Segments
@@ -55,7 +45,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import Network
 from jaxrl.nn.recurrent import Carry
-from jaxrl.rl.data_parallel import largest_divisor
+from jaxrl.rl.data_parallel import largest_divisor, trace_once
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
 from jaxrl.rl.quantiles import quantile_losses, tail_advantages
 from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
@@ -203,6 +193,11 @@ class Ppo(TeamAlgorithm):
         metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
         return dataclasses.replace(params, actor=actor, critic=critic), metrics
 
+    @functools.cached_property
+    def traced_update(self) -> Callable[..., Any]:
+        """Return `update`, traced once for the shapes of its metrics and for its call."""
+        return trace_once(self.update)
+
     # An iteration
 
     @property
@@ -295,7 +290,7 @@ class Ppo(TeamAlgorithm):
         )
         order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
-        metrics = self.batches.empty_metrics(self.update, params, batch, progress, epochs=self.num_epochs)
+        metrics = self.batches.empty_metrics(self.traced_update, self.num_epochs, params, batch, progress)
         return Learning(data | {"order": order}, carry, (params, metrics, data_metrics))
 
     def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
@@ -303,7 +298,7 @@ class Ppo(TeamAlgorithm):
         del stage
         data, (params, metrics, data_metrics) = learning.data, learning.replicated
         batch = pick(data, data["order"][:, epoch, index], *(name for name in data if name != "order"))
-        params, update_metrics = self.update(params, batch, progress)
+        params, update_metrics = self.traced_update(params, batch, progress)
         row = epoch * self.num_minibatches + index
         metrics = {name: rows.at[row].set(update_metrics[name]) for name, rows in metrics.items()}
         return Learning(data, learning.sharded, (params, metrics, data_metrics))

@@ -9,10 +9,11 @@ Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), Three
 """
 
 import functools
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 
@@ -23,25 +24,35 @@ _PARITY = 0x1BD11BDA
 
 
 def threefry(key_0: Array, key_1: Array, count_0: Array, count_1: Array) -> tuple[Array, Array]:
-    """Return the two words uint32[...] of the hash for keys and counts uint32[...] of equal shape."""
-    key_2 = key_0 ^ key_1 ^ np.uint32(_PARITY)
+    """Return the two words uint32[...] of the hash for keys and counts uint32[...] of equal shape.
 
-    def step(index: Array, words: tuple[Array, Array]) -> tuple[Array, Array]:
-        x, y = words
-        even = index % 2 == 0
+    It calls `lax`: each function of `jax.numpy` would be traced for each shape, which takes twice as long.
+    """
+    shape, word = key_0.shape, np.uint32
+    key_2 = key_0 ^ key_1 ^ lax.full(shape, word(_PARITY))
+
+    def step(loop: Any) -> Any:
+        index, x, y = loop
+        even = lax.eq(lax.rem(index, word(2)), word(0))
         for rotations in _ROTATIONS:
-            left = jnp.where(even, np.uint32(rotations[0]), np.uint32(rotations[1]))
-            x = x + y
-            y = x ^ ((y << left) | (y >> (np.uint32(32) - left)))
-        by_third = functools.partial(_select, index % 3)
-        step_number = index.astype(jnp.uint32) + np.uint32(1)
-        return x + by_third(key_1, key_2, key_0), y + by_third(key_2, key_0, key_1) + step_number
+            left = lax.select(even, *map(word, rotations))
+            x = lax.add(x, y)
+            high, low = (lax.broadcast(bits, shape) for bits in (left, lax.sub(word(32), left)))
+            rotated = lax.bitwise_or(lax.shift_left(y, high), lax.shift_right_logical(y, low))
+            y = lax.bitwise_xor(x, rotated)
+        third = lax.rem(index, word(3))
+        first, second = (lax.broadcast(lax.eq(third, word(n)), shape) for n in (0, 1))
 
-    return jax.lax.fori_loop(np.int32(0), np.int32(5), step, (count_0 + key_0, count_1 + key_1))
+        def by_third(*keys: Array) -> Array:
+            return lax.select(first, keys[0], lax.select(second, keys[1], keys[2]))
 
+        index = lax.add(index, word(1))
+        y = lax.add(y, lax.broadcast(index, shape))
+        return index, lax.add(x, by_third(key_1, key_2, key_0)), lax.add(y, by_third(key_2, key_0, key_1))
 
-def _select(third: Array, *keys: Array) -> Array:
-    return jnp.where(third == 0, keys[0], jnp.where(third == 1, keys[1], keys[2]))
+    words = lax.add(count_0, key_0), lax.add(count_1, key_1)
+    _, first_word, second_word = lax.while_loop(lambda loop: lax.lt(loop[0], word(5)), step, (word(0), *words))
+    return first_word, second_word
 
 
 @functools.cache
