@@ -121,8 +121,10 @@ def test_missions_are_compared_in_pairs(tmp_path: Path) -> None:
     entropy = {
         ("drop 0.0", 0): [0.3, 0.5],
         ("drop 0.0", 1): [0.4, 0.8],
-        ("team 12", 0): [0.6, 0.8],
-        ("team 12", 1): [0.6, 0.4],
+        ("delay 5", 0): [0.6, 0.8],
+        ("delay 5", 1): [0.6, 0.4],
+        ("team 12", 0): [0.1, 0.1],
+        ("team 12", 1): [0.1, 0.1],
     }
     lines = ["condition,policy,seed,episode,entropy"]
     for (condition, seed), values in entropy.items():
@@ -131,13 +133,14 @@ def test_missions_are_compared_in_pairs(tmp_path: Path) -> None:
     (tmp_path / "conditions_2.csv").write_text("\n".join(lines) + "\n")
     entropies = next_paper.read_missions(tmp_path, 2)
     np.testing.assert_array_equal(entropies["drop 0.0"], [[0.3, 0.5], [0.4, 0.8]])
-    reference = {"drop 0.0": np.array([[0.2, 0.3], [0.4, 0.8]]), "team 12": entropies["team 12"]}
+    reference = {"drop 0.0": np.array([[0.2, 0.3], [0.4, 0.8]]), "delay 5": entropies["delay 5"]}
+    reference["team 12"] = entropies["team 12"]
     compared = next_paper.compare(entropies, reference)
     difference = compared["differences"]["drop 0.0"]
     assert difference["mean"] == pytest.approx(0.075)  # of 0.05 and 0.1 on the two missions
     assert difference["effect"] == pytest.approx(0.075 / np.std([0.05, 0.1], ddof=1))
-    assert compared["differences"]["team 12"]["effect"] == 0.0
-    assert compared["gap"] == pytest.approx(0.6 - 0.5)
+    assert compared["differences"]["delay 5"]["effect"] == 0.0
+    assert compared["gap"] == pytest.approx(0.6 - 0.5)  # without the other team
 
 
 def test_ablations_change_one_thing() -> None:

@@ -491,6 +491,33 @@ def test_training_computes_the_same_on_one_and_eight_devices(case: str) -> None:
     assert_close(one.algo.replicated, eight.algo.replicated, 2e-3)
 
 
+@pytest.mark.parametrize(("name", "env"), [("ppo", Corridor()), ("coma", Corridor(num_agents=2))])
+def test_updates_are_traced_once(monkeypatch: pytest.MonkeyPatch, name: str, env: Environment) -> None:
+    algo, calls = find(name), list[str]()
+
+    def counted(update: str, original: Any) -> Any:
+        def count(self: Any, *arguments: Any) -> Any:
+            calls.append(update)
+            return original(self, *arguments)
+
+        return count
+
+    updates = ["update"] if name == "ppo" else ["update_actor", "update_critic"]
+    for update in updates:
+        monkeypatch.setattr(algo, update, counted(update, getattr(algo, update)))
+    trainer = make_trainer(algo, env, 16, num_epochs=2)
+    jax.eval_shape(trainer.make_block(trainer.algo.phases[0]), trainer.shapes(), jnp.int32(1))
+    assert sorted(calls) == updates
+
+
+def test_traced_settings_are_those_of_the_updates() -> None:
+    """What was traced with the settings before is not kept."""
+    plain = make_trainer(Ppo, Corridor(), 16).algo
+    assert plain.traced_update.__wrapped__.__self__ is plain
+    swept = plain.with_traced({"entropy_weight": jnp.float32(5.0)})
+    assert swept.traced_update.__wrapped__.__self__ is swept and swept.entropy_weight == 5.0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_every_seed_learns_what_it_does_alone(case: str) -> None:

@@ -92,7 +92,7 @@ class Worker:
         return {"skipped": f"the process ended with {self._process.wait()}: {lines[-1] if lines else ''}"[:200]}
 
 
-def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
+def measure_in_turns(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Measure environments, or training in them.
 
     Yields the entries "peers" and "rows" of a result after each number of copies.
@@ -227,14 +227,17 @@ def main(argv: Sequence[str]) -> int:
     if unknown := [algo for algo in algos if algo not in installs.ALL]:
         raise UsageError(f"--algos: there is no {unknown[0]}: choose from {', '.join(installs.ALL)}")
     only = [word.strip() for word in parsed.only.split(",") if word.strip()]  # names hold spaces
-    rows_of = "environments" if parsed.work == "learners" else parsed.work
-    every = {name for peer in installs.PEERS.values() for name in getattr(peer, rows_of)}
-    if unknown := [name for name in only if name not in every]:
-        raise UsageError(f"--only: there is no environment '{unknown[0]}': {closest(unknown[0], every)}")
     if only and parsed.work == "learners":
-        raise UsageError("--only names environments: learners are chosen with --algos and --peers")
+        raise UsageError("--only names environments and trainings: learners are chosen with --algos and --peers")
+    every = {name for peer in installs.PEERS.values() for name in getattr(peer, parsed.work)}
+    if unknown := [name for name in only if name not in every]:
+        kind = parsed.work.removesuffix("s")
+        raise UsageError(f"--only: there is no {kind} '{unknown[0]}': {closest(unknown[0], every)}")
     chosen = pythons(parsed)
-    if only and not any(name in getattr(installs.PEERS[peer], rows_of) for peer in chosen for name in only):
+    for peer in chosen:
+        if not getattr(installs.PEERS[peer], parsed.work):
+            raise UsageError(f"{peer} has no {parsed.work}: leave it out of --peers")
+    if only and not any(name in getattr(installs.PEERS[peer], parsed.work) for peer in chosen for name in only):
         raise UsageError(f"no library that is installed has {', '.join(only)}: make one with --make")
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
     words = [word.replace(f"{installs.ROOT}{os.sep}", "") for word in argv]  # no path of this machine
@@ -258,7 +261,7 @@ def main(argv: Sequence[str]) -> int:
         seeds=1 if parsed.quick else parsed.seeds,
         quick=parsed.quick,
     )
-    for part in (learners if parsed.work == "learners" else environments)(request, measure.say):
+    for part in (learners if parsed.work == "learners" else measure_in_turns)(request, measure.say):
         result |= part
         measure.write(result, path)  # so that what is there outlives an interruption
     print(rows(result))

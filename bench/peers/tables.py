@@ -31,7 +31,7 @@ def _remarks(data: dict[str, Any]) -> Iterator[str]:
         names = [
             name
             for name in installed
-            if any(word.startswith(f"{name.replace('_', '-')}==") for word in library.packages)
+            if any(word.startswith(f"{name.replace('_', '-')}==") for word in (*library.packages, *library.tools))
         ]
         versions = [f"{name} {installed[name]}" for name in names]
         yield f"- {peer}: {', '.join([*versions, library.note] if library.note else versions)}"

@@ -43,7 +43,7 @@ NOTES = (
     "values",
     "rewards: ours `lives`, pufferlib 0.1 for food and -1 for a death; ours clips the gradients of each network, "
     "pufferlib those of both together",
-    "changed in pufferlib: Adam in the place of Muon, no learning-rate schedule; screen output, system monitor and "
+    "changed in pufferlib: Adam instead of Muon, no learning-rate schedule; screen output, system monitor and "
     "checkpoints are off; torch.compile is off, as in its defaults; one thread",
 )
 

@@ -6,6 +6,7 @@ compiled block, once per device, on that device's environments; sums over device
 
 import copy
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
@@ -186,6 +187,9 @@ class Algorithm:
         if not settings:
             return self
         algo = copy.copy(self)
+        for name in list(vars(algo)):  # what was computed from the settings before
+            if isinstance(getattr(type(algo), name, None), functools.cached_property):
+                del vars(algo)[name]
         vars(algo).update(settings)
         return algo
 

@@ -100,7 +100,7 @@ class Coma(TeamAlgorithm):
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
     final_lr_fraction: float = setting(1.0, "learning rates fall linearly to this fraction at the end", between=UNIT)
     target_update_period: int = setting(10, "training steps between copies to the target network", between=(1, 1e9))
-    tau: float = setting(0.0, "share by which the target moves to the critic in each epoch; 0 = copies", between=UNIT)
+    tau: float = setting(0.0, "share by which the target network moves to Q in each epoch; 0 = copies", between=UNIT)
     eps_max: float = setting(0.5, "share of uniform exploration at the start, before masking", between=UNIT)
     eps_min: float = setting(0.02, "share of uniform exploration after eps_anneal episodes", between=UNIT)
     eps_anneal: int = setting(10_000, "episodes over which exploration falls linearly", between=(1, 1e12))
@@ -118,7 +118,7 @@ class Coma(TeamAlgorithm):
     )
     entropy_anneal: int = setting(0, "episodes over which the bonus changes linearly; 0 = constant", between=(0, 1e12))
     entropy_anneal_fraction: float = setting(
-        0.0, "share of the run over which the bonus changes linearly, instead of entropy_anneal; 0 = none", between=UNIT
+        0.0, "share of the run over which the bonus changes linearly (or entropy_anneal); 0 = not used", between=UNIT
     )
     critic_warmup: int = setting(0, "episodes at the start that train only the critic", between=(0, 1e12))
     advantage: Literal["critic", "return"] = setting(
@@ -277,14 +277,16 @@ class Coma(TeamAlgorithm):
         )
         data["order"] = order = self.batches.shuffle(keys)
         assert isinstance(self.spec.action, Discrete)
-        shape = *order.shape[:1], *order.shape[2:], *data["action"].shape[2:], self.spec.action.n
-        values = jnp.zeros(shape, jnp.float32)
+        shape = *order.shape[:1], *order.shape[2:], *data["action"].shape[2:]
+        values = jnp.zeros((*shape, self.spec.action.n), jnp.float32)
         names = tuple(name for name in BATCH_KEYS if name in data)
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *names))
-        rows = {"critic": batch, "actor": batch | {"values": values[:, 0]}}
+        rows = {"critic": batch, "actor": batch | {"values": jax.eval_shape(lambda: values[:, 0])}}
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
         metrics = {
-            stage: self.batches.empty_metrics(update, epochs[stage], getattr(params, stage), rows[stage], progress)
+            stage: self.batches.empty_metrics(
+                update, getattr(params, stage), rows[stage], progress, epochs=epochs[stage]
+            )
             for stage, update in self.traced_updates.items()
         }
         return Learning(data, values, (params, metrics, target_mean))
@@ -299,7 +301,7 @@ class Coma(TeamAlgorithm):
         batch = pick(data, data["order"][:, epoch, index], *(name for name in BATCH_KEYS if name in data))
         if stage == "actor":
             batch |= {"values": values[:, index]}
-        elif self.tau:
+        if stage == "critic" and self.tau:
             rate = jnp.where(index == 0, self.tau, 0.0)
             target = optax.incremental_update(params.critic.params, params.target, rate)
             params = dataclasses.replace(params, target=target)

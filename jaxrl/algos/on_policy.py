@@ -139,7 +139,7 @@ class Minibatches:
         order = jnp.swapaxes(jax.lax.map(shuffle_epoch, keys), 0, 1)[:, :, : self.size * self.per_epoch]
         return order.reshape(*order.shape[:2], self.per_epoch, self.size)
 
-    def empty_metrics(self, update: Callable[..., Any], epochs: int, *arguments: Any) -> dict[str, Array]:
+    def empty_metrics(self, update: Callable[..., Any], *arguments: Any, epochs: int) -> dict[str, Array]:
         """Return zeros float32[updates] for each metric that `update(*arguments)` returns second."""
         shapes = jax.eval_shape(update, *arguments)[1]
         return {name: jnp.zeros(epochs * self.per_epoch, jnp.float32) for name in shapes}

@@ -290,7 +290,7 @@ class Ppo(TeamAlgorithm):
         )
         order = self.batches.shuffle(jax.random.split(key, self.num_epochs))
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
-        metrics = self.batches.empty_metrics(self.traced_update, self.num_epochs, params, batch, progress)
+        metrics = self.batches.empty_metrics(self.traced_update, params, batch, progress, epochs=self.num_epochs)
         return Learning(data | {"order": order}, carry, (params, metrics, data_metrics))
 
     def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:

@@ -26,7 +26,7 @@ _PARITY = 0x1BD11BDA
 def threefry(key_0: Array, key_1: Array, count_0: Array, count_1: Array) -> tuple[Array, Array]:
     """Return the two words uint32[...] of the hash for keys and counts uint32[...] of equal shape.
 
-    It calls `lax`: each function of `jax.numpy` would be traced for each shape, which takes twice as long.
+    It calls `lax`, because the functions of `jax.numpy` would be traced anew for each shape.
     """
     shape, word = key_0.shape, np.uint32
     key_2 = key_0 ^ key_1 ^ lax.full(shape, word(_PARITY))
