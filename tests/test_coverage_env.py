@@ -278,7 +278,10 @@ def test_bytes_of_the_state():
     assert maps.choose("dense", 57, True) is not maps.choose("windows", 57, True)
 
 
-@pytest.mark.parametrize("settings", [{}, {"delays": (0, 1), "failure_rates": (0.3,), "channel_ramp": 0.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.long), {"delays": (0, 1), "failure_rates": (0.3,), "channel_ramp": 0.5}],
+)
 def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
     """Bit for bit, from the end of a mission and from nothing: both are compiled as one."""
     batch = batched(envs_jax.make("coverage", q=2, budget=2, num_agents=2, **settings))

@@ -503,6 +503,7 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
         old = new
 
 
+@pytest.mark.long
 def test_a_point_mass_is_learned_by_td3() -> None:
     """From 0.6 off to the corner of its task, by the actor's own actions; no task can be solved blindly."""
     env = PointMass(num_agents=2, tasks=2)

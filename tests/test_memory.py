@@ -222,7 +222,7 @@ def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings:
     assert np.abs(forgotten - acted).max() > 1e-4  # the carry at the start matters
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gru", pytest.param("lstm", marks=pytest.mark.long)])
 def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) -> None:
     """Over rollouts in which some episodes end early and others begin."""
     trainer = make_trainer(Coma, Corridor(num_agents=2, length=3, horizon=9), 8, **(COMA | {"memory": kind}))

@@ -277,16 +277,15 @@ class Coma(TeamAlgorithm):
         )
         data["order"] = order = self.batches.shuffle(keys)
         assert isinstance(self.spec.action, Discrete)
-        shape = *order.shape[:1], *order.shape[2:], *data["action"].shape[2:]
-        values = jnp.zeros((*shape, self.spec.action.n), jnp.float32)
+        row = *data["action"].shape[2:], self.spec.action.n
+        values = jnp.zeros((*order.shape[:1], *order.shape[2:], *row), jnp.float32)
         names = tuple(name for name in BATCH_KEYS if name in data)
         batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *names))
-        rows = {"critic": batch, "actor": batch | {"values": jax.eval_shape(lambda: values[:, 0])}}
+        values_of_batch = {"values": jax.eval_shape(lambda: values[:, 0])}
+        inputs = {"critic": (params.critic, batch), "actor": (params.actor, batch | values_of_batch)}
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
         metrics = {
-            stage: self.batches.empty_metrics(
-                update, getattr(params, stage), rows[stage], progress, epochs=epochs[stage]
-            )
+            stage: self.batches.empty_metrics(update, *inputs[stage], progress, epochs=epochs[stage])
             for stage, update in self.traced_updates.items()
         }
         return Learning(data, values, (params, metrics, target_mean))
