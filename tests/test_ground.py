@@ -265,6 +265,7 @@ def test_drawings_have_the_ground_and_its_metres(tmp_path: Path) -> None:
 SMALL = "--q 3 --num_agents 2 --budget 2"
 
 
+@pytest.mark.long
 def test_scripted_policies_over_a_file(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conditions = tmp_path / "conditions.yaml"
     conditions.write_text(f"usual: {{}}\nown: {{terrain: {file}}}\n")
