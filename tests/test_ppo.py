@@ -479,7 +479,10 @@ def test_continuous_actions_are_learned() -> None:
 CASES: dict[str, tuple[Environment, dict[str, Any]]] = {
     "corridor": (Corridor(num_agents=2), {"entropy_weight": 0.01}),
     "point": (PointMass(num_agents=2, tasks=2), {"rollout_steps": 0, "normalize_observation": "always"}),
-    "memory": (Corridor(num_agents=2), {"memory": "lstm", "memory_size": 8, "normalize_observation": "always"}),
+    "memory": (
+        Corridor(num_agents=2),
+        {"memory": "lstm", "memory_size": 8, "normalize_observation": "always", "num_minibatches": 2},
+    ),
 }
 
 
