@@ -69,6 +69,13 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
     assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
 
 
+@pytest.mark.parametrize(("words", "sizes"), [([], "64,256"), (["--num_envs", command.SIZES], command.SIZES)])
+def test_numbers_of_games_are_those_that_were_typed(fake, tmp_path, words, sizes):
+    assert command.main(["training", "--rounds", "1", *words, *fake]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["num_envs"] for row in rows] == [int(size) for size in sizes.split(",")]
+
+
 def test_training_of_a_worker(fake, tmp_path, capsys):
     """Games step 200 times per CPU second, each with six snakes; the notes say what differs between the libraries."""
     assert command.main(["training", "--num_envs", "64", "--rounds", "5", *fake]) == 0

@@ -514,7 +514,7 @@ def test_updates_are_traced_once(monkeypatch: pytest.MonkeyPatch, name: str, env
 
 
 def test_traced_settings_are_those_of_the_updates() -> None:
-    """What was traced with the settings before is not kept."""
+    """A swept algorithm keeps nothing that was traced with the settings before."""
     plain = make_trainer(Ppo, Corridor(), 16).algo
     assert plain.traced_update.__wrapped__.__self__ is plain
     swept = plain.with_traced({"entropy_weight": jnp.float32(5.0)})

@@ -179,7 +179,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--algos", default=",".join(installs.ALL), metavar="A,B", help="train these algorithms (default: all)"
     )
     add_int(parser, "--seeds", 1, 1000, 3, "train every learner N times (default: 3)")
-    measure.add_common(parser, SIZES)
+    measure.add_common(parser, f"{SIZES}; of training {TRAINING_SIZES}")
+    parser.set_defaults(num_envs=None)
 
 
 def _words(text: str) -> list[str]:
@@ -244,10 +245,9 @@ def main(argv: Sequence[str]) -> int:
     words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
-    sizes = parsed.num_envs
     if parsed.work == "training":
         result["notes"] += training.NOTES
-        sizes = TRAINING_SIZES if sizes == SIZES else sizes
+    sizes = parsed.num_envs or (TRAINING_SIZES if parsed.work == "training" else SIZES)
     request = Request(
         work=parsed.work,
         pythons=chosen,

@@ -50,7 +50,7 @@ NOTES = (
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a row trains.
+    """Settings of one row of the table.
 
     Attributes:
         epochs: over each rollout.
