@@ -18,7 +18,10 @@ CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Environments, loggers, export formats, learners and simulators of other libraries, tested against the real packages.
-EXTRAS := gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,export,wandb,torch,real
+# playground needs another MuJoCo than Meta-World, so an environment of its own:
+#   make test-extras VENV=.venv-playground EXTRAS=playground TEST_PACKAGES=
+EXTRAS ?= gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,envpool,export,wandb,torch,real
+TEST_PACKAGES ?= onnxruntime mpe2 stable-baselines3 sbx-rl supersuit
 
 .PHONY: train test test-long test-extras nightly lint docs format bench clean
 
@@ -33,11 +36,10 @@ test: $(INSTALLED)
 test-long: $(INSTALLED)
 	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m long $(PYTEST_ARGS)
 
+# The tests that need them, the long ones too; without these packages every target skips them.
 test-extras: $(INSTALLED)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' onnxruntime
-	$(PYTEST) $(patsubst %,tests/test_%.py,adapters export_formats loggers peers docs_code bench bench_reach bench_snakes ddpg \
-		imports oracle_coverage reach_golden reach_parity recorded_updates simulator torch_weights) tests/test_outward*.py \
-		$(PYTEST_ARGS)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' $(TEST_PACKAGES)
+	$(PYTEST) -m "needs and not fuzz" $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)

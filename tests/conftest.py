@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -16,6 +17,7 @@ _FORMER = os.environ.get("XLA_FLAGS")
 os.environ["XLA_FLAGS"] = f"{_FORMER or ''} {os.environ.get('JAXRL_TEST_XLA_FLAGS', QUICK_COMPILER)}".strip()
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 _CACHE = Path(__file__).parents[1] / ".cache" / "jax"
 if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path in _CACHE.glob("*")) > 2**31:
@@ -39,6 +41,14 @@ if _FORMER is None:
     del os.environ["XLA_FLAGS"]
 else:
     os.environ["XLA_FLAGS"] = _FORMER
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs packages which are not installed."""
+    needed = [package for mark in item.iter_markers("needs") for package in mark.args]
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if missing:
+        pytest.skip(f"needs the packages {', '.join(missing)}: make test-extras installs them")
 
 
 def pytest_collection_finish() -> None:

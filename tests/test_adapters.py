@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import json
 import pickle
+import re
 import sys
 import types
 from typing import NamedTuple
@@ -29,14 +30,16 @@ MODULES = {
 }  # fmt: skip
 
 
-def needs(library):
-    """Return the package, or skip the test."""
-    module = MODULES[library]
-    try:
-        with quiet():  # their own deprecated calls are no failures of this test
-            return importlib.import_module(module)
-    except ImportError:
-        pytest.skip(f"{module} is not installed (extra '{library}')")
+def load(library):
+    """Return the package of a library."""
+    with quiet():  # their own deprecated calls are no failures of this test
+        return importlib.import_module(MODULES[library])
+
+
+def with_package(*case, marks=()):
+    """Return a test's parameters that begin with a library, or with a name such as "brax:fast"."""
+    library = re.match(r"\w+", case[0])[0]
+    return pytest.param(*case, marks=[*marks, pytest.mark.needs(MODULES[library].partition(".")[0])])
 
 
 def keys_of(seed):
@@ -65,10 +68,11 @@ def ends(rows):
 # gymnax
 
 
+@pytest.mark.needs("gymnax")
 @pytest.mark.parametrize(("name", "action"), [("Pendulum-v1", [1.3]), ("CartPole-v1", 1)])
 def test_gymnax_steps_as_gymnax_does(name, action):
     """Also the last observation, which gymnax's own step keeps in its info, equals the adapter's."""
-    gymnax = needs("gymnax")
+    gymnax = load("gymnax")
     env, steps = make(f"gymnax:{name}", horizon=8), 8
     rows = episode(env, [action] * steps)
     theirs, params = gymnax.make(name)
@@ -86,9 +90,9 @@ def test_gymnax_steps_as_gymnax_does(name, action):
     assert ends(rows) == (False, True)
 
 
+@pytest.mark.needs("gymnax")
 def test_gymnax_tells_ends_apart():
     """A pole that falls terminates, also in the very step of the limit; one that is up is truncated."""
-    needs("gymnax")
     rows = episode(make("gymnax:CartPole-v1"), [1] * 20)
     fallen = next(t for t, row in enumerate(rows) if row.done)
     assert ends(rows[: fallen + 1]) == (True, False)
@@ -100,8 +104,9 @@ def test_gymnax_tells_ends_apart():
 # jumanji
 
 
+@pytest.mark.needs("jumanji")
 def test_jumanji_steps_as_jumanji_does():
-    jumanji = needs("jumanji")
+    jumanji = load("jumanji")
     rows = episode(make("jumanji:Snake-v1", observe="grid"), [1, 1, 2, 2, 3], seed=2)
     with quiet():
         theirs = jumanji.make("Snake-v1")
@@ -117,9 +122,9 @@ def test_jumanji_steps_as_jumanji_does():
             state, timestep = step(state, jnp.int32(action))
 
 
+@pytest.mark.needs("jumanji")
 def test_jumanji_tells_ends_apart():
     """A snake that leaves the board terminates, one that is cut by the horizon is truncated."""
-    needs("jumanji")
     rows = episode(make("jumanji:Snake-v1"), [0] * 14)
     left = next(t for t, row in enumerate(rows) if row.done)
     assert ends(rows[: left + 1]) == (True, False)
@@ -145,9 +150,10 @@ def compare_brax(env, theirs, action, steps):
     return rows
 
 
+@pytest.mark.needs("brax")
 def test_brax_steps_as_brax_does_and_tells_ends_apart():
     """A pendulum that falls terminates, one that is cut by the horizon is truncated."""
-    brax = needs("brax")
+    brax = load("brax")
     env = make("brax:inverted_pendulum", backend="spring")
     assert env.spec.horizon == 1000 and env.spec.observation.shape == (4,)
     with quiet():
@@ -159,9 +165,10 @@ def test_brax_steps_as_brax_does_and_tells_ends_apart():
     assert ends(episode(short, [[1.0]] * (fallen - 1))) == (False, True)
 
 
+@pytest.mark.needs("mujoco_playground")
 @pytest.mark.long
 def test_playground_steps_as_playground_does():
-    playground = needs("playground")
+    playground = load("playground")
     with quiet():
         theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     env = make("playground:CartpoleBalance", horizon=4)
@@ -176,7 +183,7 @@ def test_playground_steps_as_playground_does():
 
 def compare_jaxmarl(name, actions, seed=0, **settings):
     """Compare an adapter with the package's `step_env`; return the time steps and the package's states."""
-    jaxmarl = needs("jaxmarl")
+    jaxmarl = load("jaxmarl")
     rows, theirs = episode_of_team(make(f"jaxmarl:{name}", **settings), actions, seed), []
     key_reset, key_of = keys_of(seed)
     with quiet():
@@ -207,6 +214,7 @@ def episode_of_team(env, actions, seed=0):
     return jax.device_get(rows)
 
 
+@pytest.mark.needs("jaxmarl")
 def test_jaxmarl_steps_as_jaxmarl_does():
     """The limit of 25 steps truncates the 26th; without a global state the critic sees all observations."""
     actions = np.random.default_rng(0).integers(0, 5, (26, 3))
@@ -217,6 +225,7 @@ def test_jaxmarl_steps_as_jaxmarl_does():
     assert spec.critic_input_spec.shape == (3 * 18 + 3 * 5 + 3,)
 
 
+@pytest.mark.needs("jaxmarl")
 def test_jaxmarl_with_several_types():
     """Tag: adversaries see 16 numbers, the agent 14. A speaker of three actions, a listener of five."""
     actions = np.random.default_rng(0).integers(0, 5, (26, 4))
@@ -232,13 +241,14 @@ def test_jaxmarl_with_several_types():
     assert make("jaxmarl:MPE_simple_speaker_listener_v4").spec.agent_types == (0, 1)
 
 
+@pytest.mark.needs("jaxmarl")
 @pytest.mark.parametrize(
     "name", ["MPE_simple_v3", "MPE_simple_facmac_3a_v1", "HeuristicEnemySMAX", "switch_riddle", "overcooked_v2"]
 )
 def test_jaxmarl_cuts_episodes_where_the_package_does(name):
     """Its classes count differently: the package is played with a limit of three steps, and ends in the 3rd or 4th."""
     with quiet():
-        env = needs("jaxmarl").make(name)
+        env = load("jaxmarl").make(name)
     limit = env.max_steps
     for part in (env, getattr(env, "_env", env)):
         if "max_steps" in vars(part):
@@ -254,6 +264,7 @@ def test_jaxmarl_cuts_episodes_where_the_package_does(name):
     assert lasted == (3 if name in ("switch_riddle", "overcooked_v2") else 4)
 
 
+@pytest.mark.needs("jaxmarl")
 def test_jaxmarl_masks_and_global_state():
     """Soldiers against scripted enemies: closed actions and the world state equal the package's."""
     env, rows, states = compare_jaxmarl("HeuristicEnemySMAX", np.full((3, 5), 1), seed=1)
@@ -267,9 +278,9 @@ def test_jaxmarl_masks_and_global_state():
     assert make("jaxmarl:HeuristicEnemySMAX").spec.global_state.shape == (120,)
 
 
+@pytest.mark.needs("jaxmarl")
 def test_jaxmarl_tells_ends_apart():
     """In the switch riddle an announcement ends the game for good, in the last step too; only time truncates."""
-    needs("jaxmarl")
     env = make("jaxmarl:switch_riddle", horizon=3)
     with quiet():
         tell = int(env.env[0].game_actions["TELL"])
@@ -299,16 +310,11 @@ LONG = {"jaxmarl": [("HeuristicEnemySMAX", {"horizon": 3})], "playground": [("Ca
 
 
 def cases(table, *marks):
-    return [
-        pytest.param(library, *case, marks=marks, id=f"{library}:{case[0]}")
-        for library in table
-        for case in table[library]
-    ]
+    return [with_package(library, *case, marks=marks) for library in table for case in table[library]]
 
 
 @pytest.mark.parametrize(("library", "name", "settings"), [*cases(CHECKED), *cases(LONG, pytest.mark.long)])
 def test_contract(library, name, settings):
-    needs(library)
     physics = library in ("brax", "playground")  # whose sums depend on the batch by rounding
     check_env(
         make(f"{library}:{name}", **settings), copies=2, random=name != "fast", tolerance=1e-4 if physics else 1e-6
@@ -318,8 +324,8 @@ def test_contract(library, name, settings):
 # Names
 
 
+@pytest.mark.needs("gymnax")
 def test_names_make_one_class():
-    needs("gymnax")
     pendulum = find("gymnax:Pendulum-v1")
     assert pendulum is find("gymnax:Pendulum-v1") and pendulum is not find("gymnax:CartPole-v1")
     env = pendulum(horizon=9)
@@ -334,15 +340,14 @@ def test_names_make_one_class():
 @pytest.mark.parametrize(
     ("library", "name", "closest"),
     [
-        ("gymnax", "Pendulum", "Pendulum-v1"),
-        ("jumanji", "Snake-v0", "Snake-v1"),
-        ("brax", "halfcheeta", "halfcheetah"),
-        ("jaxmarl", "MPE_simple_spred_v3", "MPE_simple_spread_v3"),
-        ("playground", "CartpoleBalanced", "CartpoleBalance"),
+        with_package("gymnax", "Pendulum", "Pendulum-v1"),
+        with_package("jumanji", "Snake-v0", "Snake-v1"),
+        with_package("brax", "halfcheeta", "halfcheetah"),
+        with_package("jaxmarl", "MPE_simple_spred_v3", "MPE_simple_spread_v3"),
+        with_package("playground", "CartpoleBalanced", "CartpoleBalance"),
     ],
 )
 def test_unknown_names(library, name, closest):
-    needs(library)
     with pytest.raises(ValueError, match=f"unknown environment '{library}:{name}': did you mean '{closest}'"):
         find(f"{library}:{name}")
 
@@ -350,16 +355,20 @@ def test_unknown_names(library, name, closest):
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
-        ("jaxmarl:MPE_simple_world_comm_v3", "has agents whose actions differ and are not all integers: only integers"),
-        ("jaxmarl:storm_2p", "counts its time limit as an end"),
-        ("jaxmarl:LearnedPolicyEnemySMAX", "the package cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"),
-        ("jaxmarl:ant_4x2", "resets itself inside"),
-        ("jaxmarl:coin_game", "counts its time limit as an end"),
+        with_package("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
+        with_package(
+            "jaxmarl:MPE_simple_world_comm_v3",
+            "has agents whose actions differ and are not all integers: only integers",
+        ),
+        with_package("jaxmarl:storm_2p", "counts its time limit as an end"),
+        with_package(
+            "jaxmarl:LearnedPolicyEnemySMAX", "the package cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"
+        ),
+        with_package("jaxmarl:ant_4x2", "resets itself inside"),
+        with_package("jaxmarl:coin_game", "counts its time limit as an end"),
     ],
 )
 def test_refusals(env, sentence):
-    needs(env.split(":")[0])
     with pytest.raises(ValueError, match=sentence):
         make(env)
 
@@ -503,10 +512,10 @@ def test_masks_of_several_integers():
         join_mask(np.ones((2, 2)), space)
 
 
+@pytest.mark.needs("jumanji")
 @pytest.mark.parametrize("name", ["Tetris-v0", "MultiCVRP-v0"])
 def test_jumanji_with_several_integers(name):
     """Any open combination is one that the package's own mask allows."""
-    needs("jumanji")
     env = make(f"jumanji:{name}", horizon=3)
     rows = episode(env, [0])
     assert rows[0].action_mask.shape == (1, env.spec.action.n) and rows[0].action_mask.any()
@@ -680,11 +689,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", [with_package(case) for case in RUNS])
 def test_trains(tmp_path, monkeypatch, capsys, case):
     """Train, resume and evaluate from the command line: a run finds its environment by the same name."""
     library = case.split(",")[0]
-    needs(library)
     monkeypatch.chdir(tmp_path)
     assert train.main([*RUNS[case].split(), "--runs", "runs"]) == 0
     run = (tmp_path / "runs" / "latest").read_text().strip()

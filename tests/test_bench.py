@@ -263,8 +263,8 @@ def test_the_baseline_of_coverage_flies():
         coverage.ENTRY.baseline({}, "clever", 0)
 
 
+@pytest.mark.needs("torch")
 def test_the_torch_learner_of_coverage_learns():
-    pytest.importorskip("torch")
     config = command_line.parse(
         ["--config", "coma_published", "--q", "2", "--budget", "2", "--hidden_size", "4"]
     ).config

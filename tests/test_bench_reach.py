@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib.util
 import sys
 
 import numpy as np
@@ -16,8 +15,7 @@ from jaxrl.cli import flags as command_line
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
-REAL = importlib.util.find_spec("metaworld") is not None
-real = pytest.mark.skipif(not REAL, reason="Meta-World is not installed (extra 'real')")
+real = pytest.mark.needs("metaworld")
 quiet = pytest.mark.filterwarnings("ignore")  # of the simulator's packages
 
 
@@ -84,9 +82,9 @@ def test_settings_that_the_baseline_lacks(without):
 # The PyTorch learner
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
 def test_both_presets_have_a_torch_learner(without, preset):
-    pytest.importorskip("torch")
     flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
     count, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)

@@ -49,9 +49,9 @@ def test_settings_that_the_baseline_lacks():
             snakes.NumpyGames(settings(**changes), "randm" if not changes else "random", 0)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])
 def test_published_presets_in_torch(preset):
-    pytest.importorskip("torch")
     config = command_line.parse(
         ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
     ).config

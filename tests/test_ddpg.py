@@ -98,6 +98,7 @@ def batches(count: int, size: int) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.long
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("network", ["mlp", "bicnet"])
 def test_published_networks_agree_with_pytorch(network: str) -> None:
     """Losses, gradient norms and all four networks of the published size, after one update and five.
@@ -105,7 +106,6 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
     test_recorded_updates.py has small networks and more settings, and needs no PyTorch. Adam's epsilon lies above the
     rounding of gradients, so that a gradient of zero takes no step.
     """
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
     same, epsilon = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3}, 1e-4
     algo = with_epsilon(Ddpg, epsilon)(SNAKES, DataParallel(1), network=network, **same)
     actor, critic = (

@@ -1,7 +1,7 @@
 """Blocks of code of the README and of docs/ run: commands at tiny sizes, Python exactly as written; see EXCEPT."""
 
 import dataclasses
-import importlib.util
+import importlib
 import re
 import runpy
 import shlex
@@ -142,17 +142,13 @@ def exception(page: str, line: str) -> str:
     return reasons[0] if reasons else ""
 
 
-def needs(package: str) -> Any:
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs the package {package}")
-
-
 def cases(texts: Sequence[tuple[str, str]]) -> list[Any]:
     """Texts with their pages as parameters of a test, without those that never run."""
     params = []
     for page, text in texts:
         why, name = exception(page, text), " ".join(text.removeprefix("python -m ").splitlines()[0].split()[:5])
         if why in ("", "long") or why.startswith("package "):
-            marks = [pytest.mark.long] if why == "long" else [needs(why.split()[1])] if why else []
+            marks = [pytest.mark.long] if why == "long" else [pytest.mark.needs(why.split()[1])] if why else []
             params.append(pytest.param(page, text, marks=marks, id=f"{page}: {name}"))
     return params
 

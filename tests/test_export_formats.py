@@ -192,9 +192,9 @@ def check(case: Case, step: int, action: Any) -> None:
     assert len(np.unique(expected.reshape(SAMPLES, -1), axis=0)) > 1
 
 
+@pytest.mark.needs("flatbuffers")
 @pytest.mark.parametrize("name", POLICIES)
 def test_stablehlo(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     exported_case = case(name)
     export(exported_case.policy, "stablehlo", tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
@@ -216,8 +216,8 @@ def test_stablehlo(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.needs("flatbuffers")
 def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
-    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     for name, expected in (
         ("coma", ["observation", "action_mask", "mask_state"]),
         ("coma_vectors", ["observation", "action_mask"]),
@@ -234,14 +234,15 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
         assert manifest["inputs"][0]["shape"][0] == "batch" and manifest["inputs"][0]["about"]
 
 
+@pytest.mark.needs("onnx", "onnxruntime")
 @pytest.mark.parametrize("name", POLICIES)
 def test_onnx(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="needs the package onnx")
-    runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
+    import onnxruntime
+
     exported_case = case(name)
     export(exported_case.policy, "onnx", tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
-    session = runtime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
     names = [row["name"] for row in manifest["carry"]]
     carry = [np.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"]]
     for step in range(len(exported_case.timesteps)):
@@ -353,12 +354,14 @@ def test_masks_of_other_environments_are_passed(tmp_path: Path) -> None:
         module.act(observation, open_, next_mask=lambda state, mask, chosen, agent: mask[agent] & (agent == 0))
 
 
+@pytest.mark.needs("safetensors")
 @pytest.mark.parametrize("name", ["coma", "student", "own_algorithm"])
 def test_safetensors(name: str, tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors", reason="needs the package safetensors")
+    import safetensors
+
     policy = case(name).policy
     (path,) = export(policy, "safetensors", tmp_path)
-    with library.safe_open(path, framework="np") as file:
+    with safetensors.safe_open(path, framework="np") as file:
         metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     assert metadata["environment"] == policy.env.spec.name and json.loads(metadata["settings"]) == {}
     assert metadata["jaxrl_version"] == jaxrl.__version__
@@ -390,11 +393,12 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize(("form", "absent"), [("stablehlo", []), ("numpy", ["jax"])])
+@pytest.mark.parametrize(
+    ("form", "absent"),
+    [pytest.param("stablehlo", [], marks=pytest.mark.needs("flatbuffers")), ("numpy", ["jax"])],
+)
 def test_the_files_suffice(form: str, absent: list[str], tmp_path: Path) -> None:
     """In a new process, from which jaxrl, its environments and flax cannot be imported."""
-    if form == "stablehlo":
-        pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     exported_case = case("coma")
     export(exported_case.policy, form, tmp_path)
     np.savez(tmp_path / "case.npz", action=exported_case.actions[0], **exported_case.arrays(0))
@@ -452,8 +456,8 @@ def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
+@pytest.mark.needs("onnx")
 def test_onnx_names_what_it_has_no_rule_for(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="needs the package onnx")
     policy = case("own_algorithm").policy
     sorting = dataclasses.replace(policy, algo=Sorting(policy.env.spec, DataParallel(1)))
     with pytest.raises(UsageError, match="no rule for 'sort', which this policy computes: choose --format stablehlo"):
@@ -479,9 +483,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "export.md"
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
 
+@pytest.mark.needs("flatbuffers")
 @pytest.mark.parametrize("name", FILES)
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(FILES[name])
     runpy.run_path(str(tmp_path / name))

@@ -189,11 +189,6 @@ def test_no_logger_is_no_thread(tmp_path: Path) -> None:
 # The real packages
 
 
-def is_installed(name: str) -> Any:
-    pytest.importorskip(name)
-    return importlib.import_module(name)
-
-
 def two_processes(folder: Path, name: str, said: list[str]) -> None:
     """Rows 1 to 3 by one process, 4 by another."""
     for iterations in ((1, 2, 3), (4,)):
@@ -220,9 +215,9 @@ def records(path: Path) -> list[Any]:
     return records_read
 
 
+@pytest.mark.needs("wandb")
 @pytest.mark.filterwarnings("default")
 def test_real_wandb_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_installed("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)

@@ -157,12 +157,13 @@ def load_agent(folder: Path) -> Any:
     return module
 
 
+@pytest.mark.needs("onnx", "onnxruntime")
 def test_onnx_plays_no_closed_action(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="needs the package onnx")
-    runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
+    import onnxruntime
+
     for name in ("ppo", "coma", "ddpg"):
         export(make_policy(name, custom=False), "onnx", tmp_path)
-        session = runtime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
         check(session.run(None, {"observation": LOGITS, "action_mask": MASK})[0], every=False)
 
 

@@ -1,5 +1,6 @@
 """The NumPy oracle of the coverage environment and its PyTorch learner against the recorded missions."""
 
+import importlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -147,13 +148,14 @@ def test_greedy_baseline_reproduces_gains_and_actions(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
-    module = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
+    module = importlib.import_module("torch")
     threads = module.get_num_threads()
     module.set_num_threads(1)  # the networks are small; threads that wait for a busy core cost more than they save
     yield module
     module.set_num_threads(threads)
 
 
+@pytest.mark.needs("torch")
 def test_learner_reproduces_the_recorded_training_step(torch: Any) -> None:
     arrays = golden.load("coverage_learner")
     used = [0, 1, 2, 3, 4, 5, 6, 7, 10, 11]  # fc2 is not used and not built
@@ -217,6 +219,7 @@ def gradient_norms(network: Any) -> np.ndarray:
     return np.array([p.grad.double().norm().item() for p in network.parameters()])
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     "options",
     [{}, {"actor_loss": "original", "td_target": "original"}, {"tau": 0.01, "num_epochs": 1, "num_minibatches": 2}],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.outward import needs, needs_gymnasium, needs_pettingzoo
+from helpers.outward import needs_gymnasium, needs_pettingzoo
 from helpers.tiny import Corridor
 
 from envs_jax import make
@@ -49,7 +49,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", PAGE.read_text(
     "name",
     [
         pytest.param("vector", marks=needs_gymnasium),
-        pytest.param("ppo", marks=[needs_gymnasium, needs("stable_baselines3")]),
+        pytest.param("ppo", marks=[needs_gymnasium("stable_baselines3")]),
         pytest.param("parallel", marks=needs_pettingzoo),
         "scan",
     ],

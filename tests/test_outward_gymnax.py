@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.outward import ENVS, SINGLE, SNAKES, Dictionaries, drawn, needs
+from helpers.outward import ENVS, SINGLE, SNAKES, Dictionaries, drawn
 from helpers.tiny import Corridor
 
 import envs_jax
@@ -85,7 +85,7 @@ def test_gymnax_style_names_and_spaces() -> None:
         GymnaxStyleEnv(Dictionaries())
 
 
-@needs("gymnax")
+@pytest.mark.needs("gymnax")
 def test_gymnaxs_own_wrappers_understand_it() -> None:
     from gymnax.wrappers.purerl import LogWrapper
 

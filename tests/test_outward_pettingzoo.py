@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.outward import ENVS, TEAMS, Dictionaries, Reference, close, drawn, needs, needs_pettingzoo
+from helpers.outward import ENVS, TEAMS, Dictionaries, Reference, close, drawn, needs_pettingzoo
 from helpers.tiny import Corridor
 
 import envs_jax
@@ -107,7 +107,7 @@ def test_refusals_of_pettingzoo() -> None:
 
 
 @needs_pettingzoo
-@needs("supersuit")
+@pytest.mark.needs("supersuit")
 def test_supersuit_makes_a_vector_environment() -> None:
     """It is how users of PettingZoo reach Stable-Baselines3; rows are agents, of one copy after the other."""
     import supersuit

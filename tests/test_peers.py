@@ -160,13 +160,21 @@ SHORT = Task("Pendulum-v1", 64, num_envs=4, random_steps=16, hidden_size=8, batc
 
 @pytest.mark.parametrize(
     ("peer", "algo"),
-    [("ours", "sac"), ("ours", "td3"), ("ours", "ppo"), ("brax", "sac"), ("sb3", "td3"), ("sbx", "sac")],
+    [
+        pytest.param(peer, algo, marks=pytest.mark.needs(*(name.partition(".")[0] for name in learners.IMPORTS[peer])))
+        for peer, algo in (
+            ("ours", "sac"),
+            ("ours", "td3"),
+            ("ours", "ppo"),
+            ("brax", "sac"),
+            ("sb3", "td3"),
+            ("sbx", "sac"),
+        )
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # their own
 def test_learners_make_the_steps_of_a_task(peer, algo):
     """They are watched as often as is asked for, and count an update for each step after the random ones."""
-    for name in learners.IMPORTS[peer]:
-        pytest.importorskip(name)
     calls = []
     task = SHORT if algo != "ppo" else Task("CartPole-v1", 2048, num_envs=8, hidden_size=8)
     watch = Watch(task.steps // 2, lambda steps, updates, act: calls.append((steps, updates)))

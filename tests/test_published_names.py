@@ -221,7 +221,6 @@ def test_our_presets_are_not_taken_for_theirs() -> None:
 
 
 def test_the_page_has_the_tables() -> None:
-    pytest.importorskip("mkdocs", reason="needs the package mkdocs")
     hooks = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="coming_from.md"))
     text = hooks["on_page_markdown"](PAGE.read_text(), page)

@@ -1,7 +1,6 @@
 """`bench.parity.metaworld`: its table, its errors; and a short episode in Meta-World where it is."""
 
 import dataclasses
-import importlib.util
 import sys
 
 import jax.numpy as jnp
@@ -10,8 +9,6 @@ import pytest
 
 from bench.parity import metaworld as reach_parity
 from envs_jax.reach import reward
-
-REAL = importlib.util.find_spec("metaworld") is not None
 
 
 def invent_recording(episodes: int = 2, steps: int = 10) -> reach_parity.Recording:
@@ -72,7 +69,7 @@ def test_errors_are_sentences(capsys, monkeypatch):
     assert "install the extra 'real'" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not REAL, reason="Meta-World is not installed (extra 'real')")
+@pytest.mark.needs("metaworld")
 @pytest.mark.filterwarnings("ignore")
 def test_a_short_episode_in_the_real_simulator():
     record = reach_parity.play(2, ("scripted", "random"), seed=5, steps=30)

@@ -263,8 +263,8 @@ def test_sac(case: str, spec: EnvSpec) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.needs("torch")
 def test_the_records_are_what_the_learners_in_pytorch_do() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
     from scripts import record_torch_updates
 
     again = record_torch_updates.record()

@@ -313,12 +313,13 @@ def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, 
 
 # The real simulator
 
-installed = pytest.mark.filterwarnings("ignore")  # of the packages
+
+def metaworld(test: Any) -> Any:
+    return pytest.mark.needs("metaworld")(pytest.mark.filterwarnings("ignore")(test))  # warnings of the packages
 
 
-@installed
+@metaworld
 def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
-    pytest.importorskip("metaworld")
     one = make_eval_policy(horizon=90)
     ours, theirs = (
         simulator.make_simulator("metaworld", one, None, 2),
@@ -332,9 +333,8 @@ def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
     assert by_rule.curves["success"][-1].any()
 
 
-@installed
+@metaworld
 def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
-    pytest.importorskip("metaworld")
     one = make_eval_policy(horizon=90)
     for name in ("scripted", "random"):  # without contacts
         worlds = (simulator.make_simulator(name, one, None, 3) for name in ("metaworld", "jax"))

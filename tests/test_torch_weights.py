@@ -121,10 +121,12 @@ def test_weights_compute_what_they_did(lstm: bool, tmp_path: Path) -> None:
     np.testing.assert_allclose(values[0], expected_values[..., 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("lstm", [False, True], ids=["ddpg", "bicnet"])
 def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
     """A module under the published names, saved by torch itself, and its output."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     nn, width = torch.nn, 2 if lstm else 1
 
     class Net(nn.Module):

@@ -1,6 +1,5 @@
 """Environments for users of other libraries: those that are tested, and the batch that adapters must equal."""
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -24,14 +23,8 @@ ENVS = {
 SINGLE, TEAMS = ("corridor", "reach", "snakes"), ("corridors", "snakes_team", "coverage")
 
 
-def needs(package: str, extra: str = "") -> Any:
-    """Skip without a package; `extra` names the extra that installs it."""
-    how = f"the extra '{extra}', pip install -e '.[{extra}]'" if extra else f"it, pip install {package}"
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}: install {how}")
-
-
-needs_gymnasium = needs("gymnasium", "gymnasium")
-needs_pettingzoo = needs("pettingzoo", "pettingzoo")
+needs_gymnasium = pytest.mark.needs("gymnasium")
+needs_pettingzoo = pytest.mark.needs("pettingzoo")
 
 
 class Reference:
