@@ -49,7 +49,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", PAGE.read_text(
     "name",
     [
         pytest.param("vector", marks=needs_gymnasium),
-        pytest.param("ppo", marks=[needs_gymnasium("stable_baselines3")]),
+        pytest.param("ppo", marks=[needs_gymnasium, pytest.mark.needs("stable_baselines3")]),
         pytest.param("parallel", marks=needs_pettingzoo),
         "scan",
     ],
