@@ -95,25 +95,35 @@ def baseline_threads(sampler: Sampler, rounds: int) -> tuple[int | None, str]:
     return thread_count, threads.note(thread_count, choices, "BLAS")
 
 
+def find_baseline(request: Request, notes: list[str]) -> baselines.Baseline | None:
+    """Return what JAX is compared with, None where there is nothing; `notes` then gets the reason."""
+    if not request.baseline:
+        return None
+    entry = baselines.find(request.env)
+    if entry is None:
+        notes.append(f"'{request.env}' has no baseline (see bench.baselines): only JAX is measured")
+        return None
+    try:
+        return entry.baseline(next(iter(request.variants.values())), request.policy, 0)
+    except ValueError as error:
+        notes.append(f"no baseline for these settings ({error}): only JAX is measured")
+        return None
+
+
 def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -> dict[str, Any]:
     """Measure; the entries "env", "policy", "rows", "baseline", "baseline_threads" and "notes" of a result."""
-    entry = baselines.find(request.env) if request.baseline else None
     present = jax.local_device_count()
     if request.devices > present:
         raise UsageError(f"--devices {request.devices}: this machine has {present}, choose at most that many")
     request = dataclasses.replace(request, devices=request.devices or present)
     limit = request.limit or memory_plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
-    sampler, played, thread_count = None, None, None
-    if entry is not None:
-        with usage_errors():
-            settings = next(iter(request.variants.values()))
-            played = entry.baseline(settings, request.policy, 0)
+    sampler, thread_count = None, None
+    played = find_baseline(request, notes)
+    if played is not None:
         sampler = baseline_sampler(played, request.min_seconds)
         thread_count, remark = baseline_threads(sampler, request.rounds)
         notes += [*played.notes, remark]
-    elif request.baseline:
-        notes.append(f"'{request.env}' has no baseline (see bench.baselines): only JAX is measured")
     for note in notes:
         say(note)
     rows: list[dict[str, Any]] = []

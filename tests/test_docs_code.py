@@ -73,7 +73,8 @@ ELSEWHERE = {
 # where it is installed, "long" with the long tests.
 EXCEPT = {
     ("README.md", "git clone"): "network",
-    ("README.md", "make train"): "network: makes a virtual environment",
+    ("README.md", "make "): "network: makes a virtual environment",
+    ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "long",
     ("README.md", "source .venv"): "shell: of the virtual environment",
     ("CONTRIBUTING.md", "make "): "network: makes a virtual environment, in which it runs the tests",
     ("docs/gpu.md", "python -m bench.gpu"): "GPU; tests/test_bench_gpu.py runs its parts on a CPU",

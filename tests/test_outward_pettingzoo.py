@@ -16,6 +16,7 @@ from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 
 
 @needs_pettingzoo
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # in their imports
 @pytest.mark.parametrize("mask_in_observation", [False, True])
 @pytest.mark.parametrize("name", ["reach", *TEAMS])
 def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:

@@ -320,7 +320,7 @@ def metaworld(test: Any) -> Any:
 
 @metaworld
 def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
-    one = make_eval_policy(horizon=90)
+    one = make_eval_policy(horizon=90, goals="pool")  # the simulator's own goals
     ours, theirs = (
         simulator.make_simulator("metaworld", one, None, 2),
         simulator.make_simulator("metaworld", one, "reach-v3", 2),
