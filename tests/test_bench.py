@@ -16,7 +16,7 @@ from bench import baselines, compare, env_throughput, train_throughput
 from bench.baselines import coverage
 from bench.harness import flops, measure, rates, rollout_timing, tables, threads
 from bench.studies import learning
-from envs_jax.base import make
+from envs_jax.base import make, registered
 from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
 from jaxrl.nn import networks
@@ -87,6 +87,17 @@ def test_baselines_run_with_the_threads_that_are_best_for_them(seconds, best):
 
 
 # Environments
+
+
+@pytest.mark.parametrize("name", registered())
+def test_throughput_of_every_environment_at_its_defaults(name):
+    """Without a baseline, and with the reason, where there is none for these settings."""
+    request = env_throughput.parse(["--env", name, "--num_envs", "2", "--quick"])[1]
+    result = env_throughput.run(request, None, silent)
+    assert [row["num_envs"] for row in result["rows"]] == [2]
+    assert all(entry["rate"] > 0 for entry in result["rows"][0]["stages"].values())
+    assert (result["baseline"] is not None) == (name in ("coverage", "reach"))
+    assert (result["baseline"] is None) == any("only JAX is measured" in note for note in result["notes"])
 
 
 class Steps:
