@@ -33,6 +33,7 @@ from jaxrl.runtime.config import Config
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
+UNNAMED_LENGTH = 10**6  # environment steps of a run whose length nobody named: a few of its iterations are timed
 EPISODES = 8  # most that the PyTorch learner collects for a training step; larger ones use copies
 
 
@@ -448,9 +449,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
         raise measure.UsageError("the benchmark starts no run and resumes none: give --algo or --config")
     if parsed.torch and importlib.util.find_spec("torch") is None:
         raise measure.UsageError("--torch needs PyTorch: pip install -e '.[torch]'")
+    config = request.config
+    if not config.run.total_env_steps and not config.run.total_episodes:
+        config = config.with_run(total_env_steps=UNNAMED_LENGTH)
     seconds = measure.positive(parsed.seconds, "--seconds")
     return parsed, Request(
-        config=request.config,
+        config=config,
         num_envs=measure.sizes(parsed, SIZES),
         seconds=seconds,
         rounds=measure.rounds(parsed),

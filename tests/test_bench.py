@@ -100,6 +100,13 @@ def test_throughput_of_every_environment_at_its_defaults(name):
     assert (result["baseline"] is None) == any("only JAX is measured" in note for note in result["notes"])
 
 
+@pytest.mark.parametrize("name", registered())
+def test_training_on_every_environment_at_its_defaults_can_be_timed(name):
+    """The command needs no length of training, which no measurement has."""
+    request = train_throughput.parse(["--algo", "ppo", "--env", name, "--num_envs", "8", "--quick"])[1]
+    assert train_throughput.build_run(request.config).config.run.total_env_steps > 0
+
+
 class Steps:
     """A baseline of the corridor that does nothing."""
 
