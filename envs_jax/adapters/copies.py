@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from envs_jax.adapters.common import integer_counts
-from envs_jax.adapters.parts import MASK, Fault, flatten_mask
+from envs_jax.adapters.parts import MASK, Fault, Part, flatten_mask
 from envs_jax.base import Reduction, short_repr
 
 if TYPE_CHECKING:
@@ -88,21 +88,45 @@ COMBINE: dict[str, Callable[[float, float, int], float]] = {  # value so far, of
 }
 
 
+class _Row(NamedTuple):
+    """Where a part of an agent's observation is stored."""
+
+    agent: int
+    part: Part
+    # shape, dtype: as `Part.stored`
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    stored: np.ndarray
+    row: int
+
+
 class CopyArrays:
     """The last steps of some copies, and of their episodes what goes on from step to step; see `HostStep`."""
 
     def __init__(self, env: "HostAdapter", size: int) -> None:
         spaces = env.spaces
-        self._groups, self._horizon, self._keys = spaces.groups, env.horizon, env.metric_keys
-        self._maskless = [integer_counts(group.action) is not None and group.mask is None for group in spaces.groups]
+        self.agents_leave, self._horizon, self._keys = env.agents_leave, env.horizon, env.metric_keys
+        self._groups = spaces.groups
+        self._maskless = {  # agents that choose integers and have no masks
+            agent
+            for group in spaces.groups
+            if integer_counts(group.action) is not None and group.mask is None
+            for agent in group.agents
+        }
         self.parts = [group.make_stored(size) for group in spaces.groups]
-        self.seen = np.zeros((size, spaces.agents), np.bool_)  # agents that have an observation
+        self._rows = [
+            _Row(agent, part, *part.stored, arrays[part.name], row)
+            for group, arrays in zip(spaces.groups, self.parts, strict=True)
+            for row, agent in enumerate(group.agents)
+            for part in group.parts
+        ]
         self.reward = np.zeros((size, spaces.agents), np.float32)
         self.terminated, self.truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-        self.present = np.ones((size, spaces.agents), np.bool_)
+        # seen: agents that have an observation; present, cut: see `TimeStep`
+        self.seen, self.present = np.ones((size, spaces.agents), np.bool_), np.ones((size, spaces.agents), np.bool_)
         self.cut = np.zeros((size, spaces.agents), np.bool_)
         self.metrics = np.zeros((size, len(self._keys)), np.float64)
-        self.lengths = np.zeros(size, np.int64)  # of the episodes, in steps
+        self.lengths = [0] * size  # of the episodes, in steps
 
     def begin(self, i: int, step: CopyStep) -> None:
         """Write what copy i returned after a reset. Raises Fault: it does not fit its spaces."""
@@ -121,31 +145,34 @@ class CopyArrays:
             self.measure(i, step.infos)
 
     def _write(self, i: int, step: CopyStep) -> None:
-        if step.present:
-            self.present[i], self.cut[i] = step.present, step.cut
         observations, infos = step.observations, step.infos
-        for group, arrays, maskless in zip(self._groups, self.parts, self._maskless, strict=True):
-            for row, agent in enumerate(group.agents):
-                observation = observations[agent]
-                self.seen[i, agent] = observation is not None
-                if observation is None:
+        if self.agents_leave:
+            self.present[i], self.cut[i] = step.present, step.cut
+            self.seen[i] = [observation is not None for observation in observations]
+        for agent in self._maskless:
+            if MASK in infos[agent]:
+                fix = "return it after every reset, the first one included"
+                raise Fault(f"info has an {MASK}, but had none after the first reset", fix)
+        for agent, part, shape, dtype, stored, row in self._rows:
+            value = observations[agent]
+            if value is None and self.agents_leave:
+                continue
+            if part.path:
+                if part.in_info and MASK not in infos[agent] and not self._acts_next(i, agent):
+                    stored[i, row] = 0  # nobody chooses from it
                     continue
-                if maskless and MASK in infos[agent]:
-                    fix = "return it after every reset, the first one included"
-                    raise Fault(f"info has an {MASK}, but had none after the first reset", fix)
-                info = infos[agent]
-                for part in group.parts:
-                    if part.in_info and MASK not in info and not self._acts_next(i, agent):
-                        arrays[part.name][i, row] = 0  # nobody chooses from it
-                    else:
-                        part.store(arrays[part.name], (i, row), part.read(observation, info))
+                value = part.read(value, infos[agent])
+            if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # nothing to convert
+                stored[i, row] = value
+            else:
+                part.store(stored, (i, row), value)
 
     def _acts_next(self, i: int, agent: int) -> bool:
         return bool(self.present[i, agent]) and not (self.terminated[i] or self.truncated[i])
 
     def measure(self, i: int, infos: Sequence[Mapping[Any, Any]]) -> None:
         """Write the metrics of copy i. Raises Fault: a key is missing where it is needed, or its value is no number."""
-        step, ended = int(self.lengths[i]), self.terminated[i] or self.truncated[i]
+        step, ended = self.lengths[i], self.terminated[i] or self.truncated[i]
         for k, (key, how) in enumerate(self._keys):
             given = [to_number(info[key], f"info[{key!r}]") for info in infos if key in info]
             if given:
@@ -194,19 +221,19 @@ def _lead(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 def to_number(value: Any, name: str) -> float:
     """Return a number that float32 holds, or that is infinite or NaN itself. Raises Fault."""
-    if type(value) is not float:
+    if not isinstance(value, float):
         array = _to_array(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise Fault(f"{name} is {short_repr(value)}, not one number", "return a number")
         value = float(array.item())
     if LARGEST_NUMBER < abs(value) < np.inf:
         raise Fault(f"{name} is {value}, which float32 does not hold", "return smaller numbers")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def to_flag(value: Any, name: str) -> bool:
     """Return whether a step ended an episode. Raises Fault: neither true nor false."""
-    if type(value) is bool or type(value) is np.bool_:
+    if isinstance(value, bool | np.bool_):
         return bool(value)
     array = _to_array(value)
     if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):

@@ -24,7 +24,8 @@ class EnvPoolVector(HostVector):
         env: Any = self.env
         self.pool = env.make_pool(len(seeds), int(seeds[0]))
         arrays = self.arrays
-        arrays.reward[:], arrays.terminated[:], arrays.truncated[:], arrays.lengths[:] = 0, False, False, 0
+        arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = 0, False, False
+        arrays.lengths[:] = [0] * len(seeds)
         self._take(np.ones(len(seeds), np.bool_), self.pool.reset()[0])
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
@@ -33,15 +34,14 @@ class EnvPoolVector(HostVector):
         arrays.reward[:, 0] = np.where(moving, reward, 0)
         arrays.terminated[active] = np.asarray(terminated, np.bool_)[active]
         arrays.truncated[active] = np.asarray(truncated, np.bool_)[active]
-        arrays.lengths[moving] += 1
-        arrays.lengths[restart], arrays.metrics[restart] = 0, 0
+        arrays.lengths[:] = np.where(restart, 0, np.add(arrays.lengths, moving)).tolist()
+        arrays.metrics[restart] = 0
         self._take(active, observations)
         if self.env.metric_keys:
             for i in np.flatnonzero(moving).tolist():
                 arrays.measure(i, ({key: values[i] for key, values in info.items() if np.ndim(values)},))
 
     def _take(self, rows: np.ndarray, observations: Any) -> None:
-        self.arrays.seen[:] = True
         for part in self.env.spaces.groups[0].parts:
             stored = self.arrays.parts[0][part.name][:, 0]
             part.store(stored, rows, np.asarray(part.read(observations, {}))[rows])

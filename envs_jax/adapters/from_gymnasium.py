@@ -27,7 +27,7 @@ class GymnasiumCopy(Copy):
 
     def reset(self, seed: int) -> CopyStep:
         result = self.env.reset(seed=seed)
-        if not (isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], dict)):
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise Fault(
                 f"reset returned {describe_returned(result)}",
                 f"return the pair (observation, info), {_INTERFACE}, info a dictionary",
@@ -38,20 +38,18 @@ class GymnasiumCopy(Copy):
     def step(self, action: np.ndarray) -> CopyStep:
         one = int(action[0]) if action.ndim == 1 and action.dtype == np.int32 else action[0]
         result = self.env.step(one)
-        if not (isinstance(result, tuple | list) and len(result) == 5 and isinstance(result[4], dict)):
+        if not (isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict)):
             raise Fault(
                 f"step returned {describe_returned(result)}",
                 f"return the five values observation, reward, terminated, truncated, info, {_INTERFACE}, info a "
                 "dictionary",
             )
         observation, reward, terminated, truncated, info = result
-        return CopyStep(
-            (observation,),
-            (info,),
-            to_number(reward, "the reward"),
-            to_flag(terminated, "terminated"),
-            to_flag(truncated, "truncated"),
-        )
+        if type(terminated) is not bool:
+            terminated = to_flag(terminated, "terminated")
+        if type(truncated) is not bool:
+            truncated = to_flag(truncated, "truncated")
+        return CopyStep((observation,), (info,), to_number(reward, "the reward"), terminated, truncated)
 
 
 @dataclasses.dataclass(frozen=True)

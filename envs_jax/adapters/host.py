@@ -101,7 +101,7 @@ class HostVector:
                 arrays.reward.copy(),
                 arrays.terminated.copy(),
                 arrays.truncated.copy(),
-                *((arrays.present.copy(), arrays.cut.copy()) if self.env.agents_leave else ((), ())),
+                *((arrays.present.copy(), arrays.cut.copy()) if arrays.agents_leave else ((), ())),
                 metrics=arrays.metrics.astype(np.float32) if self.env.metric_keys else (),
             )
             self.seconds += time.perf_counter() - began
@@ -128,7 +128,7 @@ class HostVector:
             raise
         except Fault as fault:
             if fault.copy is not None:
-                self._moved = fault.copy, int(self.arrays.lengths[fault.copy])
+                self._moved = fault.copy, self.arrays.lengths[fault.copy]
             self.failure = f"'{name}' failed on the host{self._where()} ({fault.what}): {fault.fix}"
         except BaseException as error:  # SystemExit too, which would end the program without a word
             what = f"failed on the host{self._where()} ({describe_error(error)})"
@@ -154,9 +154,8 @@ class HostVector:
         for i in np.flatnonzero(restart).tolist():
             self._moved = i, 0
             arrays.begin(i, self._copies[i].reset(int(seeds[i])))
-        lengths = arrays.lengths.tolist()
         for i in np.flatnonzero(moving).tolist():
-            self._moved = i, lengths[i] + 1
+            self._moved = i, arrays.lengths[i] + 1
             chosen = [one[i] for one in action] if isinstance(action, list) else action[i]
             arrays.advance(i, self._copies[i].step(chosen))
 
