@@ -66,7 +66,12 @@ MISFITS = {
     "-1 in an image": (BYTES, np.full(IMAGE, 7.0), np.full(IMAGE, -1.0), "-1.0"),
     "NaN in an image": (BYTES, np.zeros(IMAGE, np.uint8), np.full(IMAGE, np.nan), "nan"),
     "2 in planes": (spaces.Box(0, 1, IMAGE, np.uint8), np.ones(IMAGE, bool), np.full(IMAGE, 2, np.uint8), "2"),
-    "bounds of each": (spaces.Box(np.uint8([0, 3]), np.uint8([1, 5]), dtype=np.uint8), np.uint8([1, 5]), np.uint8([1, 2]), "2"),
+    "bounds of each": (
+        spaces.Box(np.uint8([0, 3]), np.uint8([1, 5]), dtype=np.uint8),
+        np.uint8([1, 5]),
+        np.uint8([1, 2]),
+        "2",
+    ),
     "256 in bytes": (spaces.Box(0, 255, (3,), np.uint8), [0, 1, 255], [0, 1, 256], "256"),
     "half a byte": (spaces.Box(0, 255, (3,), np.uint8), [0.0, 1.0, 255.0], [0, 0.5, 1], "0.5"),
     "int8": (spaces.Box(-5, 5, (2,), np.int8), np.array([-5, 5]), np.array([200, 0]), "200"),
