@@ -149,6 +149,8 @@ class TimeStep:
             all act; see `EnvSpec.absent_agents`.
         links: int32[A, A], [i, j] = how many steps of this episode ago agent j sent the message that reaches i now, -1
             if none does. () where every agent hears all others at once; see `EnvSpec.links`.
+        cut: bool[A], agents that are no longer present because a limit cut their part here, while the episode goes on
+            (bootstrap from `observation`); () where that never happens.
     """
 
     observation: Any
@@ -163,6 +165,7 @@ class TimeStep:
     task: Any = ()
     present: Any = ()
     links: Any = ()
+    cut: Any = ()
 
     @property
     def done(self) -> Array:

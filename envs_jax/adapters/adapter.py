@@ -33,6 +33,7 @@ from envs_jax.base import (
     Discrete,
     Environment,
     EnvSpec,
+    Reduction,
     TimeStep,
     check_settings,
     closest,
@@ -60,6 +61,9 @@ class PackageStep(NamedTuple):
     action_mask: Any = None  # [A, n], or a list of [n of the agent], 0 where an action is closed; or None
     global_state: Any = None  # [F], or None
     metrics: Any = None  # {name: number}
+    # present, cut: bool[A], see `TimeStep`; () where all agents are always present
+    present: Any = ()
+    cut: Any = ()
 
 
 class Team(NamedTuple):
@@ -121,6 +125,11 @@ class Adapter(Environment):
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         """Return the actions of one agent, and how they become the package's; see `describe_actions`."""
         raise NotImplementedError
+
+    @property
+    def reductions(self) -> Mapping[str, Reduction]:
+        """Return how metrics' values become the episode's, by name; "sum" for others."""
+        return {}
 
     def agent_spaces(self) -> Mapping[Any, Any]:
         """Return the package's spaces of actions by the names of the agents; {} where agents have no names."""
@@ -192,7 +201,7 @@ class Adapter(Environment):
         arrays = [join(observation) for join, observation in zip(joined, output.observations, strict=True)]
         if len(set(joined)) > 1:
             arrays = [jnp.pad(x, (0, team.observation.shape[0] - len(x))) for x in arrays]
-        metrics = {_metric(name): value for name, value in (output.metrics or {}).items()}
+        metrics = {to_metric(name): value for name, value in (output.metrics or {}).items()}
         for name, agents in team.returns.items():
             metrics[name] = jnp.mean(jnp.broadcast_to(output.reward, (len(arrays),))[np.array(agents)])
         return transition(
@@ -203,6 +212,8 @@ class Adapter(Environment):
             action_mask=mask,
             metrics=metrics,
             global_state=state,
+            present=output.present,
+            cut=output.cut,
         )
 
 
@@ -224,7 +235,8 @@ def _open_actions(mask: Any, counts: tuple[int, ...]) -> Array | None:
     return jnp.where(jnp.any(padded, axis=-1, keepdims=True), padded, exists)
 
 
-def _metric(name: str) -> str:
+def to_metric(name: str) -> str:
+    """Return the name of a metric for a package's name."""
     return name.replace("/", "_")  # a slash separates a metric from a task's name
 
 
@@ -278,7 +290,7 @@ def _team(env: Adapter) -> Team:
             name = names[agents[0]]
             if not name or names.count(name) > len(agents):  # no name of one type
                 name = full_names[agents[0]]
-            returns[_metric(f"return_{name}")] = agents
+            returns[to_metric(f"return_{name}")] = agents
     counts = count_actions(list(by_name.values()))
     return Team(Joined.largest_box(env.full_name, joined), types, counts, returns)
 
@@ -287,16 +299,20 @@ def _team(env: Adapter) -> Team:
 def _spec(env: Adapter) -> EnvSpec:
     action, _ = _actions(env)
     output, team = _first_step(env), _team(env)
-    state = output.global_state
+    state, names = output.global_state, list(map(to_metric, output.metrics or {}))
+    for name in names:
+        if name in team.returns:
+            raise ValueError(f"'{env.full_name}' has the metric '{name}' of its agents: leave that name out")
     spec = EnvSpec(
         name=env.full_name,
         num_agents=len(output.observations),
         observation=team.observation,
         action=action,
         horizon=env.horizon,
-        metrics=dict.fromkeys([*map(_metric, output.metrics or {}), *team.returns], "sum"),
+        metrics={name: env.reductions.get(name, "sum") for name in (*names, *team.returns)},
         labels={name: name.replace("return_", "return of ", 1) for name in team.returns},
         agent_types=team.types,
+        absent_agents=bool(jax.tree.leaves(output.present)),
         global_state=None if state is None else Box(state.shape),
     )
     return with_critic_input(spec)

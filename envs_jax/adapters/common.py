@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,11 +59,13 @@ def call_package(name: str, make: Callable[[], Any]) -> Any:
         raise
     except UnfitError as error:
         raise AdapterError(f"'{name}' {error}") from None
-    except Exception as error:  # a download that fails, a missing argument, ...
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a download that fails, a missing argument, sys.exit, ...
         raise AdapterError(f"the package cannot make '{name}' ({describe_error(error)})") from error
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the kind of an error and the first line of its message."""
     line = short_repr((str(error).strip() or "no message").splitlines()[0].rstrip("."), 200)[1:-1]
     return f"{type(error).__name__}: {line}"
@@ -206,17 +208,18 @@ def join_mask(mask: Any, space: Any) -> Array:
         space: of the actions.
     """
     counts, mask = integer_counts(space), jnp.asarray(mask).astype(jnp.bool_)
-    if counts is None or counts.ndim == 0 or mask.shape == tuple(counts.flat):
+    if counts is None or mask.shape == tuple(counts.flat) or (counts.ndim == 0 and mask.size == counts):
         return mask.reshape(-1)
-    if mask.shape == (int(counts.sum()),):
+    if counts.ndim and mask.shape == (int(counts.sum()),):
         first, *others = jnp.split(mask, np.cumsum(counts.ravel())[:-1].tolist())
-    elif mask.ndim == 2 and len(mask) == counts.size:
+    elif counts.ndim and mask.ndim == 2 and len(mask) == counts.size:
         longest = jnp.pad(
             mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
         )  # values without a mask are closed
         first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
     else:
-        raise UnfitError(f"has a mask of shape {mask.shape} for actions of {list(counts.flat)} values: choose another")
+        sizes = [int(count) for count in counts.flat]
+        raise UnfitError(f"has a mask of shape {mask.shape} for actions of {sizes} values: choose another")
     joint = first
     for part in others:
         joint = (joint[:, None] & part[None]).reshape(-1)
@@ -246,16 +249,25 @@ class Joined:
     """How the parts of an observation become one array.
 
     A single image stays an image, to which single numbers are added as constant planes; all else becomes one vector.
-    An image of bytes is divided by 255.
+    An image of bytes is divided by its largest value.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of each part that is used
     unit: bool  # all numbers of the array lie in [0, 1]: booleans, and images of bytes
-    pixels: tuple[str, ...] = ()  # names of the parts that are images of bytes
+    pixels: tuple[tuple[str, Box], ...] = ()  # names of the parts that are images of bytes, with their largest values
 
     @classmethod
-    def from_observation(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
+    def from_observation(
+        cls,
+        env: str,
+        observation: Any,
+        observe: str = "",
+        without: tuple[str, ...] = (),
+        limits: Mapping[str, Any] | None = None,
+    ) -> "Joined":
         """Build one for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
+
+        `limits`: largest values of images of bytes by name, numbers or arrays of their shape; 255 for others.
 
         Raises ValueError: an unknown part, or one that is no array of numbers.
         """
@@ -286,8 +298,9 @@ class Joined:
             raise ValueError(f"the observation of '{env}' is empty: use another environment")
         parts = tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items())
         is_image = cls(parts, False).image is not None
-        pixels = [name for name, leaf in leaves.items() if is_image and leaf.ndim == 3 and leaf.dtype == jnp.uint8]
-        unit = all(leaf.dtype == jnp.bool_ or name in pixels for name, leaf in leaves.items())
+        images = [name for name, leaf in leaves.items() if is_image and leaf.ndim == 3 and leaf.dtype == jnp.uint8]
+        pixels = [(name, Box(leaves[name].shape, high=(limits or {}).get(name, 255.0))) for name in images]
+        unit = all(leaf.dtype == jnp.bool_ or name in images for name, leaf in leaves.items())
         return cls(parts, unit, tuple(pixels))
 
     @property
@@ -321,9 +334,12 @@ class Joined:
         return Box((max(box.shape[0] for box in boxes),), **bounds)
 
     def __call__(self, observation: Any) -> Array:
-        named = _leaves_by_name(observation)
+        named, limits = _leaves_by_name(observation), {name: box.high for name, box in self.pixels}
         leaves = [jnp.asarray(named[name]).astype(jnp.float32) for name, _ in self.parts]
-        leaves = [x / 255 if name in self.pixels else x for x, (name, _) in zip(leaves, self.parts, strict=True)]
+        leaves = [
+            x / np.float32(limits[name]) if name in limits else x
+            for x, (name, _) in zip(leaves, self.parts, strict=True)
+        ]
         if self.image:
             planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
             return jnp.concatenate(planes, axis=-1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON
 from envs_jax.adapters.common import package
-from envs_jax.adapters.host import HostAdapter, HostVector
+from envs_jax.adapters.host import AgentSpaces, HostAdapter, HostVector
 
 
 class EnvPoolVector(HostVector):
@@ -23,20 +23,28 @@ class EnvPoolVector(HostVector):
     def start(self, seeds: np.ndarray) -> None:
         env: Any = self.env
         self.pool = env.make_pool(len(seeds), int(seeds[0]))
+        arrays = self.arrays
+        arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = 0, False, False
+        arrays.lengths[:] = [0] * len(seeds)
         self._take(np.ones(len(seeds), np.bool_), self.pool.reset()[0])
-        self._reward[:], self._terminated[:], self._truncated[:] = 0, False, False
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
-        observations, reward, terminated, truncated, _ = self.pool.step(action[:, 0])
-        self._reward[:, 0] = np.where(moving, reward, 0)
-        active = restart | moving
-        self._terminated[active] = np.asarray(terminated, np.bool_)[active]
-        self._truncated[active] = np.asarray(truncated, np.bool_)[active]
+        observations, reward, terminated, truncated, info = self.pool.step(action[:, 0])
+        arrays, active = self.arrays, restart | moving
+        arrays.reward[:, 0] = np.where(moving, reward, 0)
+        arrays.terminated[active] = np.asarray(terminated, np.bool_)[active]
+        arrays.truncated[active] = np.asarray(truncated, np.bool_)[active]
+        arrays.lengths[:] = np.where(restart, 0, np.add(arrays.lengths, moving)).tolist()
+        arrays.metrics[restart] = 0
         self._take(active, observations)
+        if self.env.metric_keys:
+            for i in np.flatnonzero(moving).tolist():
+                arrays.measure(i, ({key: values[i] for key, values in info.items() if np.ndim(values)},))
 
     def _take(self, rows: np.ndarray, observations: Any) -> None:
         for part in self.env.spaces.groups[0].parts:
-            self._parts[0][part.name][rows, 0] = part.read(observations)[rows]
+            stored = self.arrays.parts[0][part.name][:, 0]
+            part.store(stored, rows, np.asarray(part.read(observations, {}))[rows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +62,9 @@ class FromEnvPool(HostAdapter):
         config = package("envpool", cls.library).make_spec(cls.name).config
         return int(getattr(config, "max_episode_steps", 0) or DEFAULT_HORIZON)
 
-    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
+    def package_spaces(self) -> dict[Any, AgentSpaces]:
         spec = package("envpool", self.library).make_spec(self.name, **self._settings)
-        return {"agent": (spec.gymnasium_observation_space, spec.gymnasium_action_space)}
+        return {"agent": AgentSpaces(spec.gymnasium_observation_space, spec.gymnasium_action_space)}
 
     @property
     def _settings(self) -> dict[str, Any]:

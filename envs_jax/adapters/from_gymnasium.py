@@ -11,8 +11,12 @@ import numpy as np
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON
 from envs_jax.adapters.common import package
-from envs_jax.adapters.host import Copy, HostAdapter
+from envs_jax.adapters.copies import Copy, CopyStep, describe_returned, find_masks, to_flag, to_number
+from envs_jax.adapters.host import AgentSpaces, HostAdapter
+from envs_jax.adapters.parts import Fault
 from envs_jax.base import Environment, load_module
+
+_INTERFACE = "as Gymnasium has it since version 0.26"
 
 
 class GymnasiumCopy(Copy):
@@ -21,13 +25,31 @@ class GymnasiumCopy(Copy):
     def __init__(self, env: Any) -> None:
         self.env = env
 
-    def reset(self, seed: int) -> Sequence[Any]:
-        return (self.env.reset(seed=seed)[0],)
+    def reset(self, seed: int) -> CopyStep:
+        result = self.env.reset(seed=seed)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise Fault(
+                f"reset returned {describe_returned(result)}",
+                f"return the pair (observation, info), {_INTERFACE}, info a dictionary",
+            )
+        observation, info = result
+        return CopyStep((observation,), (info,))
 
-    def step(self, action: np.ndarray) -> tuple[Sequence[Any], Any, bool, bool]:
+    def step(self, action: np.ndarray) -> CopyStep:
         one = int(action[0]) if action.ndim == 1 and action.dtype == np.int32 else action[0]
-        observation, reward, terminated, truncated, _ = self.env.step(one)
-        return (observation,), reward, bool(terminated), bool(truncated)
+        result = self.env.step(one)
+        if not (isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict)):
+            raise Fault(
+                f"step returned {describe_returned(result)}",
+                f"return the five values observation, reward, terminated, truncated, info, {_INTERFACE}, info a "
+                "dictionary",
+            )
+        observation, reward, terminated, truncated, info = result
+        if type(terminated) is not bool:
+            terminated = to_flag(terminated, "terminated")
+        if type(truncated) is not bool:
+            truncated = to_flag(truncated, "truncated")
+        return CopyStep((observation,), (info,), to_number(reward, "the reward"), terminated, truncated)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +79,10 @@ class FromGymnasium(HostAdapter):
         registered = package("gymnasium", cls.library).spec(cls.name.rpartition(":")[2])
         return int(registered.max_episode_steps or DEFAULT_HORIZON)
 
-    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
+    def package_spaces(self) -> dict[Any, AgentSpaces]:
         env = self._make()
-        spaces = env.observation_space, env.action_space
+        (mask,) = find_masks(GymnasiumCopy(env), [env.action_space])
+        spaces = AgentSpaces(env.observation_space, env.action_space, mask)
         env.close()
         return {"agent": spaces}
 
@@ -69,4 +92,6 @@ class FromGymnasium(HostAdapter):
     def _make(self) -> Any:
         gymnasium, name = package("gymnasium", self.library), self.name.rpartition(":")[2]
         limit = {"max_episode_steps": self.horizon, "disable_env_checker": True}
-        return gymnasium.make(name, **limit, **self.keywords)
+        env = gymnasium.make(name, **limit, **self.keywords)
+        # `horizon` cuts here too, and this wrapper fails where a step does not return five values
+        return env.env if type(env) is gymnasium.wrappers.TimeLimit else env

@@ -9,11 +9,10 @@ batch, and from then on rewards are NaN and all episodes over.
 
 import dataclasses
 import functools
-import importlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,120 +20,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from envs_jax.adapters.adapter import Adapter, PackageStep
+from envs_jax.adapters.adapter import Adapter, PackageStep, to_metric
 from envs_jax.adapters.common import (
     ActionMap,
     AdapterError,
-    UnfitError,
+    Joined,
     describe_error,
     describe_team,
-    integer_counts,
     join_mask,
     quiet,
 )
-from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, TimeStep, pytree, setting, short_repr
+from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey
+from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, describe_bits, describe_parts
+from envs_jax.base import Array, Box, Discrete, Reduction, TimeStep, closest, pytree, setting, short_repr
 from envs_jax.batch import BatchedEnvironment, BatchState
 
 NO_SEED = -1
-MASK = "action_mask"  # the part of an observation that says which actions are open, by PettingZoo's convention
-
-
-class Part(NamedTuple):
-    """An array of an observation."""
-
-    path: tuple[Any, ...]  # keys and indices that lead to it
-    # shape, dtype: of the array that `encode` returns
-    shape: tuple[int, ...]
-    dtype: Any
-    encode: Callable[[Any], Any]  # a value of the space, or values [B, ...] -> the array, or arrays [B, ...]
-
-    @property
-    def name(self) -> str:
-        return ".".join(map(str, self.path))
-
-    def read(self, observation: Any) -> Any:
-        return self.encode(functools.reduce(lambda value, key: value[key], self.path, observation))
-
-
-def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:
-    """Yield the arrays of a space of Gymnasium: integers become one-hot, images channels-last, other numbers float32.
-
-    Raises UnfitError: a space that is no array, such as Text, Graph and Sequence.
-    """
-    spaces, kind = importlib.import_module("gymnasium.spaces"), type(space).__name__
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        entries = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, entry in entries:
-            yield from describe_parts(entry, (*path, key))
-    elif isinstance(space, spaces.Box):
-        yield _describe_box(path, space.shape, np.dtype(space.dtype))
-    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        counts = integer_counts(space)
-        assert counts is not None
-        sizes, start = [int(count) for count in counts.flat], np.asarray(space.start).reshape(-1)
-        integers = space.shape
-
-        def encode(value: Any) -> np.ndarray:
-            values = np.asarray(value)
-            values = values.reshape(*values.shape[: values.ndim - len(integers)], len(sizes))
-            columns = [values[..., k, None] - start[k] == np.arange(size) for k, size in enumerate(sizes)]
-            return np.concatenate(columns, axis=-1)
-
-        yield Part(path, (sum(sizes),), np.bool_, encode)
-    elif isinstance(space, spaces.MultiBinary):
-        yield Part(path, tuple(space.shape), np.bool_, np.asarray)
-    else:
-        part = f" in '{'.'.join(map(str, path))}'" if path else ""
-        raise UnfitError(f"has observations of the kind {kind}{part}: only arrays of a fixed shape can be learned from")
-
-
-def _describe_box(path: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> Part:
-    """Return the part of a box; bytes stay bytes in images, of which single planes and channels-first are known."""
-    if dtype != np.uint8:
-        return Part(path, shape, np.bool_ if dtype == np.bool_ else np.float32, np.asarray)
-    if len(shape) == 2 and min(shape) >= SMALLEST_IMAGE:
-        return Part(path, (*shape, 1), np.uint8, lambda value: np.asarray(value)[..., None])
-    if len(shape) == 3 and shape[0] < SMALLEST_IMAGE <= min(shape[1:]):
-        return Part(path, (*shape[1:], shape[0]), np.uint8, lambda value: np.moveaxis(value, -3, -1))
-    image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
-    return Part(path, shape, np.uint8 if image else np.float32, np.asarray)
-
-
-class Group(NamedTuple):
-    """Agents with equal spaces, and what one of them sees and does."""
-
-    agents: tuple[int, ...]
-    parts: tuple[Part, ...]
-    action: Any  # space of Gymnasium
-
-    def make_arrays(self, make: Callable[..., Any], *lead: int) -> dict[str, Any]:
-        """Return `make(shape, dtype)` for each part by name, shapes [*lead, agents of the group, ...]."""
-        return {part.name: make((*lead, len(self.agents), *part.shape), part.dtype) for part in self.parts}
-
-    @property
-    def mask(self) -> Part | None:
-        """Return the part that says which actions are open, if there is one."""
-        counts = integer_counts(self.action)
-        masks = [part for part in self.parts if part.path == (MASK,)]
-        return masks[0] if masks and counts is not None and masks[0].shape == (int(counts.sum()),) else None
-
-    @property
-    def all_open(self) -> np.ndarray:
-        """Return the mask of an agent that may do everything, for actions that are integers."""
-        counts = integer_counts(self.action)
-        assert counts is not None
-        return np.ones([int(count) for count in counts.flat], np.bool_)
-
-
-class Spaces(NamedTuple):
-    """The groups of a team's agents, and the spaces of actions by the names of the agents."""
-
-    groups: tuple[Group, ...]
-    actions: Mapping[Any, Any]
-
-    @property
-    def agents(self) -> int:
-        return len(self.actions)
 
 
 class HostStep(NamedTuple):
@@ -146,6 +47,10 @@ class HostStep(NamedTuple):
     # terminated, truncated: bool[B]
     terminated: Any
     truncated: Any
+    # present, cut: bool[B, A], see `TimeStep`; () where all agents are always present
+    present: Any = ()
+    cut: Any = ()
+    metrics: Any = ()  # float32[B, K] of `HostAdapter.metric_keys`; () where there are none
 
 
 @pytree
@@ -153,21 +58,6 @@ class HostState:
     """State of an environment on the host: int32[], the number of calls that led to it, equal in all copies."""
 
     calls: Array
-
-
-class Copy:
-    """A copy of an environment on the host. Observations are one for each agent, None where it no longer plays."""
-
-    def reset(self, seed: int) -> Sequence[Any]:
-        raise NotImplementedError
-
-    def step(self, action: Any) -> tuple[Sequence[Any], Any, bool, bool]:
-        """Step; return observations, rewards [A], terminated, truncated.
-
-        Args:
-            action: actions of the package [A, ...], or a list with one for each agent where they differ.
-        """
-        raise NotImplementedError
 
 
 class HostVector:
@@ -179,15 +69,12 @@ class HostVector:
         self.seconds, self.steps = 0.0, 0  # spent on steps of copies, and their number
         self._calls, self._lock = 0, threading.Lock()
         self._allocate(0)
-        self._moved: int | None = None  # the copy that steps now
 
     def _allocate(self, size: int) -> None:
-        spaces = self.env.spaces
-        self._size, self._started, self._groups = size, False, spaces.groups
+        self.arrays = CopyArrays(self.env, size)
+        self._size, self._started = size, False
         self._copies: list[Copy] = []
-        self._parts = [group.make_arrays(np.zeros, size) for group in spaces.groups]
-        self._reward, self._lengths = np.zeros((size, spaces.agents), np.float32), np.zeros(size, np.int64)
-        self._terminated, self._truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        self._moved: tuple[int, int] | None = None  # the copy that moves now, and the step that it makes, 0 for a reset
 
     def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
         """Restart copies that have a seed, and step the others; a copy whose episode has ended keeps its last arrays.
@@ -204,13 +91,22 @@ class HostVector:
                 self._allocate(len(seeds))
             if self.failure is None:
                 self._try_to_advance(int(calls), seeds, action)
+            arrays = self.arrays
             if self.failure is not None:
-                self._reward[:], self._terminated[:], self._truncated[:] = np.nan, True, False
+                arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = np.nan, True, False
             self._calls = (self._calls + 1) % 2**31
-            parts = jax.tree.map(np.copy, self._parts)
-            ends = self._terminated.copy(), self._truncated.copy()
+            step = HostStep(
+                calls=np.int32(self._calls),
+                parts=arrays.encode(),
+                reward=arrays.reward.copy(),
+                terminated=arrays.terminated.copy(),
+                truncated=arrays.truncated.copy(),
+                present=arrays.present.copy() if arrays.agents_leave else (),
+                cut=arrays.cut.copy() if arrays.agents_leave else (),
+                metrics=arrays.metrics.astype(np.float32) if self.env.metric_keys else (),
+            )
             self.seconds += time.perf_counter() - began
-            return HostStep(np.int32(self._calls), parts, self._reward.copy(), *ends)
+            return step
 
     def _try_to_advance(self, calls: int, seeds: np.ndarray, action: Any) -> None:
         restart = seeds != NO_SEED
@@ -221,17 +117,31 @@ class HostVector:
                 "returned"
             )
             return
-        moving = ~restart & ~self._terminated & ~self._truncated
+        moving = ~restart & ~self.arrays.terminated & ~self.arrays.truncated
         try:
             if whole:
                 self.start(seeds)
             else:
                 self.move(restart, moving, seeds, action)
-        except Exception as error:
-            where = "" if self._moved is None else f" in step {self._lengths[self._moved] + 1} of copy {self._moved}"
-            self.failure = f"'{name}' failed on the host{where} ({describe_error(error)}): correct it and start again"
+            self._moved = None
+            self.arrays.check(restart | moving)
+        except KeyboardInterrupt:
+            raise
+        except Fault as fault:
+            if fault.copy is not None:
+                self._moved = fault.copy, self.arrays.lengths[fault.copy]
+            self.failure = f"'{name}' failed on the host{self._where()} ({fault.what}): {fault.fix}"
+        except BaseException as error:  # SystemExit too, which would end the program without a word
+            what = f"failed on the host{self._where()} ({describe_error(error)})"
+            self.failure = f"'{name}' {what}: correct it and start again"
         self._started = True
         self.steps += int(moving.sum())
+
+    def _where(self) -> str:
+        if self._moved is None:
+            return ""
+        copy, step = self._moved
+        return f" in step {step} of copy {copy}" if step else f" in a reset of copy {copy}"
 
     def start(self, seeds: np.ndarray) -> None:
         if not self._copies:
@@ -240,33 +150,23 @@ class HostVector:
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any) -> None:
         """Restart copies, and step those that are `moving`."""
-        self._reward[:] = 0
+        arrays = self.arrays
+        arrays.reward[:] = 0
         for i in np.flatnonzero(restart).tolist():
-            self._lengths[i], self._terminated[i], self._truncated[i] = 0, False, False
-            self._write(i, self._copies[i].reset(int(seeds[i])))
+            self._moved = i, 0
+            arrays.begin(i, self._copies[i].reset(int(seeds[i])))
         for i in np.flatnonzero(moving).tolist():
-            self._moved = i
+            self._moved = i, arrays.lengths[i] + 1
             chosen = [one[i] for one in action] if isinstance(action, list) else action[i]
-            observations, self._reward[i], terminated, truncated = self._copies[i].step(chosen)
-            self._lengths[i] += 1
-            self._terminated[i] = terminated
-            self._truncated[i] = truncated or self._lengths[i] >= self.env.horizon
-            self._write(i, observations)
-        self._moved = None
+            arrays.advance(i, self._copies[i].step(chosen))
 
-    def _write(self, i: int, observations: Sequence[Any]) -> None:
-        for group, arrays in zip(self._groups, self._parts, strict=True):
-            for part in group.parts:
-                rows = arrays[part.name][i]
-                for row, agent in enumerate(group.agents):
-                    observation = observations[agent]
-                    values = 0 if observation is None else part.read(observation)
-                    if observation is not None and np.size(values) != rows[row].size:  # NumPy would repeat one number
-                        name = f"'{part.name}' of an observation" if part.name else "an observation"
-                        raise ValueError(
-                            f"{name} has the shape {np.shape(values)} and not {part.shape}, as in the space"
-                        )
-                    rows[row] = values
+
+class AgentSpaces(NamedTuple):
+    """Spaces of one agent."""
+
+    observation: Any
+    action: Any
+    mask: tuple[int, ...] | None = None  # shape of the "action_mask" in its `info`, None where it has none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,9 +174,12 @@ class HostAdapter(Adapter):
     """Base class of environments on the host. A subclass defines what raises NotImplementedError here, and `names`."""
 
     arguments: str = setting("", 'arguments of the environment as JSON, such as {"continuous": true}')
+    info_keys: str = setting(
+        "", "make metrics of these numbers of info: is_success, x_position:max; else their last value in an episode"
+    )
 
-    def package_spaces(self) -> dict[Any, tuple[Any, Any]]:
-        """Return the spaces of each agent's observations and actions by its name."""
+    def package_spaces(self) -> dict[Any, AgentSpaces]:
+        """Return the spaces of each agent by its name."""
         raise NotImplementedError
 
     def make_copy(self) -> Copy:
@@ -304,18 +207,45 @@ class HostAdapter(Adapter):
             )
         return keywords
 
+    @property
+    def agents_leave(self) -> bool:
+        """Return whether agents may be absent, see `EnvSpec.absent_agents`."""
+        return False
+
+    @functools.cached_property
+    def metric_keys(self) -> tuple[InfoKey, ...]:
+        """Return what `info_keys` names. Raises AdapterError."""
+        keys = []
+        for word in filter(None, map(str.strip, self.info_keys.split(","))):
+            key, colon, how = (one.strip() for one in word.rpartition(":"))
+            keys.append(InfoKey(key, how) if colon else InfoKey(how, "last"))
+            if keys[-1].how not in COMBINE:
+                raise AdapterError(f"info_keys has {short_repr(word)}: {closest(how, COMBINE)} after the colon")
+        names = [to_metric(key.key) for key in keys]
+        for name in names:
+            if name in ("return", "length", "episodes", "") or names.count(name) > 1:
+                raise AdapterError(f"info_keys has {short_repr(name)} twice, or as a name that is taken: leave it out")
+        return tuple(keys)
+
+    @property
+    def reductions(self) -> Mapping[str, Reduction]:
+        return {to_metric(key.key): key.reduction for key in self.metric_keys}
+
     def package_env(self) -> Spaces:
         by_name, members = self.package_spaces(), []
-        distinct: list[tuple[Any, Any]] = []
+        distinct: list[AgentSpaces] = []
         for spaces in by_name.values():
             if spaces not in distinct:
                 distinct.append(spaces)
             members.append(distinct.index(spaces))
         groups = []
-        for index, (observation, action) in enumerate(distinct):
+        for index, (observation, action, mask) in enumerate(distinct):
             agents = tuple(agent for agent, group in enumerate(members) if group == index)
-            groups.append(Group(agents, tuple(describe_parts(observation)), action))
-        return Spaces(tuple(groups), {name: action for name, (_, action) in by_name.items()})
+            parts = tuple(describe_parts(observation))
+            if mask is not None and not any(part.path == (MASK,) for part in parts):
+                parts = *parts, describe_bits((MASK,), f"MultiBinary{mask}", mask, in_info=True)
+            groups.append(Group(agents, parts, action))
+        return Spaces(tuple(groups), {name: spaces.action for name, spaces in by_name.items()})
 
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         return describe_team(list(self.spaces.actions.values()))
@@ -325,11 +255,22 @@ class HostAdapter(Adapter):
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Return a step of zeros, of which only the shapes matter."""
-        return (), self._to_package_step([group.make_arrays(jnp.zeros) for group in self.spaces.groups])
+        flags = jnp.zeros(self.spaces.agents, jnp.bool_) if self.agents_leave else ()
+        parts = [group.make_arrays(jnp.zeros) for group in self.spaces.groups]
+        metrics = jnp.zeros(len(self.metric_keys), jnp.float32)
+        return (), self._to_package_step(HostStep(0, parts, 0.0, False, False, flags, flags, metrics))
 
-    def _to_package_step(self, parts: list[dict[str, Array]], *outcome: Any) -> PackageStep:
-        """Return a step of one copy from the arrays of its groups, [agents of the group, ...]."""
-        groups = self.spaces.groups
+    def make_joined(self, output: PackageStep) -> list[Joined]:
+        limits: list[dict[str, Any]] = [{}] * self.spaces.agents
+        for group in self.spaces.groups:
+            for agent in group.agents:
+                limits[agent] = {part.name: part.limit for part in group.parts}
+        name, shown = self.full_name, zip(output.observations, limits, strict=True)
+        return [Joined.from_observation(name, one, self.observe, self.unseen, limit) for one, limit in shown]
+
+    def _to_package_step(self, step: HostStep) -> PackageStep:
+        """Return a step of one copy from its arrays."""
+        groups, parts = self.spaces.groups, step.parts
         observations: list[Any] = [None] * self.spaces.agents
         masks: list[Any] = [None] * self.spaces.agents
         has_mask = any(group.mask for group in groups)
@@ -339,12 +280,21 @@ class HostAdapter(Adapter):
                 observations[agent] = {name: array[row] for name, array in seen.items()}
                 if has_mask:
                     masks[agent] = join_mask(arrays[MASK][row] if group.mask else group.all_open, group.action)
-        return PackageStep(observations, *outcome)._replace(action_mask=masks if has_mask else None)
+        return PackageStep(
+            observations,
+            step.reward,
+            step.terminated,
+            step.truncated,
+            action_mask=masks if has_mask else None,
+            metrics={key.key: step.metrics[k] for k, key in enumerate(self.metric_keys)},
+            present=step.present,
+            cut=step.cut,
+        )
 
     def to_timestep(self, step: HostStep, first: Array) -> TimeStep:
         """Return the time step of one copy."""
-        output = self._to_package_step(step.parts, step.reward, step.terminated, step.truncated)
-        return dataclasses.replace(self._timestep(output, jnp.int32(0)), first=first)  # the host counts the steps
+        timestep = self._timestep(self._to_package_step(step), jnp.int32(0))  # the host counts the steps
+        return dataclasses.replace(timestep, first=first)
 
     def batched(self) -> "HostBatch":
         return HostBatch(self)
@@ -420,15 +370,19 @@ class HostBatch(BatchedEnvironment):
         """Call the host; see `HostVector.advance`. Actions are of the spec; results have the axis [B]."""
         env, count = self.env, len(seeds)
         assert isinstance(env, HostAdapter)
-        shape = jax.ShapeDtypeStruct
+        shape, agents = jax.ShapeDtypeStruct, env.spaces.agents
+        flags = shape((count, agents), jnp.bool_) if env.agents_leave else ()
         shapes = HostStep(
             calls=shape((), jnp.int32),
             parts=[group.make_arrays(shape, count) for group in env.spaces.groups],
-            reward=shape((count, env.spaces.agents), jnp.float32),
+            reward=shape((count, agents), jnp.float32),
             terminated=shape((count,), jnp.bool_),
             truncated=shape((count,), jnp.bool_),
+            present=flags,
+            cut=flags,
+            metrics=shape((count, len(env.metric_keys)), jnp.float32) if env.metric_keys else (),
         )
-        axes = HostStep(None, 0, 0, 0, 0)  # type: ignore[arg-type]
+        axes = HostStep(None, 0, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
         with quiet():
             step = io_callback(self.vector.advance, shapes, calls, seeds, env.to_package_action(action))
             timestep = jax.vmap(env.to_timestep, in_axes=(axes, 0))(step, seeds != NO_SEED)

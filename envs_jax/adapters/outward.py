@@ -61,7 +61,7 @@ def checked_spec(env: Any) -> EnvSpec:
     if spec.absent_agents:
         raise ValueError(
             f"agents of '{spec.name}' may be absent, which other libraries are not shown: make an environment whose "
-            "team is always complete (coverage: without team_sizes and loss_rate)"
+            "team is always complete (coverage: without team_sizes and loss_rate; pettingzoo: with complete_team)"
         )
     return spec
 

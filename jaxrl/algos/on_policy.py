@@ -177,8 +177,9 @@ def lambda_targets(
 
     y_t = r + gamma (1 - terminated) ((1 - l) v_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = v after step T. A
     truncated episode bootstraps from the value of its last observation, which has a row of its own; an agent that is
-    not present in the next step has terminated. `value` is v float32[T, B, A], or [T, B, A, K]; `last` is the time step
-    after the trajectory, and `last_value` its v [B, A], or [B, A, K].
+    not present in the next step has terminated, or was truncated alone where `TimeStep.cut`. `value` is v
+    float32[T, B, A], or [T, B, A, K]; `last` is the time step after the trajectory, and `last_value` its v [B, A], or
+    [B, A, K].
     """
 
     def over_agents(x: Array) -> Array:
@@ -187,9 +188,11 @@ def lambda_targets(
     next_steps = next_timesteps(trajectory, last)
     next_value = jnp.concatenate([value[1:], last_value[None]])
     discount = gamma * over_agents(~next_steps.terminated)
-    if jax.tree.leaves(next_steps.present):
-        discount = discount * over_agents(next_steps.present)
     lambda_t = lambda_ * over_agents(~next_steps.done)
+    if jax.tree.leaves(next_steps.present):
+        cut = next_steps.cut if jax.tree.leaves(next_steps.cut) else jnp.zeros_like(next_steps.present)
+        discount = discount * over_agents(next_steps.present | cut)
+        lambda_t = lambda_t * over_agents(~cut)
     return lambda_returns(over_agents(next_steps.reward), discount, next_value, lambda_t)
 
 

@@ -349,7 +349,10 @@ class Session:
     def _check_host(self, env: BatchedEnvironment) -> None:
         if env.failure:
             self.checkpoints.wait()
-            raise UserError(env.failure)
+            steps, kept = self.checkpoints.steps(), ""
+            if steps:
+                kept = f"; the last checkpoint ({steps[-1]:,}) is kept: continue from it with --resume {self.directory}"
+            raise UserError(env.failure + kept)
 
     def _report_host_time(self, after: float) -> None:
         """Say once, after so many seconds, which share of the time environments on the host take."""

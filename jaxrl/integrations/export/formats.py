@@ -31,6 +31,7 @@ ABOUT = {  # of inputs and outputs, by the first word of their names
     "action_mask": "actions open to each agent before the others of this step are known",
     "mask_state": "what the masks depend on besides the other agents' actions (coverage: places on the lattice)",
     "task": "number of the task",
+    "present": "agents that act in this step",
     "links": "age in steps of the message of agent j that reaches agent i now, -1 without one; [i, j]",
     "carry": "what the last call returned; anything where an episode begins, such as zeros",
 }

@@ -1,0 +1,269 @@
+"""Copies of an environment on the host: what one returns, checked, and the arrays that hold the last steps of several.
+
+`CopyArrays` are plain arrays of fixed shapes, for copies in this process or in others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from envs_jax.adapters.common import integer_counts
+from envs_jax.adapters.parts import MASK, Fault, Part, flatten_mask
+from envs_jax.base import Reduction, short_repr
+
+if TYPE_CHECKING:
+    from envs_jax.adapters.host import HostAdapter
+
+_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+
+
+class CopyStep(NamedTuple):
+    """What a copy returns after a reset or a step."""
+
+    observations: Sequence[Any]  # of each agent, None where it has none
+    infos: Sequence[Mapping[Any, Any]]  # of each agent
+    reward: Any = 0.0  # float, or a list with one for each agent
+    # terminated, truncated: of the episode
+    terminated: bool = False
+    truncated: bool = False
+    # present, cut: see `TimeStep`; of each agent, () of environments for one
+    present: Sequence[bool] = ()
+    cut: Sequence[bool] = ()
+
+
+class Copy:
+    """A copy of an environment on the host."""
+
+    def reset(self, seed: int) -> CopyStep:
+        raise NotImplementedError
+
+    def step(self, action: Any) -> CopyStep:
+        """Step. Raises Fault: the environment breaks its interface.
+
+        Args:
+            action: actions of the package [A, ...], or a list with one for each agent where they differ.
+        """
+        raise NotImplementedError
+
+
+def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | None]:
+    """Return the shape of the mask in the `info` of each agent after a reset, None where there is none.
+
+    Args:
+        copy: which is reset where a space holds integers; masks of boxes have no meaning.
+        actions: the spaces of the agents' actions.
+    """
+    if all(integer_counts(space) is None for space in actions):
+        return [None] * len(actions)
+    try:
+        infos = copy.reset(0).infos
+    except Fault:  # which the first reset of a run tells
+        return [None] * len(actions)
+    masks = [
+        np.shape(flatten_mask(info[MASK])) if MASK in info and integer_counts(space) is not None else None
+        for info, space in zip(infos, actions, strict=True)
+    ]
+    return masks
+
+
+class InfoKey(NamedTuple):
+    """A number of `info` that is a metric."""
+
+    key: str
+    how: str  # a key of `COMBINE`
+
+    @property
+    def reduction(self) -> Reduction:
+        return "any" if self.how == "any" else "last"  # the host combines the steps
+
+
+COMBINE: dict[str, Callable[[float, float, int], float]] = {  # value so far, of this step, number of the step from 1
+    "last": lambda old, new, step: new,
+    "sum": lambda old, new, step: old + new,
+    "mean": lambda old, new, step: old + (new - old) / step,
+    "min": lambda old, new, step: new if step == 1 else min(old, new),
+    "max": lambda old, new, step: new if step == 1 else max(old, new),
+    "any": lambda old, new, step: max(old, new),
+}
+
+
+class _Row(NamedTuple):
+    """Where a part of an agent's observation is stored."""
+
+    agent: int
+    part: Part
+    # shape, dtype: as `Part.stored`
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    stored: np.ndarray
+    row: int
+
+
+class CopyArrays:
+    """The last steps of some copies, and of their episodes what goes on from step to step; see `HostStep`."""
+
+    def __init__(self, env: "HostAdapter", size: int) -> None:
+        spaces = env.spaces
+        self.agents_leave, self._horizon, self._keys = env.agents_leave, env.horizon, env.metric_keys
+        self._groups = spaces.groups
+        self._maskless = {  # agents that choose integers and have no masks
+            agent
+            for group in spaces.groups
+            if integer_counts(group.action) is not None and group.mask is None
+            for agent in group.agents
+        }
+        self.parts = [group.make_stored(size) for group in spaces.groups]
+        self._rows = [
+            _Row(agent, part, *part.stored, arrays[part.name], row)
+            for group, arrays in zip(spaces.groups, self.parts, strict=True)
+            for row, agent in enumerate(group.agents)
+            for part in group.parts
+        ]
+        self.reward = np.zeros((size, spaces.agents), np.float32)
+        self.terminated, self.truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        # seen: agents that have an observation; present, cut: see `TimeStep`
+        self.seen, self.present = np.ones((size, spaces.agents), np.bool_), np.ones((size, spaces.agents), np.bool_)
+        self.cut = np.zeros((size, spaces.agents), np.bool_)
+        self.metrics = np.zeros((size, len(self._keys)), np.float64)
+        self.lengths = [0] * size  # of the episodes, in steps
+        self._doubles: list[tuple[int, Part, np.ndarray, int, np.ndarray]] = []  # values since the last `check`
+
+    def begin(self, i: int, step: CopyStep) -> None:
+        """Write what copy i returned after a reset. Raises Fault: it does not fit its spaces."""
+        self.lengths[i], self.terminated[i], self.truncated[i], self.metrics[i] = 0, False, False, 0
+        self.reward[i] = 0
+        self._write(i, step)
+
+    def advance(self, i: int, step: CopyStep) -> None:
+        """Write what copy i returned after a step. Raises Fault: it does not fit its spaces, or lacks a metric."""
+        self.reward[i] = step.reward
+        self.lengths[i] += 1
+        self.terminated[i] = step.terminated
+        self.truncated[i] = step.truncated or self.lengths[i] >= self._horizon
+        self._write(i, step)
+        if self._keys:
+            self.measure(i, step.infos)
+
+    def _write(self, i: int, step: CopyStep) -> None:
+        observations, infos = step.observations, step.infos
+        if step.present:
+            self.present[i], self.cut[i] = step.present, step.cut
+            self.seen[i] = [observation is not None for observation in observations]
+        for agent in self._maskless:
+            if MASK in infos[agent]:
+                fix = "return it after every reset, the first one included"
+                raise Fault(f"info has an {MASK}, but had none after the first reset", fix)
+        for agent, part, shape, dtype, stored, row in self._rows:
+            value = observations[agent]
+            if value is None and step.present:  # of an agent that is over, or not there
+                continue
+            if part.path:
+                if part.in_info and MASK not in infos[agent] and not self._acts_next(i, agent):
+                    stored[i, row] = 0  # nobody chooses from it
+                    continue
+                value = part.read(value, infos[agent])
+            if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # nothing to convert
+                stored[i, row] = value
+            elif type(value) is np.ndarray and value.dtype is _DOUBLE and dtype is _SINGLE and value.shape == shape:
+                stored[i, row] = value
+                self._doubles.append((i, part, stored, row, value))
+            else:
+                part.store(stored, (i, row), value)
+
+    def _acts_next(self, i: int, agent: int) -> bool:
+        return bool(self.present[i, agent]) and not (self.terminated[i] or self.truncated[i])
+
+    def measure(self, i: int, infos: Sequence[Mapping[Any, Any]]) -> None:
+        """Write the metrics of copy i. Raises Fault: a key is missing where it is needed, or its value is no number."""
+        step, ended = self.lengths[i], self.terminated[i] or self.truncated[i]
+        for k, (key, how) in enumerate(self._keys):
+            given = [to_number(info[key], f"info[{key!r}]") for info in infos if key in info]
+            if given:
+                number = max(given) if how == "any" else sum(given) / len(given)
+                if how == "any" and not {*given} <= {0, 1}:
+                    raise Fault(f"info[{key!r}] is {number:g}", "name it without ':any', or return 0 or 1")
+                self.metrics[i, k] = COMBINE[how](self.metrics[i, k], number, step)
+            elif ended or how != "last":
+                names = sorted({str(name) for info in infos for name in info})
+                there = f"but {', '.join(names)}" if names else "and is empty"
+                when = "at the end of an episode" if how == "last" else f"in every step, as '{key}:{how}' needs it"
+                raise Fault(f"info has no {key!r}, which info_keys names, {there}", f"return it {when}")
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raise Fault if numbers of copies that moved, bool[B], lie outside of their spaces or of float32.
+
+        One comparison for all copies; to be called after they have moved.
+        """
+        doubles, self._doubles = self._doubles, []
+        if any(np.isinf(stored).any() for stored in {id(one[2]): one[2] for one in doubles}.values()):
+            for i, part, stored, row, value in doubles:
+                too_large = np.isinf(stored[i, row]) & np.isfinite(value)
+                if too_large.any():
+                    raise part.misfit(value[too_large][0], i)
+        for group, arrays in zip(self._groups, self.parts, strict=True):
+            for part in group.parts:
+                outside = part.find_outside(arrays[part.name])
+                if outside is None:
+                    continue
+                outside &= _lead(rows[:, None] & self.seen[:, group.agents], outside)
+                if outside.any():
+                    place = tuple(np.argwhere(outside)[0].tolist())
+                    raise part.misfit(arrays[part.name][place], place[0])
+
+    def encode(self) -> list[dict[str, np.ndarray]]:
+        """Return new arrays of what learners get for each group; agents without an observation have zeros."""
+        encoded = []
+        for group, arrays in zip(self._groups, self.parts, strict=True):
+            names = {part.name: np.array(part.encode(arrays[part.name]), part.dtype, order="C") for part in group.parts}
+            seen = self.seen[:, group.agents]
+            if not seen.all():
+                for array in names.values():
+                    array[~seen] = 0
+            encoded.append(names)
+        return encoded
+
+
+def _lead(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Return flags [B, A] with axes of length 1 after them, as many as `like` has."""
+    return flags.reshape(*flags.shape, *(1,) * (like.ndim - flags.ndim))
+
+
+# What an environment returns
+
+
+def to_number(value: Any, name: str) -> float:
+    """Return a number that float32 holds, or that is infinite or NaN itself. Raises Fault."""
+    if not isinstance(value, float):
+        array = _to_array(value)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise Fault(f"{name} is {short_repr(value)}, not one number", "return a number")
+        value = float(array.item())
+    if LARGEST_NUMBER < abs(value) < np.inf:
+        raise Fault(f"{name} is {value}, which float32 does not hold", "return smaller numbers")
+    return value
+
+
+def to_flag(value: Any, name: str) -> bool:
+    """Return whether a step ended an episode. Raises Fault: neither true nor false."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    array = _to_array(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise Fault(f"{name} is {short_repr(value)}, not true or false", "return a bool")
+    return bool(array.item())
+
+
+def _to_array(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return np.asarray(None)
+
+
+def describe_returned(result: Any) -> str:
+    """Return the words for what a call returned in place of several values."""
+    if isinstance(result, tuple | list):
+        return f"{len(result)} values"
+    return "None" if result is None else f"an object of type {type(result).__name__}"
