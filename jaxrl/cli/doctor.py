@@ -32,7 +32,7 @@ from jaxrl.cli.gpu_checks import (
 from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.report.console import gibibytes
 from jaxrl.report.gpu import nvml
-from jaxrl.runtime import memory_plan, run_directory
+from jaxrl.runtime import memory_plan, run_directory, saved_run
 from jaxrl.runtime.build import build_run, compile_run
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, apply_resume_changes
@@ -274,6 +274,8 @@ def look_at_checkpoints(run: str) -> list[Finding]:
             return [Finding("resuming", "there is no checkpoint: the run would begin again", "hint")]
         try:
             step, meta = checkpoints.newest()
+            if not meta.get(SMALL):
+                saved_run.check_meta(meta, step, checkpoints.directory.parent)
         except CheckpointError as error:
             return [Finding("resuming", str(error), "bad")]
     if meta.get(SMALL):
