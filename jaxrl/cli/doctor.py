@@ -32,7 +32,7 @@ from jaxrl.cli.gpu_checks import (
 from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.report.console import gibibytes
 from jaxrl.report.gpu import nvml
-from jaxrl.runtime import memory_plan, run_directory, saved_run
+from jaxrl.runtime import memory_plan, run_directory
 from jaxrl.runtime.build import build_run, compile_run
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, apply_resume_changes
@@ -274,10 +274,10 @@ def look_at_checkpoints(run: str) -> list[Finding]:
             return [Finding("resuming", "there is no checkpoint: the run would begin again", "hint")]
         try:
             step, meta = checkpoints.newest()
-            if not meta.get(SMALL):
-                saved_run.check_meta(meta, step, checkpoints.directory.parent)
         except CheckpointError as error:
             return [Finding("resuming", str(error), "bad")]
     if meta.get(SMALL):
         return [Finding("resuming", f"{run} holds only weights: start a run with --init_from", "bad")]
-    return [Finding("resuming", f"from checkpoint {step:,}, after {meta['env_steps']:,} environment steps", "good")]
+    if not isinstance(env_steps := meta.get("env_steps"), int):
+        return [Finding("resuming", f"the metadata of checkpoint {step:,} do not say how far the run is", "bad")]
+    return [Finding("resuming", f"from checkpoint {step:,}, after {env_steps:,} environment steps", "good")]

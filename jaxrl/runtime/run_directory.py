@@ -41,7 +41,7 @@ _PRETRAINED = "pretrained:"  # begins their names
 _RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 SPACES = "spaces"  # entry of versions.json: shapes of observations and actions
-_DIGEST = "sha256"  # entry of versions.json: of all others, absent from files of older versions
+_DIGEST = "sha256"  # entry of versions.json, absent from files of older versions; see `_digest`
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _LONGEST_ROOT = 4096 - 512  # bytes of a path below which a checkpoint's files still have paths that Linux takes
 _GLOB = "*?["  # orbax finds the arrays that it has written by a pattern, and does not escape the path in it
@@ -245,7 +245,10 @@ def write_versions(run: Path, entries: Mapping[str, Any]) -> None:
 
 
 def _digest(entries: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    """Return the digest of all entries but versions, other ones of which are only told."""
+    told = ("python", "jaxrl", *_PACKAGES, "platform", "backend", "devices")
+    checked = {name: value for name, value in entries.items() if name not in told}
+    return hashlib.sha256(json.dumps(checked).encode()).hexdigest()
 
 
 def read_versions(run: Path) -> dict[str, Any]:

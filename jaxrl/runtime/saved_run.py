@@ -133,8 +133,8 @@ def check_resume_settings(
     require_same_settings(settings, meta["settings"], _describe_checkpoint(step, directory), free)
 
 
-def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int | None = None) -> None:
-    """Raise CheckpointError if the metadata of checkpoint `step` are not what a run, of so many phases, writes."""
+def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int) -> None:
+    """Raise CheckpointError if the metadata of checkpoint `step` are not what a run of so many phases writes."""
     position = dict.fromkeys(Position.__dataclass_fields__, _is_count)
     forms: dict[str, Callable[[Any], bool]] = {
         **position,
@@ -153,7 +153,7 @@ def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int 
     }
     wrong = [name for name, fits in forms.items() if name not in meta or not fits(meta[name])]
     wrong += [name for name, fits in optional.items() if name in meta and not fits(meta[name])]
-    if not wrong and phases is not None and meta["phase"] >= phases:
+    if not wrong and meta["phase"] >= phases:
         wrong = ["phase"]
     if not wrong and meta["iterations"] != step:
         wrong = ["iterations"]
