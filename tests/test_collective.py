@@ -37,7 +37,7 @@ from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import build_algorithm, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.config import read_run
+from jaxrl.runtime.saved_run import read_run
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
 

@@ -10,7 +10,7 @@ from jaxrl import algos
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime import build, config
+from jaxrl.runtime import build, config, saved_run
 from jaxrl.runtime.presets import presets
 
 # preset: environments, steps of each and updates in an iteration, iterations between evaluations, as published
@@ -71,12 +71,12 @@ def test_older_runs_are_read_without_what_is_gone(tmp_path: Path) -> None:
     old = {"algo": "sac", "env": "reach", "exact_sharding": True, "compiler_options": "xla_a=1", "seed": 7}
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(old | {"logger": "mlflow, wandb"}))
-    settings = config.read_training_run(tmp_path)[1].run
+    settings = saved_run.read_training_run(tmp_path)[1].run
     assert (settings.seed, settings.logger) == (7, "wandb")
     with pytest.raises(UsageError, match="unknown logger 'mlflow, wandb'"):
         parse(["--config", str(path)])
     path.write_text(yaml.safe_dump(old | {"logger": "mlflow"}))
-    assert config.read_training_run(tmp_path)[1].run.logger == "none"
+    assert saved_run.read_training_run(tmp_path)[1].run.logger == "none"
     path.write_text(yaml.safe_dump(old))
     assert parse(["--config", str(path)]).config.run.seed == 7
 

@@ -278,4 +278,6 @@ def look_at_checkpoints(run: str) -> list[Finding]:
             return [Finding("resuming", str(error), "bad")]
     if meta.get(SMALL):
         return [Finding("resuming", f"{run} holds only weights: start a run with --init_from", "bad")]
-    return [Finding("resuming", f"from checkpoint {step:,}, after {meta['env_steps']:,} environment steps", "good")]
+    if not isinstance(env_steps := meta.get("env_steps"), int):
+        return [Finding("resuming", f"the metadata of checkpoint {step:,} do not say how far the run is", "bad")]
+    return [Finding("resuming", f"from checkpoint {step:,}, after {env_steps:,} environment steps", "good")]

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import io
 import logging
 import os
 import signal
@@ -33,6 +34,8 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
                 sys.path.insert(0, "")
             raise_interrupts()
             hide_repeated_errors()
+            if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be in the output's encoding
+                sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0
         except UserError as error:

@@ -22,12 +22,12 @@ from jaxrl.runtime.config import (
     describe_owners,
     find_fields,
     make_schema,
-    read_training_run,
     suggestion,
 )
 from jaxrl.runtime.presets import base_and_source, presets
 from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
+from jaxrl.runtime.saved_run import read_training_run
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 

@@ -13,7 +13,7 @@ from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint, parse_
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import PolicySet, load, policy_key
 from jaxrl.evaluation.simulator import SIMULATORS
-from jaxrl.runtime import config as configuration
+from jaxrl.runtime import saved_run
 
 DEFAULT_ENV = "coverage"
 
@@ -76,7 +76,7 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
     named += [word.removeprefix("--env=") for word in argv if word.startswith("--env=")]
     if not runs:
         return None, named[-1] if named else DEFAULT_ENV, None
-    run, config = configuration.read_run(runs[0])
+    run, config = saved_run.read_run(runs[0])
     if named and named[-1] != config.env:
         raise UsageError(f"{run} was trained on '{config.env}', not on '{named[-1]}': leave --env out")
     return run, config.env, config.env_settings

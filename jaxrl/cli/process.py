@@ -13,9 +13,11 @@ from typing import Any
 import jax
 
 from jaxrl.cli.threefry import compile_random_bits_quickly
+from jaxrl.common.errors import one_line
 from jaxrl.common.files import cache_root
 
-_DAMAGED = "Error reading persistent compilation cache entry"  # the beginning of JAX's warning
+_UNREADABLE = "Error reading persistent compilation cache entry"  # the beginnings of JAX's warnings
+_UNWRITABLE = "Error writing persistent compilation cache entry"
 
 
 def divide_cores(devices: int) -> None:
@@ -31,7 +33,8 @@ def speed_up_start() -> None:
     """Compile less: JAX's random bits in fewer kernels (same bits), and programs that are kept between runs.
 
     They are in ~/.cache/jaxrl, unless the user has set JAX's folder or minimum compile time. Entries that JAX cannot
-    read are deleted, because JAX compiles such a program again but never replaces an entry.
+    read are deleted, because JAX compiles such a program again but never replaces an entry. A folder that cannot be
+    used is told once.
     """
     compile_random_bits_quickly()
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
@@ -39,24 +42,40 @@ def speed_up_start() -> None:
     # By default JAX leaves out small programs, of which a start has dozens
     if jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # type: ignore[attr-defined]
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    if not isinstance(warnings.showwarning, _DamagedEntries):
-        warnings.filterwarnings("always", _DAMAGED)
-        warnings.showwarning = _DamagedEntries(warnings.showwarning)
+    if not isinstance(warnings.showwarning, _CacheWarnings):
+        warnings.filterwarnings("always", _UNREADABLE)
+        warnings.filterwarnings("always", _UNWRITABLE)
+        warnings.showwarning = _CacheWarnings(warnings.showwarning)
 
 
-class _DamagedEntries:
-    """Deletes an entry of the compilation cache that JAX warns it cannot read; shows any other warning."""
+class _CacheWarnings:
+    """Says JAX's warnings about the compilation cache once each, in a sentence; shows any other warning.
+
+    An entry that cannot be read is deleted.
+    """
 
     def __init__(self, show: Callable[..., None]) -> None:
-        self._show, self._has_warned = show, False
+        self._show = show
+        self._told: set[bool] = set()
 
     def __call__(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        if not (str(message).startswith(_DAMAGED) and _delete_entry(sys.exc_info()[1])):
+        if not str(message).startswith((_UNREADABLE, _UNWRITABLE)):
             self._show(message, *args, **kwargs)
-        elif not self._has_warned:
-            self._has_warned = True
-            folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-            print(f"warning: a damaged program in {folder} is compiled again and replaced", file=sys.stderr)
+            return
+        folder, error = jax.config.jax_compilation_cache_dir, sys.exc_info()[1]  # type: ignore[attr-defined]
+        is_damaged = str(message).startswith(_UNREADABLE) and _delete_entry(error)
+        if is_damaged in self._told:
+            return
+        self._told.add(is_damaged)
+        if is_damaged:
+            sentence = f"a damaged program in {folder} is compiled again and replaced"
+        else:
+            reason = getattr(error, "strerror", None) or str(message).rpartition(": ")[2]
+            sentence = (
+                f"compiled programs cannot be kept in {folder} ({reason}), and each start compiles them again: make it "
+                "writable, or let JAX_COMPILATION_CACHE_DIR name another folder"
+            )
+        print(f"warning: {one_line(sentence)}", file=sys.stderr)
 
 
 def _delete_entry(error: BaseException | None) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from envs_jax.settings import short_repr
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import read_bounded
 
@@ -28,8 +29,14 @@ class _Reader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
-        if len(mapping) < len(node.value):
-            raise yaml.YAMLError("a key is there twice in a mapping: remove one of them")
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node), key_node.start_mark.line + 1
+            if key in lines:
+                raise yaml.YAMLError(
+                    f"the key {short_repr(key)} is there twice, in lines {lines[key]} and {line}: remove one of them"
+                )
+            lines[key] = line
         return mapping
 
 

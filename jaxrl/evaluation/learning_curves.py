@@ -13,8 +13,9 @@ import numpy as np
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluation.statistics import summarise
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime.config import Config, read_training_run
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.run_directory import versions
+from jaxrl.runtime.saved_run import read_training_run
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 

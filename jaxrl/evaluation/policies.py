@@ -17,8 +17,7 @@ from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.rl.data_parallel import make_mesh
-from jaxrl.runtime import config as configuration
-from jaxrl.runtime import memory_plan
+from jaxrl.runtime import memory_plan, saved_run
 from jaxrl.runtime.build import require_compilation
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_policies
@@ -206,7 +205,7 @@ def load(
 def load_run(run: str | Path, best: bool = True) -> PolicySet:
     """Load the policy of a run, or of the folder of a checkpoint, in its own environment; see `load`."""
     run, checkpoint = choose_checkpoint(run)
-    directory, config = configuration.read_run(run)
+    directory, config = saved_run.read_run(run)
     return load(directory, config.env, config.env_settings, best, checkpoint)
 
 

@@ -10,16 +10,17 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import is_file
 from jaxrl.evaluation import learning_curves
 from jaxrl.report.console import format_si
 from jaxrl.report.tables import Row, make_table
 from jaxrl.report.writer import check_same_run, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
-from jaxrl.runtime.config import Config, build, read_run_yaml
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
+from jaxrl.runtime.saved_run import read_config
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, trials
 
@@ -46,8 +47,8 @@ class RunSummary:
 
     @property
     def name(self) -> str:
-        """Return the last parts of the path, such as "coma_coverage/0001"."""
-        return "/".join(self.directory.absolute().parts[-self.parts :])
+        """Return the last parts of the path, such as "coma_coverage/0001", in characters that any output can show."""
+        return one_line("/".join(self.directory.absolute().parts[-self.parts :]))
 
     @property
     def env_steps(self) -> int:
@@ -126,7 +127,7 @@ def _runs_in(folder: Path) -> list[Path]:
 def read(directory: Path) -> RunSummary:
     """Return the run in a directory. Raises UserError if its files are damaged, or cannot be read."""
     try:
-        config = build(read_run_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
+        config = read_config(directory, with_env=False)
         all_trials = trials(config)
         rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
         outer = (directory, *directory.absolute().parents[:2])  # all trials share their checkpoints

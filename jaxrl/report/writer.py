@@ -56,7 +56,7 @@ class Writer:
         A value that is not finite becomes null in the JSON line, since JSON has no such numbers, and no event. `step`
         is the step on TensorBoard's axis (see `Position.axis`), the iteration where it is None.
 
-        Raises MetricsError: the directory is not writable, or its disk is full.
+        Raises MetricsError: the directory is not writable, its disk is full, or it was moved or deleted.
         """
         values = {name: _number(value) for name, value in scalars.items()}
         row: dict[str, Any] = {"iteration": iteration} | ({} if step is None else {"step": step})
@@ -64,6 +64,7 @@ class Writer:
         with _errors_in_one_sentence(self._directory):
             if self._lines is None or self._events is None:
                 self._lines, self._events = self._open()
+            self._require_place(self._lines)
             _append(self._lines, json.dumps(row, allow_nan=False).encode() + b"\n")
             self._events.write(row)
 
@@ -71,12 +72,29 @@ class Writer:
         (self._directory / EVENTS).mkdir(parents=True, exist_ok=True)
         return (self._directory / METRICS).open("ab", buffering=0), _Events(self._directory / EVENTS)
 
+    def _require_place(self, lines: RawIOBase) -> None:
+        """Raise MetricsError if the path leads to another file than the open one, or to none."""
+        path = self._directory / METRICS
+        try:
+            is_in_place = os.path.samestat(os.fstat(lines.fileno()), path.stat())
+        except OSError:
+            is_in_place = False
+        if not is_in_place:
+            raise MetricsError(
+                f"{path} is no longer the file that this run writes: it, or a folder above it, was deleted, moved or "
+                "replaced; put it back, then continue with --resume"
+            )
+
     def mark(self) -> dict[str, Any] | None:
         """Write all events to the disk; return the mark of the lines for a checkpoint.
 
         It holds their bytes, and a digest of the first line, by which lines of another run are recognised.
+
+        Raises MetricsError: the events cannot be written, or the directory was moved or deleted.
         """
         path = self._directory / METRICS
+        if self._lines is not None:
+            self._require_place(self._lines)
         with _errors_in_one_sentence(self._directory):
             if self._events is not None:
                 self._events.flush()

@@ -7,16 +7,19 @@ The session decides when one is written.
                            manifest.json    names, shapes and types of all leaves; SHA-256 of every file
     checkpoints/0000000140.orbax-...        not committed yet, or left by a killed process: never read
 
-Orbax's CheckpointManager commits a checkpoint by renaming its folder once all is written, the manifest included; then
-it deletes old ones. The digests are there because orbax loads arrays with changed bytes without a word. The manager is
-only for writing: it expects undamaged folders and no other process. It gets one flat dictionary from leaf names
-("algo.params.Conv_0.kernel") to plain arrays, so that the format does not depend on the Python classes of the state.
+Orbax's CheckpointManager commits a checkpoint by renaming its folder once all is written and read back, the manifest
+included; then it deletes old ones, of which only intact ones count as kept. The digests are there because orbax loads
+arrays with changed bytes without a word. The manager is only for writing: it expects undamaged folders and no other
+process. It gets one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that the format
+does not depend on the Python classes of the state.
 """
 
 import contextlib
+import errno
 import functools
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -36,6 +39,8 @@ from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 # Orbax takes a third of a second to import, and no run needs it before its first checkpoint: functions import it.
 
 
+_MERGED = "manifest.ocdbt"  # file of orbax: without it none of the arrays can be read
+_DIGITS = 10  # of the name of a checkpoint's folder
 SMALL = "small"  # entry of the JSON object of a checkpoint that holds weights only, see `load.write_small_run`
 
 
@@ -59,7 +64,10 @@ class Checkpoints:
     Only a process that holds the run's lock may call `save` or `discard_after`; other processes may read. With
     several hosts every process makes the same calls, and process 0 commits and deletes.
 
-    The newest `keep` ones and the best one are kept. `warn` receives a sentence for each damaged one that is skipped.
+    The newest `keep` intact ones and the best one are kept. `warn` receives a sentence for each damaged one that is
+    skipped.
+
+    Raises RunError: the run's versions.json is damaged.
     """
 
     def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] = _print_warning) -> None:
@@ -67,9 +75,11 @@ class Checkpoints:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory).absolute()
         self._run_id = run_directory.read_run_id(self.directory.parent)
+        self._run_folder: os.stat_result | None = None  # at the first save
         self._keep, self._warn = keep, warn
         self._manager: Any = None  # of orbax; made by the first save
         self._best: int | None = None  # the best one, once there is a manager
+        self._damaged: set[int] = set()  # those that `warn` was told of
         self._last_save: tuple[int, str, list[Leaf], bool]  # number, meta, leaves, whether it is the best
 
     def __enter__(self) -> "Checkpoints":
@@ -92,6 +102,8 @@ class Checkpoints:
         Raises CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
+        if obstacle := run_directory.find_obstacle(self.directory):
+            raise CheckpointError(f"no checkpoint can be written under {self.directory}, where {obstacle}: rename it")
         leaves = manifest.list_leaves(state)
         values = zip(leaves, jax.tree.leaves(state), strict=True)
         arrays = {leaf.name: manifest.plain_array(value) for leaf, value in values if is_stored(leaf)}
@@ -99,6 +111,8 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         with self._failure_in_one_sentence():
+            if hosts.is_host_0():
+                self._require_run_folder()
             self._manager = self._manager or self._make_manager()
             if step in self._manager.all_steps():
                 self._manager.delete(step)
@@ -119,7 +133,7 @@ class Checkpoints:
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         registry.add(ARRAYS, ocp.args.PyTreeSave, Handler())
         options = ocp.CheckpointManagerOptions(
-            step_format_fixed_length=len(_folder_name(0)),
+            step_format_fixed_length=_DIGITS,
             preservation_policy=self,
             cleanup_tmp_directories=True,
             single_host_load_and_broadcast=True,  # a network file system may show others an older folder
@@ -129,15 +143,59 @@ class Checkpoints:
         return ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
 
     def _write_other_files(self, arrays: Path) -> None:
-        """Write what belongs to a checkpoint whose arrays are written."""
+        """Write what belongs to a checkpoint whose arrays are written, and read it back.
+
+        Raises OSError, ValueError: the checkpoint must not be committed, nor an older one deleted.
+        """
+        self._require_run_folder()
         step, meta, leaves, best = self._last_save
+        if not (arrays / _MERGED).is_file():
+            raise ValueError(f"write: orbax has not put the arrays together: {_MERGED} is absent")
         write_atomically(arrays.parent / META, meta)
         manifest.write_manifest(arrays.parent, arrays, step, leaves, best, self._run_id)
+        manifest.check_sizes(arrays.parent, step, arrays)
+
+    def _require_run_folder(self) -> None:
+        """Make the folder at the first save; later raise OSError if the run's folder is no longer the one of then."""
+        if self._run_folder is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._run_folder = self.directory.parent.stat()
+        elif not self._is_in_place():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _is_in_place(self) -> bool:
+        try:
+            return self._run_folder is None or os.path.samestat(self._run_folder, self.directory.parent.stat())
+        except OSError:
+            return False
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return which of the checkpoints, oldest first, are kept: what orbax asks of a `PreservationPolicy`."""
-        first = len(checkpoints) - self._keep
-        return [index >= first or info.step == self._best for index, info in enumerate(checkpoints)]
+        """Return which of the checkpoints, oldest first, are kept: what orbax asks of a `PreservationPolicy`.
+
+        The last one is about to be written. Nothing is deleted unless it is written, see `_write_other_files`.
+        """
+        steps = [int(info.step) for info in checkpoints]
+        kept: list[bool] = hosts.call_on_host_0(functools.partial(self._choose_kept, steps))
+        return kept
+
+    def _choose_kept(self, steps: list[int]) -> list[bool]:
+        kept, intact = [], 0
+        for step in reversed(steps):
+            kept.append(intact < self._keep or step == self._best)
+            intact += step == steps[-1] or self._is_complete(step)
+        return kept[::-1]
+
+    def _is_complete(self, step: int) -> bool:
+        """Return whether the files of an older checkpoint are there; `warn` gets a sentence if not, once."""
+        folder = self.directory / _folder_name(step)
+        try:
+            manifest.check_sizes(folder, step)
+        except ValueError as error:
+            if step not in self._damaged:
+                self._damaged.add(step)
+                self._warn(f"checkpoint {folder} is damaged, older ones stay in its place: {error}")
+            return False
+        return True
 
     @contextlib.contextmanager
     def _failure_in_one_sentence(self) -> Iterator[None]:
@@ -152,9 +210,12 @@ class Checkpoints:
             reason = getattr(error, "strerror", None)
             # TensorStore says "KIND: where: where: cause [details]"
             reason = reason or str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
+            advice = "make the directory writable and free disk space there"
+            if not self._is_in_place():
+                reason, advice = "the run's folder was deleted, moved or replaced", "put it back"
             raise CheckpointError(
-                f"checkpoint {self._last_save[0]} could not be written under {self.directory} ({reason}); make the "
-                "directory writable and free disk space there, then continue with --resume"
+                f"checkpoint {self._last_save[0]} could not be written under {self.directory} ({reason}); {advice}, "
+                "then continue with --resume"
             ) from error
 
     def wait(self) -> None:
@@ -204,7 +265,11 @@ class Checkpoints:
         """
         self.wait()
         step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
-        return step, _read(self.directory / _folder_name(step), (), "")[1]
+        folder = self.directory / _folder_name(step)
+        try:
+            return step, manifest.read_meta(folder, manifest.read_manifest(folder))
+        except ValueError as error:
+            raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
 
     def read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """Return state and JSON object of a checkpoint that `newest` has verified; see `restore`."""
@@ -230,7 +295,10 @@ class Checkpoints:
             before, number = self.steps(), self.best_step() if best else step
             if step is not None and step not in before:
                 known = ", ".join(map(str, before[-10:])) or "none"
-                raise UnknownCheckpointError(f"there is no checkpoint {step} in {self.directory}: choose from {known}")
+                others = "".join(f"; {sentence}" for sentence in _describe_misnamed(self.directory))
+                raise UnknownCheckpointError(
+                    f"there is no checkpoint {step} in {self.directory}: choose from {known}{others}"
+                )
             try:
                 steps = before if number is None else [number]
                 chosen: int = hosts.call_on_host_0(functools.partial(self._find_intact, steps))
@@ -247,6 +315,9 @@ class Checkpoints:
     def _find_intact(self, steps: list[int]) -> int:
         """Return the last of `steps` whose files have their digests. Raises CheckpointError if there is none."""
         damaged: list[str] = []
+        misnamed = _describe_misnamed(self.directory)
+        for sentence in misnamed:
+            self._warn(sentence)
         for step in reversed(steps):
             folder = self.directory / _folder_name(step)
             try:
@@ -254,25 +325,48 @@ class Checkpoints:
             except ValueError as error:
                 damaged.append(f"checkpoint {folder} is damaged: {error}")
                 continue
-            if self._is_foreign(stored):
-                raise CheckpointError(
-                    f"checkpoint {folder} was written by another run: move it out of this run, or put the run's back"
-                )
+            self._check_run_id(folder, stored)
             for sentence in damaged:
                 self._warn(f"{sentence}; it is skipped")
             return step
+        if misnamed and not damaged:
+            raise CheckpointError(f"there is no checkpoint in {self.directory}; {misnamed[0]}")
         if damaged:
             problem, advice = f"no intact checkpoint in {self.directory} ({damaged[0]})", "copy an intact one back, or "
         else:
             problem, advice = f"there is no checkpoint in {self.directory}: the run ended before its first", ""
         raise CheckpointError(f"{problem}; {advice}start the run again")
 
+    def _check_run_id(self, folder: Path, stored: manifest.Manifest) -> None:
+        """Raise CheckpointError if an intact checkpoint is of another run; warn if nothing can tell."""
+        versions = self.directory.parent / run_directory.VERSIONS
+        if stored.run and not versions.exists():
+            self._warn(f"{versions} is absent: whether versions, spaces and checkpoints are this run's is not checked")
+        if not self._is_foreign(stored):
+            return
+        if any(self._is_own(step) for step in self.steps()):
+            raise CheckpointError(
+                f"checkpoint {folder} was written by another run: move it out of this run, or put the run's back"
+            )
+        raise CheckpointError(
+            f"{versions} is not of the run that wrote the checkpoints in {self.directory}, or is damaged: put the "
+            "run's own file (or its checkpoints) back, or remove the file to go on without its checks"
+        )
+
+    def _is_own(self, step: int) -> bool:
+        try:
+            return not self._is_foreign(manifest.read_manifest(self.directory / _folder_name(step)))
+        except ValueError:
+            return False
+
 
 def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, Any]]:
     """Return the state of an intact checkpoint, or the part of it at `prefix`, and its JSON object."""
+    if obstacle := run_directory.find_obstacle(folder, writing=False):
+        raise CheckpointError(f"checkpoint {folder} cannot be read where {obstacle}: rename that folder")
     try:
-        meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
-        leaves = manifest.read_manifest(folder).leaves
+        contents = manifest.read_manifest(folder)
+        meta, leaves = manifest.read_meta(folder, contents), contents.leaves
         by_name = {leaf.name: leaf for leaf in leaves}
         stored = _with_vectors(like, by_name, prefix)
         expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.list_leaves(stored, prefix)]
@@ -355,7 +449,7 @@ def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any
 
     def shape(path: Any, part: Any) -> Any:
         leaf, parts = find(path), jax.tree.leaves(part)
-        if leaf is None or not parts or jax.tree_util.all_leaves([part]):
+        if leaf is None or not parts or not is_stored(leaf) or jax.tree_util.all_leaves([part]):
             return part
         size = sum(math.prod(x.shape) for x in parts) // math.prod(leaf.shape[:-1])
         sharding = getattr(parts[0], "sharding", None)
@@ -381,8 +475,18 @@ def _without_vectors(state: Any, like: Any) -> Any:
 def committed_steps(directory: Path) -> list[int]:
     """Return the numbers of the complete checkpoints in a folder, oldest first."""
     names = (path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else ()
-    return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{10}", name))
+    return sorted(int(name) for name in names if re.fullmatch(rf"[0-9]{{{_DIGITS}}}", name))
+
+
+def _describe_misnamed(directory: Path) -> list[str]:
+    """Return a sentence for each folder that may be a checkpoint but for its name, such as 120 for 0000000120."""
+    names = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else ()
+    return [
+        f"{directory / name} is passed over: if it is a checkpoint, rename it to {_folder_name(int(name))}"
+        for name in names
+        if re.fullmatch(r"[0-9]{1,18}", name) and len(name) != _DIGITS
+    ]
 
 
 def _folder_name(step: int) -> str:
-    return f"{step:010d}"
+    return f"{step:0{_DIGITS}d}"

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,6 @@ from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
 from jaxrl.runtime.published import hint
-from jaxrl.runtime.run_directory import CONFIG, check_spaces, check_version, open_run
 
 # Default environment of each algorithm.
 DEFAULT_ENV = {
@@ -305,18 +305,20 @@ _GONE = {
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the settings of a YAML file by their present names. Raises UsageError: it cannot be read."""
-    loaded = {
-        name: value
-        for name, value in read_mapping(path).items()
-        if name not in _GONE or _GONE[name] not in (None, value)
-    }
-    if "fix_range" in loaded:  # until commit abbf87e
-        fixed = loaded.pop("fix_range")
-        loaded["random_range"] = not fixed if isinstance(fixed, bool) else fixed
+    loaded = rename_settings(read_mapping(path))
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
             raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")
     return loaded
+
+
+def rename_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their present names, without those that are gone and change nothing."""
+    kept = {name: value for name, value in values.items() if name not in _GONE or _GONE[name] not in (None, value)}
+    if "fix_range" in kept and "random_range" not in kept:  # until commit abbf87e
+        fixed = kept.pop("fix_range")
+        kept["random_range"] = not fixed if isinstance(fixed, bool) else fixed
+    return kept
 
 
 def read_run_yaml(path: Path) -> dict[str, Any]:
@@ -327,31 +329,10 @@ def read_run_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_run(run: str | Path) -> tuple[Path, Config]:
-    """Return a run's directory and its configuration, with which its policies can be used on this machine.
-
-    Raises:
-        RunError: no such run, or its environment has changed since.
-        UsageError: its config.yaml is damaged.
-    """
-    directory, config = read_training_run(run)
-    check_spaces(directory, config.env, config.make_env().spec)
-    return directory, for_this_device(config)
-
-
 def for_this_device(config: Config) -> Config:
     """Return the configuration with the settings of `Environment.for_this_device`."""
     env = config.make_env().for_this_device()
     return dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
-
-
-def read_training_run(run: str | Path) -> tuple[Path, Config]:
-    """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
-    directory = open_run(run)
-    path = directory / CONFIG
-    config = build(read_run_yaml(path), str(path))
-    check_version(directory, config.env, envs_jax.base.find(config.env).version)
-    return directory, config
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:

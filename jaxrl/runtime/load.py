@@ -4,7 +4,6 @@ It reads checkpoints and builds no run; `api` and `evaluation` turn policies int
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,14 +16,15 @@ from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
-from jaxrl.common.files import is_file, write_atomically
+from jaxrl.common.files import is_file
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
-from jaxrl.runtime.config import Config, read_run
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.trials import locate, trials
+from jaxrl.runtime.saved_run import locate, read_run
+from jaxrl.runtime.trials import trials
 
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
@@ -66,6 +66,8 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
         raise UsageError(f"{out} holds a run already: choose another folder with --out")
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} holds files already, and a run needs a folder of its own: choose another with --out")
+    if obstacle := run_directory.find_obstacle(out):
+        raise UsageError(f"no run can be written to {out}, where {obstacle}: choose another folder with --out")
     (state, *_), step = _read_states(saved, best)
     root = locate(saved.directory)[0]
     with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
@@ -73,7 +75,7 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
     settings = saved.config.with_run(init_from="", runs="runs")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / run_directory.VERSIONS, json.dumps(run_directory.read_versions(root), indent=1) + "\n")
+        run_directory.write_versions(out, run_directory.read_versions(root))
         with Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
             checkpoints.save(step, {"algo": state}, {**meta, "settings": settings.flat(), SMALL: True}, best=True)
         for file in out.rglob("commit_success.txt"):  # of orbax, which names the folder that was written

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import jax
@@ -68,11 +68,12 @@ def find_difference(expected: list[Leaf], stored: list[Leaf], whole: bool) -> st
 
 
 class Manifest(NamedTuple):
-    """A checkpoint's number, leaves and digests by file, whether it was the best, and the id of its run, if known."""
+    """A checkpoint's number, leaves, digests and sizes (bytes) by file, whether it was the best, and its run's id."""
 
     step: int
     leaves: list[Leaf]
     files: dict[str, str]
+    sizes: dict[str, int]  # {} in those of older versions
     best: bool = False
     run: str = ""
 
@@ -86,8 +87,11 @@ def _digest(content: Path | str) -> str:
 
 def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool, run: str = "") -> None:
     """Write the manifest of a checkpoint with the files META in `folder` and all in `arrays`. Raises OSError."""
-    files = {f"{ARRAYS}/{path.relative_to(arrays)}": _digest(path) for path in arrays.rglob("*") if path.is_file()}
-    contents = Manifest(step, leaves, {META: _digest(folder / META), **files}, best, run)._asdict()
+    paths = {f"{ARRAYS}/{path.relative_to(arrays)}": path for path in arrays.rglob("*") if path.is_file()}
+    paths = {META: folder / META, **paths}
+    digests = {name: _digest(path) for name, path in paths.items()}
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    contents = Manifest(step, leaves, digests, sizes, best, run)._asdict()
     write_atomically(folder / MANIFEST, json.dumps({"sha256": _digest(json.dumps(contents)), "contents": contents}))
 
 
@@ -97,10 +101,80 @@ def read_manifest(folder: Path) -> Manifest:
         stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if _digest(json.dumps(stored["contents"])) != stored["sha256"]:
             raise ValueError("its checksum differs")
-        manifest = Manifest(**stored["contents"])
+        manifest = Manifest(**{"sizes": {}, **stored["contents"]})
+        _check_types(manifest)
         return manifest._replace(leaves=[Leaf(name, kind, tuple(shape)) for name, kind, shape in manifest.leaves])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raise ValueError if entries have other types than they are written with."""
+    wrong = {
+        "step": not _is_count(manifest.step),
+        "leaves": not isinstance(manifest.leaves, list) or not all(map(_is_leaf, manifest.leaves)),
+        "files": not isinstance(manifest.files, dict) or not all(map(_is_file, manifest.files.items())),
+        "best": not isinstance(manifest.best, bool),
+        "run": not isinstance(manifest.run, str),
+        "sizes": not isinstance(manifest.sizes, dict) or not all(map(_is_count, manifest.sizes.values())),
+    }
+    if names := [name for name, is_wrong in wrong.items() if is_wrong]:
+        raise ValueError(f"its entry '{names[0]}' has another form than it is written in")
+    if len({name for name, *_ in manifest.leaves}) < len(manifest.leaves):
+        raise ValueError("it lists a leaf twice")
+    if META not in manifest.files:
+        raise ValueError(f"it does not list {META}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_leaf(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    name, kind, shape = value
+    return isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list) and all(map(_is_count, shape))
+
+
+def _is_file(item: tuple[str, Any]) -> bool:
+    path = PurePosixPath(item[0])
+    return isinstance(item[1], str) and not path.is_absolute() and ".." not in path.parts
+
+
+def read_meta(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the JSON object of a checkpoint. Raises ValueError: it is absent, damaged, or no object."""
+    try:
+        content = (folder / META).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{META} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != manifest.files[META]:
+        raise ValueError(f"{META} has changed since it was written")
+    try:
+        meta = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{META} cannot be used: {error}") from None
+    if not isinstance(meta, dict):
+        raise ValueError(f"{META} holds no JSON object")
+    return meta
+
+
+def check_sizes(folder: Path, step: int, arrays: Path | None = None) -> None:
+    """Check that all files of a checkpoint are there, with their sizes, which notices no changed bytes but is quick.
+
+    Before it is committed, its `arrays` are elsewhere. Raises ValueError: the damage.
+    """
+    manifest = read_manifest(folder)
+    if manifest.step != step:
+        raise ValueError(f"it holds step {manifest.step}")
+    for name in manifest.files:
+        path = arrays / PurePosixPath(name).relative_to(ARRAYS) if arrays and name != META else folder / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+        if size != (expected := manifest.sizes.get(name, size)):
+            raise ValueError(f"{name} has {size:,} bytes instead of {expected:,}")
 
 
 def verify(folder: Path) -> Manifest:
@@ -115,4 +189,5 @@ def verify(folder: Path) -> Manifest:
             raise ValueError(f"{name} cannot be read: {error.strerror}") from None
         if is_changed:
             raise ValueError(f"{name} has changed since it was written")
+    read_meta(folder, manifest)
     return manifest

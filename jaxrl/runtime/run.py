@@ -15,9 +15,9 @@ from jaxrl.report.console import Console
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.writer import NullWriter, Writer, check_same_run, describe_lost_rows
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import hosts, run_directory, trials
+from jaxrl.runtime import hosts, run_directory, saved_run, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
-from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints, committed_steps
+from jaxrl.runtime.checkpoint import SMALL, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.scoring import Scoring
@@ -78,7 +78,7 @@ def resume_or_start(name: str, config: Config, changes: dict[str, Any], source: 
         return start(config, name=name, source=source)
     automatic = configuration.RunSettings()
     changes = {key: value for key, value in changes.items() if key not in _RESOLVED or value != getattr(automatic, key)}
-    return resume(str(directory), configuration.read_training_run(directory)[1], changes)
+    return resume(str(directory), saved_run.read_training_run(directory)[1], changes)
 
 
 def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
@@ -89,8 +89,9 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     directory = run_directory.open_run(path)
     if directory.parent == run_directory.PRETRAINED:  # the package's files are not to be locked
         raise UsageError(f"{path} holds only weights, which cannot be resumed: start a run with --init_from")
-    if (root := trials.locate(directory)[0]) != directory.absolute():
+    if (root := saved_run.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
+    run_directory.require_writable_path(directory)
     new_config = configuration.apply_resume_changes(config, changes)
     hosts.call_on_host_0(lambda: loggers.check(new_config.run.logger))
     run = build_run(new_config, resuming=True)
@@ -142,6 +143,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
         step, meta = checkpoints.newest()
     if meta.get(SMALL):
         raise UsageError(f"{directory} holds only weights, which cannot be resumed: start a run with --init_from")
+    saved_run.check_meta(meta, step, directory, len(run.algo.phases))
     folders = [".", *(trial.folder for trial in trials.trials(run.config))]
 
     def check_metrics() -> None:
@@ -149,16 +151,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
             check_same_run(directory / folder, mark)
 
     hosts.call_on_host_0(check_metrics)
-    fixed = fixed_settings(run)
-    if meta["devices"] != run.mesh.size:
-        del fixed["learn_chunk"]  # it follows the number of devices
-    for name, value in fixed.items():
-        previous = meta["settings"].get(name, value)
-        if previous != value:
-            raise CheckpointError(
-                f"checkpoint {step} of {directory} is from another configuration: {name} was {previous} and is {value} "
-                f"in {run_directory.CONFIG}; put the previous value back, or start a new run"
-            )
+    saved_run.check_resume_settings(fixed_settings(run), meta, step, run.mesh.size, directory)
     requested, env_steps = run.config.run.total_env_steps, meta["env_steps"]
     if requested < env_steps and requested != before.run.total_env_steps:
         raise UsageError(

@@ -8,6 +8,7 @@ file with the path of the newest run.
 import contextlib
 import difflib
 import fcntl
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -40,7 +41,10 @@ _PRETRAINED = "pretrained:"  # begins their names
 _RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 SPACES = "spaces"  # entry of versions.json: shapes of observations and actions
+_DIGEST = "sha256"  # entry of versions.json, absent from files of older versions; see `_digest`
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
+_LONGEST_ROOT = 4096 - 512  # bytes of a path below which a checkpoint's files still have paths that Linux takes
+_GLOB = "*?["  # orbax finds the arrays that it has written by a pattern, and does not escape the path in it
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -70,7 +74,7 @@ def create(
         group.mkdir(parents=True, exist_ok=True)
         run = group / name if name else _next(group)
         run.mkdir(exist_ok=True)
-        write_atomically(run / VERSIONS, json.dumps(entries, indent=1) + "\n")
+        write_versions(run, entries)
         write_latest(root, run)
     except OSError as error:
         raise RunError(
@@ -95,7 +99,7 @@ def check_root(root: Path | str) -> None:
 
     Raises:
         UsageError: `root` is empty.
-        RunError: `root` is not a directory, or not writable.
+        RunError: `root` is not a directory, not writable, or no checkpoint could be written there.
     """
     if not str(root):
         raise UsageError("--runs is empty: name a folder, such as runs")
@@ -103,7 +107,9 @@ def check_root(root: Path | str) -> None:
     try:
         dangling = [folder for folder in (path, *path.parents) if folder.is_symlink() and not folder.exists()]
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        if obstacle := find_obstacle(path):
+            problem = f"checkpoints cannot be written where {obstacle}"
+        elif max(len(os.fsencode(part)) for part in path.parts) > _LONGEST_NAME or len(str(path)) > _LONGEST_ROOT:
             problem = "File name too long"
         elif dangling:
             problem = f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which is not there"
@@ -118,6 +124,30 @@ def check_root(root: Path | str) -> None:
         problem = getattr(error, "strerror", None) or str(error)
     if problem:
         raise RunError(f"no run directory can be made under {root} ({problem}); choose another with --runs")
+
+
+def find_obstacle(path: Path, writing: bool = True) -> str:
+    """Return half a sentence about what in a path keeps orbax from writing, or reading, checkpoints below; or ""."""
+    path = path.absolute()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return "the name of a folder is not UTF-8"
+    if "\\" in str(path):  # which TensorStore takes for a slash
+        return "the name of a folder holds a backslash"
+    if any(part.endswith(":") for part in path.parts):  # gs:/ would be Google's storage
+        return "the name of a folder ends in ':'"
+    found = next((character for character in _GLOB if character in str(path)), "") if writing else ""
+    return f"the name of a folder holds '{found}'" if found else ""
+
+
+def require_writable_path(run: Path) -> None:
+    """Raise RunError if the checkpoints of a run cannot be written where it lies."""
+    if obstacle := find_obstacle(run):
+        raise RunError(
+            f"{run} cannot be trained further, because checkpoints cannot be written where {obstacle}: rename that "
+            "folder, or move the run to another"
+        )
 
 
 def write_config(run: Path, text: str) -> None:
@@ -208,12 +238,49 @@ def check_spaces(run: Path, env: str, spec: EnvSpec) -> None:
         )
 
 
+def write_versions(run: Path, entries: Mapping[str, Any]) -> None:
+    """Write a run's versions.json, with a digest of its entries. Raises OSError."""
+    entries = {name: value for name, value in entries.items() if name != _DIGEST}
+    write_atomically(run / VERSIONS, json.dumps({**entries, _DIGEST: _digest(entries)}, indent=1) + "\n")
+
+
+def _digest(entries: Mapping[str, Any]) -> str:
+    """Return the digest of all entries but versions, other ones of which are only told."""
+    told = ("python", "jaxrl", *_PACKAGES, "platform", "backend", "devices")
+    checked = {name: value for name, value in entries.items() if name not in told}
+    return hashlib.sha256(json.dumps(checked).encode()).hexdigest()
+
+
 def read_versions(run: Path) -> dict[str, Any]:
-    """Return a run's versions.json; {} if there is none, or if it cannot be read."""
+    """Return a run's versions.json; {} if there is none. Raises RunError: it is damaged, or cannot be read."""
     try:
-        return dict(json.loads((run / VERSIONS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        entries = json.loads((run / VERSIONS).read_text(encoding="utf-8"))
+        if not isinstance(entries, dict):
+            raise ValueError("it is no JSON object")
+        if _DIGEST in entries and entries.pop(_DIGEST) != _digest(entries):
+            raise ValueError("its checksum differs")
+        _check_types(entries)
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(
+            f"{run / VERSIONS} is damaged: remove it, or put an intact copy back ({reason}); without it versions, "
+            "spaces and the run of the checkpoints are not checked, and the run is scored by its return"
+        ) from None
+    return entries
+
+
+def _check_types(entries: Mapping[str, Any]) -> None:
+    """Raise ValueError if entries of versions.json that are read here have other types than they are written with."""
+    for name in (_RUN_ID, "jaxrl", *_PACKAGES, "backend"):
+        if not isinstance(entries.get(name, ""), str):
+            raise ValueError(f"its entry '{name}' is no text")
+    if not isinstance(entries.get(_ENV, 1), int):
+        raise ValueError(f"its entry '{_ENV}' is no number")
+    spaces = entries.get(SPACES, {})
+    if not isinstance(spaces, dict) or not all(isinstance(text, str) for text in spaces.values()):
+        raise ValueError(f"its entry '{SPACES}' is no mapping of texts")
 
 
 def read_run_id(run: Path) -> str:

@@ -30,10 +30,7 @@ class Scoring:
 
         Raises RunError: the file or its entry is damaged.
         """
-        file = read_versions(run)
-        if not file and (run / VERSIONS).exists():
-            raise RunError(f"{run / VERSIONS} is damaged: remove it to see returns instead of the run's score")
-        entry = file.get(ENTRY, {})
+        entry = read_versions(run).get(ENTRY, {})
         try:
             scoring = cls(**entry)
             texts = (scoring.score, *scoring.labels, *scoring.labels.values())

@@ -7,15 +7,14 @@ vary. A folder can be named wherever a run can, and means this trial, or all see
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from envs_jax.base import closest, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
-from jaxrl.runtime.config import Config, check_value, declared_fields, read_training_run
-from jaxrl.runtime.run_directory import CONFIG, write_config
+from jaxrl.runtime.config import Config, check_value, declared_fields
+from jaxrl.runtime.run_directory import write_config
 
 MAX_TRIALS = 4096  # trials of a run
 
@@ -91,18 +90,3 @@ def write_configs(directory: Path, config: Config) -> None:
         if len(all_trials) > 1:
             write_config(folder, trial.config.to_yaml())
     write_config(directory, config.to_yaml())
-
-
-def locate(directory: Path) -> tuple[Path, Config, Sequence[int]]:
-    """Return the run of a run directory or folder of trials, its configuration and the indices of these trials.
-
-    Raises RunError, UsageError: the configuration is damaged.
-    """
-    directory = directory.absolute()
-    for root in reversed(directory.parents[:2]):  # the folder of a combination has a configuration, too
-        if (root / CONFIG).is_file():
-            config, name = read_training_run(root)[1], directory.relative_to(root).as_posix()
-            if indices := [k for k, trial in enumerate(trials(config)) if name in (trial.folder, trial.combination)]:
-                return root, config, indices
-    config = read_training_run(directory)[1]
-    return directory, config, range(len(trials(config)))
