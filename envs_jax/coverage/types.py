@@ -4,10 +4,13 @@ import dataclasses
 import os
 from typing import Any
 
+import numpy as np
+
 from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr, take_exactly
 from envs_jax.coverage import actions, maps, raster, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
 from envs_jax.coverage.communication import ChannelConfig
+from envs_jax.coverage.joining import Choices, Numbers
 from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
@@ -257,6 +260,15 @@ class CoverageConfig(Environment):
         if not (self.counts_messages or self.failure_rates or ramped or self.show_ages):
             return None
         return ChannelConfig(failure_rates, delays, self.steps, self.q)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Return the settings that the context may replace."""
+        rates = np.asarray(self.failure_rates or (self.failure_rate,), np.float32)
+        delays = np.asarray(self.delays or (self.delay,), np.int32)
+        sizes = np.asarray(self.team_sizes or (self.num_agents,), np.int32)
+        choices = (Choices(values, len(values)) for values in (rates, delays, sizes))
+        return Numbers(*choices, self.loss_rate, self.communication_range / self.stretch)
 
     @property
     def map_config(self) -> MapConfig:

@@ -4,12 +4,13 @@ import csv
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs_jax.base import Environment
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
@@ -74,8 +75,10 @@ def rollout(
     seed: int = 0,
     chunk: int = 0,
     say: reports.Say = lambda sentence: None,
-) -> Iterator[Outcome]:
-    """Yield the outcome of each policy in each condition, on held-out episodes of the same keys.
+) -> list[Outcome]:
+    """Return the outcome of each policy in each condition, on held-out episodes of the same keys.
+
+    Conditions whose environments can be joined are played by one program.
 
     Raises UsageError: a condition that the environment does not know, or that the run's policy does not fit.
     """
@@ -92,10 +95,58 @@ def rollout(
         except UsageError as error:
             hint = " (which is [[]] in this file)" if "empty list" in str(error) else ""
             raise UsageError(f"condition '{condition.name}': {error}{hint}") from None
-    for condition, policies in zip(conditions, changed, strict=True):
-        played = reports.rollout(policies, names, episodes, seed, chunk)
-        for name, curves in announce(played, f"{condition.name}: {episodes:,} episodes", say):
-            yield Outcome(condition.name, name, {metric: curve[-1] for metric, curve in curves.items()})
+    outcomes: dict[int, list[Outcome]] = {}
+    for group in _group(changed):
+        play = reports.make_rollout(group.policy_set, names, episodes, seed, chunk)
+        for number, (index, context) in enumerate(group.contexts.items()):
+            what = f"{conditions[index].name}: {episodes:,} episodes"
+            known = {"return", "length", *changed[index].env.spec.metrics}  # other members may have more
+            outcomes[index] = [
+                Outcome(conditions[index].name, name, {m: curve[-1] for m, curve in curves.items() if _base(m) in known})
+                for name, curves in announce(play(context), what, say, compiled=number > 0)
+            ]
+    return [outcome for index in range(len(conditions)) for outcome in outcomes[index]]
+
+
+def _base(metric: str) -> str:
+    """Return the name of a metric without the task, see `rollouts.split_by_task`."""
+    return metric.partition("/")[0]
+
+
+class _Group(NamedTuple):
+    """Conditions that one program plays."""
+
+    policy_set: PolicySet
+    contexts: dict[int, Any]  # {index of the condition: the environment's context in it}
+
+
+def _group(policy_sets: Sequence[PolicySet]) -> list[_Group]:
+    """Return groups of the conditions in which these are the policies, each as large as `Environment.join` allows."""
+    all_members: list[list[int]] = []
+    for index in range(len(policy_sets)):
+        for members in all_members:
+            if _join([policy_sets[member] for member in (*members, index)]):
+                members.append(index)
+                break
+        else:
+            all_members.append([index])
+    groups = []
+    for members in all_members:
+        first = policy_sets[members[0]]
+        joined = _join([policy_sets[member] for member in members]) if len(members) > 1 else None
+        env, contexts = joined or (first.env.env, [first.context])
+        settings = {name: getattr(env, name) for name in first.settings} 
+        groups.append(_Group(first.with_env_settings(settings), dict(zip(members, contexts, strict=True))))
+    return groups
+
+
+def _join(policy_sets: Sequence[PolicySet]) -> tuple[Environment, list[Any]] | None:
+    """Return the environment that plays all conditions, and its contexts; None if their policies do not take it."""
+    first, *others = policy_sets
+    joined = first.env.env.join([other.env.env for other in others])
+    if joined and joined[0].spec.absent_agents and first.algo and not first.algo.weighs_agents:
+        return None
+    return joined
 
 
 def summarise(
