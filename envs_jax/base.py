@@ -336,10 +336,16 @@ class Environment:
         """Return one environment for the episodes of this one and of others, which differ in settings.
 
         With it come the contexts, of the same shapes, in which its episodes are those of each environment at the end of
-        all schedules. Its metrics are those of all environments. None: no environment has the episodes of all.
+        all schedules; its agents begin with theirs, see `count_agents`, and its metrics are those of all environments.
+        None: no environment has the episodes of all.
         """
         del others
         return None
+
+    def count_agents(self, context: Any) -> Any:
+        """Return how many agents there are in a context, int or int32[]: A, or fewer in the contexts of `join`."""
+        del context
+        return self.spec.num_agents
 
     def for_this_device(self) -> "Environment":
         """Return the environment with settings that compute the same and are fast on this process's device.

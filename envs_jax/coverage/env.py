@@ -153,6 +153,9 @@ class Coverage(CoverageConfig):
         envs = (self, *others)  # rules of a subclass may not read the context
         return joining.join(envs) if all(type(env) is Coverage for env in envs) else None
 
+    def count_agents(self, context: Any) -> Any:
+        return self._numbers(context).num_agents
+
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         state = self._draw_mission(key, context)
         return self.observe_and_fuse(state, state.positions, *self._draw(state, state.positions))

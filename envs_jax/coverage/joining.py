@@ -33,6 +33,7 @@ class Choices:
 class Numbers:
     """Settings of missions that may come in the context of an environment."""
 
+    num_agents: Any  # int32[], length of the array of agents; the places beyond it are empty
     failure_rates: Choices  # float32[K]
     delays: Choices  # int32[K], steps
     team_sizes: Choices  # int32[K]
@@ -48,7 +49,7 @@ _FREE = {
 
 
 def join(envs: Sequence[Any]) -> tuple[Any, list[Numbers]] | None:
-    """Return an environment for the missions of all `envs`, `Coverage` each, and their contexts; see `Environment.join`.
+    """Return what `Environment.join` of the first environment and the others does, `Coverage` each.
 
     None: they differ in what a program must know.
     """
@@ -95,6 +96,6 @@ def _pad(all_numbers: list[Numbers]) -> list[Numbers]:
     names = ("failure_rates", "delays", "team_sizes")
     rows = zip(*(pad(*(getattr(numbers, name) for numbers in all_numbers)) for name in names), strict=True)
     return [
-        Numbers(*row, loss_rate=np.float32(numbers.loss_rate), comm_range=np.float32(numbers.comm_range))
+        Numbers(np.int32(numbers.num_agents), *row, np.float32(numbers.loss_rate), np.float32(numbers.comm_range))
         for row, numbers in zip(rows, all_numbers, strict=True)
     ]

@@ -268,7 +268,7 @@ class CoverageConfig(Environment):
         delays = np.asarray(self.delays or (self.delay,), np.int32)
         sizes = np.asarray(self.team_sizes or (self.num_agents,), np.int32)
         choices = (Choices(values, len(values)) for values in (rates, delays, sizes))
-        return Numbers(*choices, self.loss_rate, self.communication_range / self.stretch)
+        return Numbers(self.num_agents, *choices, self.loss_rate, self.communication_range / self.stretch)
 
     @property
     def map_config(self) -> MapConfig:

@@ -14,9 +14,10 @@ from envs_jax.base import Environment
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
-from jaxrl.evaluation.policies import PolicySet, announce, display_name
+from jaxrl.evaluation.policies import LEARNED, PolicySet, announce, display_name
 from jaxrl.evaluation.statistics import finite, interquartile_mean, interval, tail_mean
 
+_EMPTY_STEPS = 500_000  # of agents that are not there: more of them take longer than to compile another program
 WORST = 0.1  # share of the episodes that "quantile" and "tail" of a score look at
 
 
@@ -96,13 +97,16 @@ def rollout(
             hint = " (which is [[]] in this file)" if "empty list" in str(error) else ""
             raise UsageError(f"condition '{condition.name}': {error}{hint}") from None
     outcomes: dict[int, list[Outcome]] = {}
-    for group in _group(changed):
+    plays = sum(policy_set.seeds if name in LEARNED else 1 for name in names)
+    for group in _group(changed, plays * episodes):
         play = reports.make_rollout(group.policy_set, names, episodes, seed, chunk)
         for number, (index, context) in enumerate(group.contexts.items()):
             what = f"{conditions[index].name}: {episodes:,} episodes"
             known = {"return", "length", *changed[index].env.spec.metrics}  # other members may have more
             outcomes[index] = [
-                Outcome(conditions[index].name, name, {m: curve[-1] for m, curve in curves.items() if _base(m) in known})
+                Outcome(
+                    conditions[index].name, name, {m: curve[-1] for m, curve in curves.items() if _base(m) in known}
+                )
                 for name, curves in announce(play(context), what, say, compiled=number > 0)
             ]
     return [outcome for index in range(len(conditions)) for outcome in outcomes[index]]
@@ -120,24 +124,35 @@ class _Group(NamedTuple):
     contexts: dict[int, Any]  # {index of the condition: the environment's context in it}
 
 
-def _group(policy_sets: Sequence[PolicySet]) -> list[_Group]:
-    """Return groups of the conditions in which these are the policies, each as large as `Environment.join` allows."""
+def _group(policy_sets: Sequence[PolicySet], episodes: int) -> list[_Group]:
+    """Return groups of the conditions in which these are the policies, each as large as one program plays fast.
+
+    `episodes` is how many of each condition are played.
+    """
     all_members: list[list[int]] = []
     for index in range(len(policy_sets)):
         for members in all_members:
-            if _join([policy_sets[member] for member in (*members, index)]):
+            chosen = [policy_sets[member] for member in (*members, index)]
+            if _empty_steps(chosen) * episodes <= _EMPTY_STEPS and _join(chosen):
                 members.append(index)
                 break
         else:
             all_members.append([index])
     groups = []
     for members in all_members:
-        first = policy_sets[members[0]]
-        joined = _join([policy_sets[member] for member in members]) if len(members) > 1 else None
-        env, contexts = joined or (first.env.env, [first.context])
-        settings = {name: getattr(env, name) for name in first.settings} 
-        groups.append(_Group(first.with_env_settings(settings), dict(zip(members, contexts, strict=True))))
+        first, contexts = policy_sets[members[0]], [policy_sets[members[0]].context]
+        if len(members) > 1 and (joined := _join([policy_sets[member] for member in members])):
+            env, contexts = joined
+            first = first.with_env_settings({name: getattr(env, name) for name in first.settings})
+        groups.append(_Group(first, dict(zip(members, contexts, strict=True))))
     return groups
+
+
+def _empty_steps(policy_sets: Sequence[PolicySet]) -> int:
+    """Return the steps of agents that are not there, if the longest array of agents plays an episode of each."""
+    specs = [policy_set.env.spec for policy_set in policy_sets]
+    longest = max(spec.num_agents for spec in specs)
+    return sum((longest - spec.num_agents) * spec.horizon for spec in specs)
 
 
 def _join(policy_sets: Sequence[PolicySet]) -> tuple[Environment, list[Any]] | None:
