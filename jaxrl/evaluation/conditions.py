@@ -143,7 +143,9 @@ def _group(policy_sets: Sequence[PolicySet], episodes: int) -> list[_Group]:
         first, contexts = policy_sets[members[0]], [policy_sets[members[0]].context]
         if len(members) > 1 and (joined := _join([policy_sets[member] for member in members])):
             env, contexts = joined
-            first = first.with_env_settings({name: getattr(env, name) for name in first.settings})
+            first = first.with_env_settings(
+                {field.name: getattr(env, field.name) for field in dataclasses.fields(env) if field.init}
+            )
         groups.append(_Group(first, dict(zip(members, contexts, strict=True))))
     return groups
 
