@@ -88,14 +88,24 @@ def _one_or_several(name: str, values: tuple[Any, ...]) -> dict[str, Any]:
 def _pad(all_numbers: list[Numbers]) -> list[Numbers]:
     """Return numbers as arrays of the same shapes: those of one program."""
 
-    def pad(*choices: Choices) -> list[Choices]:
+    def pad(name: str) -> list[Choices]:
+        choices = [getattr(numbers, name) for numbers in all_numbers]
         longest = max(len(one.values) for one in choices)
-        padded = [np.pad(one.values, (0, longest - len(one.values)), mode="edge") for one in choices]
-        return [Choices(values, np.int32(one.count)) for values, one in zip(padded, choices, strict=True)]
+        return [
+            Choices(np.pad(one.values, (0, longest - len(one.values)), mode="edge"), np.int32(one.count))
+            for one in choices
+        ]
 
-    names = ("failure_rates", "delays", "team_sizes")
-    rows = zip(*(pad(*(getattr(numbers, name) for numbers in all_numbers)) for name in names), strict=True)
     return [
-        Numbers(np.int32(numbers.num_agents), *row, np.float32(numbers.loss_rate), np.float32(numbers.comm_range))
-        for row, numbers in zip(rows, all_numbers, strict=True)
+        Numbers(
+            num_agents=np.int32(numbers.num_agents),
+            failure_rates=failure_rates,
+            delays=delays,
+            team_sizes=team_sizes,
+            loss_rate=np.float32(numbers.loss_rate),
+            comm_range=np.float32(numbers.comm_range),
+        )
+        for numbers, failure_rates, delays, team_sizes in zip(
+            all_numbers, pad("failure_rates"), pad("delays"), pad("team_sizes"), strict=True
+        )
     ]

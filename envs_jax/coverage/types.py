@@ -267,8 +267,14 @@ class CoverageConfig(Environment):
         rates = np.asarray(self.failure_rates or (self.failure_rate,), np.float32)
         delays = np.asarray(self.delays or (self.delay,), np.int32)
         sizes = np.asarray(self.team_sizes or (self.num_agents,), np.int32)
-        choices = (Choices(values, len(values)) for values in (rates, delays, sizes))
-        return Numbers(self.num_agents, *choices, self.loss_rate, self.communication_range / self.stretch)
+        return Numbers(
+            num_agents=self.num_agents,
+            failure_rates=Choices(rates, len(rates)),
+            delays=Choices(delays, len(delays)),
+            team_sizes=Choices(sizes, len(sizes)),
+            loss_rate=self.loss_rate,
+            comm_range=self.communication_range / self.stretch,
+        )
 
     @property
     def map_config(self) -> MapConfig:

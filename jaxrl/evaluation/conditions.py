@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.base import Environment
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
@@ -157,10 +156,10 @@ def _empty_steps(policy_sets: Sequence[PolicySet]) -> int:
     return sum((longest - spec.num_agents) * spec.horizon for spec in specs)
 
 
-def _join(policy_sets: Sequence[PolicySet]) -> tuple[Environment, list[Any]] | None:
+def _join(policy_sets: Sequence[PolicySet]) -> tuple[Any, list[Any]] | None:
     """Return the environment that plays all conditions, and its contexts; None if their policies do not take it."""
     first, *others = policy_sets
-    joined = first.env.env.join([other.env.env for other in others])
+    joined: tuple[Any, list[Any]] | None = first.env.env.join([other.env.env for other in others])
     if joined and joined[0].spec.absent_agents and first.algo and not first.algo.weighs_agents:
         return None
     return joined
