@@ -7,7 +7,7 @@ environment as pure functions (no batch axis, no auto-reset); `envs_jax.batch` b
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
@@ -334,6 +334,21 @@ class Environment:
     def for_evaluation(self) -> "Environment":
         """Return the environment that chooses a run's best checkpoint; override it where training is scheduled."""
         return self
+
+    def join(self, others: "Sequence[Environment]") -> "tuple[Environment, list[Any]] | None":
+        """Return one environment for the episodes of this one and of others, which differ in settings.
+
+        With it come the contexts, of the same shapes, in which its episodes are those of each environment at the end of
+        all schedules; its agents begin with theirs, see `count_agents`, and its metrics are those of all environments.
+        None: no environment has the episodes of all.
+        """
+        del others
+        return None
+
+    def count_agents(self, context: Any) -> Any:
+        """Return how many agents there are in a context, int or int32[]: A, or fewer in the contexts of `join`."""
+        del context
+        return self.spec.num_agents
 
     def for_this_device(self) -> "Environment":
         """Return the environment with settings that compute the same and are fast on this process's device.

@@ -138,13 +138,13 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_all_conditions_are_checked_before_one_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     policy_set = policies.load(None, "coverage", {"q": 3, "budget": 2})
-    monkeypatch.setattr(conditions.reports, "rollout", lambda *arguments: pytest.fail("played"))
+    monkeypatch.setattr(conditions.reports, "make_rollout", lambda *arguments: pytest.fail("played"))
     wrong = [Condition("a", {}), Condition("b", {"budget": 0})]
     with pytest.raises(UsageError, match="condition 'b'"):
-        list(conditions.rollout(policy_set, wrong, ["random"], 2))
+        conditions.rollout(policy_set, wrong, ["random"], 2)
     drawn = policies.load(None, "coverage", {"q": 3, "budget": 2, "failure_rates": [0.1]})
     with pytest.raises(UsageError, match=r"set failure_rate to 0, or failure_rates to an empty list \(.*\[\[\]\] in"):
-        list(conditions.rollout(drawn, [Condition("a", {"failure_rate": 0.5})], ["random"], 2))
+        conditions.rollout(drawn, [Condition("a", {"failure_rate": 0.5})], ["random"], 2)
 
 
 def test_tails_by_hand() -> None:

@@ -286,7 +286,8 @@ def test_a_message_under_way_outlives_its_sender() -> None:
     """Agent 0 fails after measurement 0: what it sent then arrives after the next one; nothing arrives at it."""
     config = communication.ChannelConfig((0.0,), (1,), 4, 3)
     positions, full = np.int32([[2, 2, 2], [3, 2, 2], [4, 2, 2]]), Team(jnp.int32(3), jnp.ones(3, bool))
-    channel = communication.begin(config, jax.random.key(0), positions, None, full)
+    numbers = make(num_agents=3, delay=1).numbers
+    channel = communication.begin(config, numbers, jax.random.key(0), positions, None, full)
     key, comm_range = jax.random.key(0), jnp.float32(25)
     _, _, _, channel = communication.exchange(config, channel, key, jnp.int32(0), positions, comm_range, full)
     rest = Team(jnp.int32(3), jnp.array([False, True, True]))

@@ -23,6 +23,7 @@ import numpy as np
 
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import teams, world
+from envs_jax.coverage.joining import Numbers
 from envs_jax.coverage.teams import Team
 from envs_jax.coverage.world import SPACING
 
@@ -86,7 +87,7 @@ def draw_delivered(
 class ChannelConfig:
     """Static settings of a channel that is more than `draw_received`."""
 
-    failure_rates: tuple[float, ...]  # one is drawn for each mission, with equal probability
+    failure_rates: tuple[float, ...]  # that missions may have
     delays: tuple[int, ...]  # steps; likewise
     steps: int  # T of a mission
     cells_per_footprint: int  # cells along a footprint edge at the lowest altitude
@@ -121,15 +122,16 @@ class Channel:
     counts: Counts  # of this mission
 
 
-def begin(config: ChannelConfig, key: Array, positions: Array, share: Array | None, team: Any = ()) -> Channel:
+def begin(
+    config: ChannelConfig, numbers: Numbers, key: Array, positions: Array, share: Array | None, team: Any = ()
+) -> Channel:
     """Return the channel of the mission of a key, before its first measurement at positions int32[A, 3].
 
-    `share` float32[] multiplies the failure rate and the delay, which is then rounded; None leaves them as they are.
-    `team` as of `draw_received`.
+    Its failure rate and its delay, at most `config.max_delay`, are drawn from those of `numbers`. `share` float32[]
+    multiplies both, and the delay is then rounded; None leaves them as they are. `team` as of `draw_received`.
     """
     rate_key, delay_key = jax.random.split(jax.random.fold_in(key, _CONDITIONS))
-    failure_rate = _draw_one(rate_key, jnp.asarray(config.failure_rates, jnp.float32))
-    delay = _draw_one(delay_key, jnp.asarray(config.delays, jnp.int32))
+    failure_rate, delay = numbers.failure_rates.draw(rate_key), numbers.delays.draw(delay_key)
     if share is not None:
         failure_rate = failure_rate * share
         delay = jnp.floor(delay.astype(jnp.float32) * share + 0.5).astype(jnp.int32)
@@ -142,10 +144,6 @@ def begin(config: ChannelConfig, key: Array, positions: Array, share: Array | No
         latest=jnp.full((agents, agents), -1, jnp.int32),
         counts=Counts(zero, zero, zero, zero, zero, jnp.float32(0.0)),
     )
-
-
-def _draw_one(key: Array, values: Array) -> Array:
-    return values[jax.random.randint(key, (), 0, len(values), jnp.int32)] if len(values) > 1 else values[0]
 
 
 def exchange(

@@ -9,19 +9,21 @@ mission has budget + 1 steps and never ends earlier.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, Discrete, EnvSpec, Reduction, TimeStep
+from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, Reduction, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage import (
     actions,
     baselines,
     communication,
     egocentric,
+    joining,
     maps,
     observation,
     reward,
@@ -31,6 +33,7 @@ from envs_jax.coverage import (
     terrain,
     world,
 )
+from envs_jax.coverage.joining import Numbers
 from envs_jax.coverage.maps.types import Maps, Measurements, Sent, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
@@ -136,19 +139,29 @@ class Coverage(CoverageConfig):
     # Environment
 
     def context(self, progress: Progress) -> Any:
-        """float32[]: the share of failure rates and delays in the missions that begin now; () without a ramp."""
+        """float32[]: the share of failure rates and delays in the missions that begin now; () without a ramp.
+
+        In place of it `reset` and `step` take the `Numbers` of `join`.
+        """
         return jnp.minimum(progress.fraction / self.channel_ramp, 1.0) if self.channel_ramp else ()
 
     def for_evaluation(self) -> "Coverage":
         """Return the environment with the full failure rates and delays."""
         return dataclasses.replace(self, channel_ramp=0.0) if self.channel_ramp else self
 
+    def join(self, others: Sequence[Environment]) -> tuple[Environment, list[Any]] | None:
+        envs = (self, *others)  # rules of a subclass may not read the context
+        return joining.join(envs) if all(type(env) is Coverage for env in envs) else None
+
+    def count_agents(self, context: Any) -> Any:
+        return self._numbers(context).num_agents
+
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         state = self._draw_mission(key, context)
         return self.observe_and_fuse(state, state.positions, *self._draw(state, state.positions))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
-        state, positions = self._move(state, action)
+        state, positions = self._move(state, action, context)
         return self.observe_and_fuse(state, positions, *self._draw(state, positions))
 
     def batched(self) -> BatchedEnvironment:
@@ -174,6 +187,7 @@ class Coverage(CoverageConfig):
 
     def _draw_mission(self, key: Array, context: Any = None) -> State:
         key_terrain, key_start, key_range = jax.random.split(key, 3)
+        numbers = self._numbers(context)
         if (file_ground := self.ground) is not None:
             ground = terrain.from_raster(file_ground)
         elif self.terrain == "split" and self.start == "original":
@@ -182,25 +196,29 @@ class Coverage(CoverageConfig):
             families = terrain.FAMILIES if self.terrain == "mixed" else (self.terrain,)
             ground = terrain.draw(key_terrain, families, self.n)
         positions = starts.draw(self.start, key, key_start, self.num_agents)
-        comm_range = jnp.float32(self.communication_range / self.stretch)
+        comm_range = jnp.float32(numbers.comm_range)
         if self.random_range:
             comm_range = communication.draw_range(key_range)
             comm_range = comm_range if self.stretch == 1.0 else comm_range / self.stretch
         team: Any = ()
         if self.has_teams:
-            team = teams.draw(key, self.team_sizes or (self.num_agents,), self.num_agents)
+            team = teams.draw(key, numbers.team_sizes, self.num_agents)
         channel: Any = ()
         if (config := self.channel_config) is not None:
             share = self.context(start()) if context is None else context
-            channel = communication.begin(config, key, positions, share if self.channel_ramp else None, team)
+            share = share if self.channel_ramp else None
+            channel = communication.begin(config, numbers, key, positions, share, team)
         return self.begin(key, ground, positions, comm_range, channel, team)
 
-    def _move(self, state: State, action: Array) -> tuple[State, Array]:
+    def _numbers(self, context: Any) -> Numbers:
+        return context if isinstance(context, Numbers) else self.numbers
+
+    def _move(self, state: State, action: Array, context: Any = None) -> tuple[State, Array]:
         """Return the state without the agents that fail now, and positions int32[A, 3] after the actions int32[A]."""
         positions = actions.move(state.positions, action, self.num_actions)
         if not self.has_teams:
             return state, positions
-        team = teams.lose(state.key, state.t + 1, state.team, self.loss_rate)
+        team = teams.lose(state.key, state.t + 1, state.team, self._numbers(context).loss_rate)
         positions = jnp.where(team.present[:, None], positions, state.positions)
         return dataclasses.replace(state, team=team), positions
 
@@ -296,25 +314,26 @@ class CoverageBatch(BatchedEnvironment):
         return BatchState(env=states, key=keys, episode=episode), timestep
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self.env
-        states, timestep = self._advance(*jax.vmap(env._move)(state.env, action))
+        states, timestep = self._advance(*self._move(state, action, context))
         return dataclasses.replace(state, env=states), timestep
 
     def step(
         self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
     ) -> tuple[BatchState, TimeStep]:
         """See `BatchedEnvironment.step`; all missions end together, and their first measurement is as all others."""
-        env = self.env
 
         def begin(zero: Array, moved: Any) -> Any:
             episode = state.episode + (zero + 1).astype(jnp.uint32)
             states = self._draw_missions(state.key, episode, context)
             return states, states.positions, episode
 
-        moved = *jax.vmap(env._move)(state.env, action), state.episode
+        moved = *self._move(state, action, context), state.episode
         states, positions, episode = when(previous.done[0], begin, moved)
         states, timestep = self._advance(states, positions)
         return BatchState(env=states, key=state.key, episode=episode), timestep
+
+    def _move(self, state: BatchState, action: Array, context: Any) -> tuple[State, Array]:
+        return jax.vmap(self.env._move, in_axes=(0, 0, None))(state.env, action, context)
 
     def _draw_missions(self, keys: Array, episode: Array, context: Any) -> State:
         return jax.vmap(lambda key, e: self.env._draw_mission(jax.random.fold_in(key, e), context))(keys, episode)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, pytree
+from envs_jax.coverage.joining import Choices
 
 _SIZE, _LOSSES = 5, 6  # indices of these keys of a mission; 0 to 4 are used elsewhere
 
@@ -23,16 +24,15 @@ class Team:
     present: Array  # bool[A], present now
 
 
-def draw(key: Array, sizes: tuple[int, ...], num_agents: int) -> Team:
-    """Return the team of the mission of a key, of one of `sizes`, with equal probability."""
-    index = jax.random.randint(jax.random.fold_in(key, _SIZE), (), 0, len(sizes), jnp.int32)
-    size = jnp.asarray(sizes, jnp.int32)[index]
+def draw(key: Array, sizes: Choices, num_agents: int) -> Team:
+    """Return the team of the mission of a key, of one of `sizes`."""
+    size = sizes.draw(jax.random.fold_in(key, _SIZE))
     return Team(size, jnp.arange(num_agents, dtype=jnp.int32) < size)
 
 
-def lose(key: Array, index: Array, team: Team, loss_rate: float) -> Team:
+def lose(key: Array, index: Array, team: Team, loss_rate: Array | float) -> Team:
     """Return the team at measurement `index` int32[], without the agents that fail on the way to it."""
-    if loss_rate == 0.0:
+    if isinstance(loss_rate, float) and loss_rate == 0.0:
         return team
     step_key = jax.random.fold_in(jax.random.fold_in(key, _LOSSES), index)
     keeps = jax.random.uniform(step_key, team.present.shape, jnp.float32) >= loss_rate

@@ -4,10 +4,13 @@ import dataclasses
 import os
 from typing import Any
 
+import numpy as np
+
 from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr, take_exactly
 from envs_jax.coverage import actions, maps, raster, starts, terrain, world
 from envs_jax.coverage.belief import P_MIN, Storage, Weights
 from envs_jax.coverage.communication import ChannelConfig
+from envs_jax.coverage.joining import Choices, Numbers
 from envs_jax.coverage.maps.types import MapConfig, Maps
 from envs_jax.coverage.terrain import Terrain
 
@@ -257,6 +260,21 @@ class CoverageConfig(Environment):
         if not (self.counts_messages or self.failure_rates or ramped or self.show_ages):
             return None
         return ChannelConfig(failure_rates, delays, self.steps, self.q)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Return the settings that the context may replace."""
+        rates = np.asarray(self.failure_rates or (self.failure_rate,), np.float32)
+        delays = np.asarray(self.delays or (self.delay,), np.int32)
+        sizes = np.asarray(self.team_sizes or (self.num_agents,), np.int32)
+        return Numbers(
+            num_agents=self.num_agents,
+            failure_rates=Choices(rates, len(rates)),
+            delays=Choices(delays, len(delays)),
+            team_sizes=Choices(sizes, len(sizes)),
+            loss_rate=self.loss_rate,
+            comm_range=self.communication_range / self.stretch,
+        )
 
     @property
     def map_config(self) -> MapConfig:

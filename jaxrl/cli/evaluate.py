@@ -119,7 +119,7 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise UsageError(f"--json and --csv are both {flags.csv}: name two files")
     episodes, seed = flags.episodes or EPISODES, flags.seed
-    outcomes = list(conditions.rollout(policy_set, chosen, names, episodes, *options))
+    outcomes = conditions.rollout(policy_set, chosen, names, episodes, *options)
     report = conditions.summarise(policy_set, chosen, outcomes, episodes, seed, flags.bound)
     tables.show(report, policy_set.description)
     texts = {"--json": json.dumps(report, indent=1, allow_nan=False) + "\n", "--csv": conditions.to_csv(outcomes)}

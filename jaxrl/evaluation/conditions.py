@@ -4,18 +4,19 @@ import csv
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
-from jaxrl.evaluation.policies import PolicySet, announce, display_name
+from jaxrl.evaluation.policies import LEARNED, PolicySet, announce, display_name
 from jaxrl.evaluation.statistics import finite, interquartile_mean, interval, tail_mean
 
+_EMPTY_STEPS = 500_000  # of agents that are not there: more of them take longer than to compile another program
 WORST = 0.1  # share of the episodes that "quantile" and "tail" of a score look at
 
 
@@ -74,8 +75,10 @@ def rollout(
     seed: int = 0,
     chunk: int = 0,
     say: reports.Say = lambda sentence: None,
-) -> Iterator[Outcome]:
-    """Yield the outcome of each policy in each condition, on held-out episodes of the same keys.
+) -> list[Outcome]:
+    """Return the outcome of each policy in each condition, on held-out episodes of the same keys.
+
+    Conditions whose environments can be joined are played by one program.
 
     Raises UsageError: a condition that the environment does not know, or that the run's policy does not fit.
     """
@@ -92,10 +95,74 @@ def rollout(
         except UsageError as error:
             hint = " (which is [[]] in this file)" if "empty list" in str(error) else ""
             raise UsageError(f"condition '{condition.name}': {error}{hint}") from None
-    for condition, policies in zip(conditions, changed, strict=True):
-        played = reports.rollout(policies, names, episodes, seed, chunk)
-        for name, curves in announce(played, f"{condition.name}: {episodes:,} episodes", say):
-            yield Outcome(condition.name, name, {metric: curve[-1] for metric, curve in curves.items()})
+    outcomes: dict[int, list[Outcome]] = {}
+    plays = sum(policy_set.seeds if name in LEARNED else 1 for name in names)
+    for group in _group(changed, plays * episodes):
+        play = reports.make_rollout(group.policy_set, names, episodes, seed, chunk)
+        for number, (index, context) in enumerate(group.contexts.items()):
+            what = f"{conditions[index].name}: {episodes:,} episodes"
+            known = {"return", "length", *changed[index].env.spec.metrics}  # other members may have more
+            outcomes[index] = [
+                Outcome(
+                    conditions[index].name, name, {m: curve[-1] for m, curve in curves.items() if _base(m) in known}
+                )
+                for name, curves in announce(play(context), what, say, compiled=number > 0)
+            ]
+    return [outcome for index in range(len(conditions)) for outcome in outcomes[index]]
+
+
+def _base(metric: str) -> str:
+    """Return the name of a metric without the task, see `rollouts.split_by_task`."""
+    return metric.partition("/")[0]
+
+
+class _Group(NamedTuple):
+    """Conditions that one program plays."""
+
+    policy_set: PolicySet
+    contexts: dict[int, Any]  # {index of the condition: the environment's context in it}
+
+
+def _group(policy_sets: Sequence[PolicySet], episodes: int) -> list[_Group]:
+    """Return groups of the conditions in which these are the policies, each as large as one program plays fast.
+
+    `episodes` is how many of each condition are played.
+    """
+    all_members: list[list[int]] = []
+    for index in range(len(policy_sets)):
+        for members in all_members:
+            chosen = [policy_sets[member] for member in (*members, index)]
+            if _empty_steps(chosen) * episodes <= _EMPTY_STEPS and _join(chosen):
+                members.append(index)
+                break
+        else:
+            all_members.append([index])
+    groups = []
+    for members in all_members:
+        first, contexts = policy_sets[members[0]], [policy_sets[members[0]].context]
+        if len(members) > 1 and (joined := _join([policy_sets[member] for member in members])):
+            env, contexts = joined
+            first = first.with_env_settings(
+                {field.name: getattr(env, field.name) for field in dataclasses.fields(env) if field.init}
+            )
+        groups.append(_Group(first, dict(zip(members, contexts, strict=True))))
+    return groups
+
+
+def _empty_steps(policy_sets: Sequence[PolicySet]) -> int:
+    """Return the steps of agents that are not there, if the longest array of agents plays an episode of each."""
+    specs = [policy_set.env.spec for policy_set in policy_sets]
+    longest = max(spec.num_agents for spec in specs)
+    return sum((longest - spec.num_agents) * spec.horizon for spec in specs)
+
+
+def _join(policy_sets: Sequence[PolicySet]) -> tuple[Any, list[Any]] | None:
+    """Return the environment that plays all conditions, and its contexts; None if their policies do not take it."""
+    first, *others = policy_sets
+    joined: tuple[Any, list[Any]] | None = first.env.env.join([other.env.env for other in others])
+    if joined and joined[0].spec.absent_agents and first.algo and not first.algo.weighs_agents:
+        return None
+    return joined
 
 
 def summarise(

@@ -162,10 +162,13 @@ def with_opponents(policy_set: PolicySet) -> PolicySet:
     return policy_set.with_env_settings({name: getattr(eval_env, name) for name in policy_set.settings})
 
 
-def announce(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
+def announce(
+    rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None], compiled: bool = False
+) -> Iterator[tuple[Any, ...]]:
     """Yield each (name, ..., result) of `rollouts`; say what begins, and how long each took."""
-    say(f"{what}: compiling, then playing the first ...")
-    began, note = time.monotonic(), ", compiling included"
+    if not compiled:
+        say(f"{what}: compiling, then playing the first ...")
+    began, note = time.monotonic(), "" if compiled else ", compiling included"
     for *names, result in rollouts:
         say(f"{' against '.join(map(display_name, names))}: {what} in {time.monotonic() - began:.1f} s{note}")
         yield *names, result

@@ -32,20 +32,33 @@ def rollout(
     With several tasks there is also the score for each task, see `rollouts.split_by_task`. Where a run has several
     seeds, the curves of its policies have the seed as their second axis: float32[T + 1, seeds, episodes].
     """
+    yield from make_rollout(policy_set, names, episodes, seed, chunk)(policy_set.context)
+
+
+def make_rollout(
+    policy_set: PolicySet, names: Sequence[str], episodes: int, seed: int, chunk: int = 0
+) -> Callable[[Any], Iterator[tuple[str, dict[str, np.ndarray]]]]:
+    """Return `rollout` as a function of the environment's context: one program, compiled when it is first needed."""
     play = policy_set.evaluator(names, episodes, chunk).curves()
 
-    def play_curves(policy: PolicySet, index: int) -> dict[str, np.ndarray]:
-        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), policy_set.context)
+    def play_curves(policy: PolicySet, index: int, context: Any) -> dict[str, np.ndarray]:
+        curves = play(policy.parameters(index), held_out_key(seed, "evaluation"), context)
         curves = {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()}
         return split_by_task(policy_set.env.spec, curves)
 
-    for index, name in enumerate(names):
-        if name in LEARNED and policy_set.seeds > 1:
-            per_seed = [play_curves(policy, index) for policy in policy_set.by_seed()]
-            longest = max(len(curves["length"]) for curves in per_seed)
-            yield name, {m: np.stack([extend(curves[m], longest) for curves in per_seed], axis=1) for m in per_seed[0]}
-        else:
-            yield name, play_curves(policy_set, index)
+    def rollout_in(context: Any) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        for index, name in enumerate(names):
+            if name in LEARNED and policy_set.seeds > 1:
+                per_seed = [play_curves(policy, index, context) for policy in policy_set.by_seed()]
+                longest = max(len(curves["length"]) for curves in per_seed)
+                yield (
+                    name,
+                    {m: np.stack([extend(curves[m], longest) for curves in per_seed], axis=1) for m in per_seed[0]},
+                )
+            else:
+                yield name, play_curves(policy_set, index, context)
+
+    return rollout_in
 
 
 def evaluate(

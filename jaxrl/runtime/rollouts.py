@@ -161,7 +161,10 @@ class Evaluator:
             first = 0 if self.seeds > 1 else jax.lax.axis_index(AXIS) * local
             indices = first + jnp.arange(local, dtype=jnp.int32)
             return map_chunks(
-                lambda indices: self._see(*self._play(params, indices, key, context)[1:]), indices, chunks, out_axes=0
+                lambda indices: self._see(context, *self._play(params, indices, key, context)[1:]),
+                indices,
+                chunks,
+                out_axes=0,
             )
 
         in_specs: Any = (REPLICATED, REPLICATED, REPLICATED)
@@ -223,7 +226,7 @@ class Evaluator:
             of `_make_trace`; rows after an early end are undefined.
         """
 
-        def observe_all(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
+        def observe_all(context: Any, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
         trace = self._make_trace(observe_all, 1, with_actions=True)
@@ -251,14 +254,14 @@ class Evaluator:
 
         def begin(params: PolicyParams, key: Key, context: Any, first: Array) -> Any:
             carry = self._reset(params, find_indices(first), key, context)
-            return carry, jax.tree.map(lambda x: x[None], extract(*carry[1:]))
+            return carry, jax.tree.map(lambda x: x[None], extract(context, *carry[1:]))
 
         def play_piece(params: PolicyParams, key: Key, context: Any, first: Array, carry: Any, t: Array) -> Any:
             keys = make_env_keys(key, find_indices(first))
 
             def take_step(carry: Any, t: Array) -> tuple[Any, Any]:
                 carry, action = self._step(params, keys, context, carry, t)
-                return carry, (extract(*carry[1:]), action if with_actions else ())
+                return carry, (extract(context, *carry[1:]), action if with_actions else ())
 
             return jax.lax.scan(take_step, carry, t + jnp.arange(piece, dtype=jnp.uint32))
 
@@ -328,9 +331,11 @@ class Evaluator:
             new_statistics = where(done, statistics, new_statistics)
         return (policy_carry, new_state, new_timestep, new_statistics), action
 
-    def _see(self, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
+    def _see(
+        self, context: Any, state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics
+    ) -> dict[str, Array]:
         task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
-        return values(statistics) | task
+        return values(statistics, self.env.env.count_agents(context)) | task
 
 
 def check_host(env: BatchedEnvironment) -> None:
@@ -353,9 +358,18 @@ def extend(curve: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([curve, np.repeat(curve[-1:], length - len(curve), axis=0)])
 
 
-def values(statistics: EpisodeStatistics) -> dict[str, Array]:
-    """Return the metrics of episodes that would end at this step, leaves float32[B]."""
-    return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
+def values(statistics: EpisodeStatistics, agents: Array | int | None = None) -> dict[str, Array]:
+    """Return the metrics of episodes that would end at this step, leaves float32[B].
+
+    The return is the mean over the first `agents` of the array; None: over all.
+    """
+    returns = statistics.returns
+    if agents is None or isinstance(agents, int):
+        mean_return = returns.mean(-1)
+    else:  # rounded as the mean of an array of this length
+        there = jnp.arange(returns.shape[-1]) < agents
+        mean_return = jnp.where(there, returns, 0.0).sum(-1) * (1.0 / jnp.asarray(agents, jnp.float32))
+    return {"return": mean_return, "length": statistics.length, **statistics.metrics}
 
 
 def final_means(spec: EnvSpec, final_values: dict[str, np.ndarray]) -> dict[str, float]:
