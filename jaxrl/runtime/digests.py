@@ -52,9 +52,11 @@ def digest_files(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digest_arrays(tree: Any) -> str:
-    """Return a digest of the arrays of a pytree, and of its structure."""
+    """Return a digest of the arrays of a pytree, with their shapes and dtypes, and of its structure."""
     leaves, structure = jax.tree.flatten(tree)
-    return _digest([str(structure).encode(), *(np.asarray(leaf).tobytes() for leaf in leaves)])
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    kinds = [(array.dtype.str, array.shape) for array in arrays]
+    return _digest([f"{structure} {kinds}".encode(), *(array.tobytes() for array in arrays)])
 
 
 def _package_files(folder: Path) -> dict[str, Path]:
