@@ -13,11 +13,10 @@ import jax
 import numpy as np
 
 import envs_jax
-import jaxrl
 from jaxrl.common.files import is_file
 from jaxrl.runtime.config import Config
 
-_OURS = {package.__name__: package.__path__[0] for package in (jaxrl, envs_jax)}
+_OURS = {"jaxrl": Path(__file__).parents[1], "envs_jax": Path(envs_jax.__path__[0])}
 _LIBRARIES = "site-packages", "dist-packages"
 _SUFFIXES = (".py", ".json")
 _PRESETS = "configs"  # in an installed jaxrl; settings are compared by themselves
@@ -30,7 +29,7 @@ def digest_code(config: Config) -> dict[str, str]:
     The user's own are those outside of the folders of installed packages, and the packages of the environment and of
     the algorithm in `config`, wherever they are.
     """
-    digests = {f"code of {name}": _digest_files(_package_files(Path(folder))) for name, folder in _OURS.items()}
+    digests = {f"code of {name}": _digest_files(_package_files(folder)) for name, folder in _OURS.items()}
     named = {name.partition(":")[0].partition(".")[0] for name in (config.env, config.algo) if ":" in name}
     modules: dict[str, dict[str, Path]] = {}
     for name, module in sorted(sys.modules.items()):

@@ -68,7 +68,9 @@ def find(coordinator: str | None, count: int | None, index: int | None) -> Proce
             raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
         return None
     variables = _read_variables()
-    coordinator, count, index = (a if a is not None else b for a, b in zip(flags, variables, strict=True))
+    coordinator = coordinator or variables[0]
+    count = variables[1] if count is None else count
+    index = variables[2] if index is None else index
     names = [
         name if flag is not None or value is None else variable
         for name, variable, flag, value in zip(_FLAGS, _VARIABLES, flags, variables, strict=True)
