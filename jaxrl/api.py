@@ -17,6 +17,7 @@ from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.jax_flags import check_flags
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import learning_curves, policies, reports
 from jaxrl.report.console import Log
@@ -225,6 +226,7 @@ def evaluate(
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
+    check_flags("an evaluation")
     episodes = _whole("episodes", episodes, 1, 1_000_000)
     seed = _whole("seed", seed, 0, 2**32 - 1)
     baselines = [baselines] if isinstance(baselines, str) else baselines

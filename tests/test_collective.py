@@ -384,6 +384,14 @@ def test_phases_and_their_order() -> None:
     assert many.phases[0].iterations == 17
 
 
+def test_a_window_alone_has_nothing_to_be_compared_with() -> None:
+    """Issue 54: InfoNCE of a batch of one is always 0."""
+    one = TINY | {"transformer_batch": 1}
+    lines = [Collective(Corners().spec, DataParallel(4), **each).warnings(10**6) for each in (one, TINY)]
+    assert lines == [["transformer_batch 1 leaves InfoNCE no other window to compare with: raise it"], []]
+    assert Collective(Corners().spec, DataParallel(4), **one, contrast_weight=0.0).warnings(10**6) == []
+
+
 @pytest.mark.long
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
     def parts(params: Any) -> dict[str, Any]:

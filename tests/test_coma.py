@@ -1013,6 +1013,20 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
         small(**settings)
 
 
+def test_one_sample_has_no_deviation_to_scale_by() -> None:
+    """Issue 54: a minibatch of one is refused; where one row of several counts, its advantage stays as it is."""
+    with pytest.raises(ValueError, match=r"one sample, .* raise minibatch_size or num_envs, or give --scale"):
+        small(scale_advantage=True, minibatch_size=1)
+    assert small(scale_advantage=True, minibatch_size=2).batches.size == 2
+    rng = np.random.default_rng(2)
+    batch = actor_batch(small(), rng, 12) | {"weight": np.float32([[12.0] + [0.0] * 11])}
+    norms = [
+        float(jax.jit(algo.update_actor)(init_params(algo).actor, batch, start())[1]["actor_grad_norm"])
+        for algo in (small(scale_advantage=True), small())
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[1] > 0
+
+
 def test_an_episode_brings_as_many_updates_for_any_number_of_environments() -> None:
     for num_envs, shards in ((6, 1), (48, 8), (600, 8)):
         algo = small(num_envs, layout={"shards": shards}, minibatch_size=40)

@@ -1,8 +1,10 @@
 """Several hosts: the same bits as one process, one run directory, stops together, and what happens when one is lost."""
 
+import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from helpers.off_policy import assert_close
 
@@ -20,9 +23,11 @@ import jaxrl
 from jaxrl.cli import train
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.writer import read_metrics
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts
 from jaxrl.runtime.build import choose_devices
 from jaxrl.runtime.checkpoint import committed_steps
+from jaxrl.runtime.digests import digest_arrays, digest_code, digest_files
 
 ROOT = Path(__file__).parents[1]
 COMA = (
@@ -47,18 +52,20 @@ def free_port() -> int:
 class Hosts:
     """Two processes of jaxrl.train with two CPU devices each, on a port of their own."""
 
-    def __init__(self, folder: Path, *argv: str, other: str = "", torchrun: bool = False) -> None:
+    def __init__(self, folder: Path, *argv: str, other: str = "", launcher: str = "") -> None:
         port = free_port()
         self.logs = [folder / f"host{index}.log" for index in range(2)]
         self.processes = []
         for index, log in enumerate(self.logs):
             place = f"--coordinator localhost:{port} --num_hosts 2 --host_index {index}"
-            words = f"{' '.join(argv)} {other if index else ''} {'' if torchrun else place}".split()
-            variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-            variables |= {"RANK": str(index), "LOCAL_RANK": str(index), "MASTER_PORT": str(port - 1)}
+            words = f"{' '.join(argv)} {other if index else ''} {'' if launcher else place}".split()
+            torchrun = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+            torchrun |= {"RANK": str(index), "LOCAL_RANK": str(index), "MASTER_PORT": str(port - 1)}
+            numbers = f"localhost:{port}", "2", str(index)
+            variables = {"": {}, "torchrun": torchrun, "jax": dict(zip(JAX, numbers, strict=True))}[launcher]
             environment = (
                 os.environ
-                | (variables if torchrun else {})
+                | variables
                 | {
                     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
                     "JAX_PLATFORMS": "cpu",
@@ -153,8 +160,10 @@ def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tm
 
 
 @pytest.mark.long
-def test_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
-    with Hosts(tmp_path, *TINY.split(), "--total_env_steps", "256", "--runs", str(tmp_path), torchrun=True) as both:
+@pytest.mark.parametrize("launcher", ["torchrun", "jax"])
+def test_processes_of_a_launcher_are_one_run(launcher: str, tmp_path: Path) -> None:
+    """Those of torchrun, and those with the variables of `jax.distributed.initialize` (issue 54)."""
+    with Hosts(tmp_path, *TINY.split(), "--total_env_steps", "256", "--runs", str(tmp_path), launcher=launcher) as both:
         assert both.exit_codes() == [0, 0], both.text(0) + both.text(1)
     assert "2 hosts" in both.text(0) and steps(only_run(tmp_path))
 
@@ -206,9 +215,9 @@ def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
 
 
 def start(
-    folder: Path, *flags: str, code: str = "from jaxrl.cli.train import main; sys.exit(main())"
+    folder: Path, *flags: str, code: str = "from jaxrl.cli.train import main; sys.exit(main())", root: Path = ROOT
 ) -> subprocess.Popen[str]:
-    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    paths = f"{root}{os.pathsep}{ROOT / 'tests'}"
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     command = [sys.executable, "-u", "-c", f"import sys; {code}", *TINY.split(), "--runs", "runs", *flags]
     return subprocess.Popen(
@@ -232,6 +241,54 @@ def test_a_host_that_waits_says_so_and_heeds_signals_and_its_time_out(tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_hosts_with_other_code_are_refused(tmp_path: Path) -> None:
+    """Issue 54: a bug fix that only one host has, in the same version of the package."""
+    for name in ("jaxrl", "envs_jax", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / "jaxrl" / "algos" / "ppo.py").open("a") as file:
+        file.write("# fixed\n")
+    place = "--total_env_steps", "320", "--num_hosts", "2", "--coordinator", f"localhost:{free_port()}", "--host_index"
+    pair = [start(tmp_path, *place, str(host), root=(ROOT, tmp_path / "other")[host]) for host in range(2)]
+    sentence = (
+        r"error: the hosts disagree: code of jaxrl is (\w{12}) on host 0 and (\w{12}) on host 1; start all of them"
+    )
+    for process in pair:
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 2 and "Traceback" not in output, output
+        ours, theirs = re.findall(sentence, output)[0]
+        assert ours != theirs
+    assert not (tmp_path / "runs").exists()
+
+
+def test_digests_of_the_users_own_modules_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules beside an environment, and the weights that a setting names; not installed packages, nor notes."""
+    (tmp_path / "own_rules.py").write_text("GRAVITY = 9.81\n")
+    (tmp_path / "own_game.py").write_text("import numpy\nfrom own_rules import GRAVITY\n")
+    (tmp_path / "notes.txt").write_text("one")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("own_game", "own_rules"):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    config = configuration.Config("ppo", "own_game:Game", configuration.RunSettings(), {}, {})
+    settings = {"init_from": f"{tmp_path}/notes.txt,runs/latest", "seed": 1, "runs": str(tmp_path)}
+    before, files = digest_code(config), digest_files(settings)
+    assert {"code of jaxrl", "code of envs_jax", "code of own_game", "code of own_rules"} <= before.keys()
+    assert not before.keys() & {"code of numpy", "code of jax", "code of json", "code of __main__"}
+    assert list(files) == [f"the file {tmp_path}/notes.txt of init_from"]
+    (tmp_path / "own_rules.py").write_text("GRAVITY = 9.82\n")
+    (tmp_path / "notes.txt").write_text("two")
+    after = digest_code(config)
+    assert [name for name in before if before[name] != after[name]] == ["code of own_rules"]
+    assert digest_files(settings) != files
+
+
+def test_digests_of_arrays() -> None:
+    """Other numbers, types and places are told apart."""
+    trees = [{"a": np.arange(4.0)}, {"b": np.arange(4.0)}, {"a": np.arange(4.0) + 1e-9}, {"a": np.zeros(4)}]
+    trees += [{"a": np.zeros(4, np.int64)}, {"a": np.zeros((2, 2))}, {"a": np.zeros(2), "b": np.zeros(2)}]
+    assert len({digest_arrays(tree) for tree in trees}) == len(trees)
+    assert digest_arrays({"a": jax.numpy.arange(3)}) == digest_arrays({"a": np.arange(3, dtype=np.int32)})
+
+
 def test_a_port_that_is_taken_is_refused() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
@@ -243,6 +300,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
 EXCHANGE = """
 import json, time
 from jaxrl.common.errors import UsageError, UserError
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts
 
 def refuse():
@@ -295,11 +353,13 @@ OMPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }  # fmt: skip
 
+JAX = {"JAX_COORDINATOR_ADDRESS": "node1:77", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher's variables."""
-    for name in [*SLURM, *OMPI, *TORCHRUN, *OTHERS, "CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"]:
+    for name in [*SLURM, *OMPI, *TORCHRUN, *OTHERS, *JAX, "CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"]:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -334,6 +394,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         (TORCHRUN, ("node2:77", 2, 0), ("node2:77", 2, 0, [])),
         (SLURM | {"PMI_SIZE": "4", "PMI_RANK": "3"}, (None, None, None), (None, None, None, None)),  # srun --mpi=pmi2
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("node1:77", 2, 1), ("node1:77", 2, 1, [])),
+        (JAX, (None, None, None), ("node1:77", 2, 1, [])),
+        (JAX | {"JAX_LOCAL_DEVICE_IDS": "0"}, (None, None, None), ("node1:77", 2, 1, None)),
+        (JAX, ("node2:88", 4, 0), ("node2:88", 4, 0, [])),  # flags come first
+        (JAX, (None, 2, None), ("node1:77", 2, 1, [])),
+        (JAX, (None, 1, None), None),
+        (JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, (None, None, None), None),
+        (TORCHRUN | {"JAX_NUM_PROCESSES": "1"}, (None, None, None), ("node1:29501", 4, 3, [1])),
+        (dict.fromkeys(JAX, ""), (None, None, None), None),
+        (SLURM | {"JAX_COORDINATOR_ADDRESS": "n1:7"}, (None, None, None), ("n1:7", None, None, None)),  # SLURM has both
     ],
 )
 def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pytest.MonkeyPatch) -> None:
@@ -357,6 +426,23 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
             "--num_hosts 2",
         ),  # mpirun in sbatch
         (TORCHRUN | {"RANK": ""}, (None, None, None), "--num_hosts 4"),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "node1:77"},
+            (None, None, None),
+            "JAX_COORDINATOR_ADDRESS is set, but not JAX_NUM_PROCESSES and JAX_PROCESS_ID: set all three on every host",
+        ),
+        (
+            {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
+            (None, None, None),
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, but not JAX_COORDINATOR_ADDRESS: set all three",
+        ),
+        (TORCHRUN | {"JAX_PROCESS_ID": "0"}, (None, None, None), "JAX_PROCESS_ID is set, but not"),
+        (JAX | {"JAX_NUM_PROCESSES": "two"}, (None, None, None), "JAX_NUM_PROCESSES must be a whole number, 0 or more"),
+        (JAX | {"JAX_NUM_PROCESSES": "0"}, (None, None, None), "JAX_NUM_PROCESSES must be at least 1, not 0"),
+        (JAX | {"JAX_PROCESS_ID": "-1"}, (None, None, None), "JAX_PROCESS_ID must be a whole number, 0 or more, not"),
+        (JAX | {"JAX_PROCESS_ID": "2"}, (None, None, None), "numbers 0 to N - 1 with JAX_PROCESS_ID"),
+        (JAX | {"JAX_NUM_PROCESSES": "1"}, (None, None, None), "host 1 of 1 hosts"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "node1"}, (None, None, None), "JAX_COORDINATOR_ADDRESS must be HOST:PORT"),
     ],
 )
 def test_places_that_do_not_fit(environment: dict[str, str], flags: Any, sentence: str, alone: Any) -> None:

@@ -122,6 +122,37 @@ def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
     assert np.asarray(metrics.learning["target_mean"])[190:200].mean() == pytest.approx(5.0, abs=0.1)
 
 
+class Counted(Ddpg):
+    """Shows the index of each update, by which algorithms with updates of their own decide what is due."""
+
+    def update(self, params: Any, batch: Any, update_index: Any, progress: Any) -> Any:
+        params, metrics = super().update(params, batch, update_index, progress)
+        return params, metrics | {"index": update_index.astype(jnp.float32)}
+
+
+@pytest.mark.parametrize("tau", [1.0, pytest.param(0.25, marks=pytest.mark.long)])
+def test_updates_for_random_steps_heed_the_period_of_the_targets(tau: float) -> None:
+    """Issue 54: of eight updates for random steps and four of training, every third moves the targets."""
+    settings = VARIANTS["expected"] | {"random_steps": 64, "update_interval": 1, "tau": tau, "target_update_period": 3}
+    trainer = make_trainer(Counted, Corridor(), 8, **settings)
+    state, indices = trainer.init(jax.random.key(0)), []
+    random, *learning = trainer.algo.phases
+    state, _ = trainer.make_block(random)(state, jnp.int32(random.iterations))
+    for phase in learning:
+        for _ in range(phase.iterations or 4):
+            before = jax.tree.map(np.asarray, state.algo.replicated)
+            state, metrics = trainer.make_block(phase)(state, jnp.int32(1))
+            after = jax.tree.map(np.asarray, state.algo.replicated)
+            indices.append(int(metrics.learning["index"][0, 0]))
+            for part in ("actor", "critic"):
+                old, moved = (networks_of(x, f"target_{part}") for x in (before, after))
+                share = tau if len(indices) % 3 == 0 else 0.0
+                for target, online, result in zip(old, networks_of(after, part), moved, strict=True):
+                    np.testing.assert_allclose(result, (1 - share) * target + share * online, rtol=1e-5, atol=1e-6)
+                assert all(np.array_equal(*pair) for pair in zip(old, moved, strict=True)) == (share == 0)
+    assert indices == list(range(1, 13))
+
+
 def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
     """Random steps, a burst of updates, training: each is left half-way, and gone on with from the disk."""
     trainer = trainer_of("sac")

@@ -1,5 +1,6 @@
 """PPO: advantages and losses by hand, whole updates against plain calculations, acting, views of critics, learning."""
 
+import contextlib
 import dataclasses
 import re
 from typing import Any
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.off_policy import assert_close, make_trainer, run
+from helpers.off_policy import assert_close, digest, make_trainer, run
 from helpers.tiny import Corridor, PointMass
 
 import envs_jax
@@ -553,6 +554,39 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
     spec = dataclasses.replace(DISCRETE, num_agents=1)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         find("ppo")(spec, DataParallel(B), **settings)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "agents", "horizon", "steps", "holds_one"),
+    [
+        (1, 1, 7, 1, True),
+        (2, 1, 7, 1, False),
+        (1, 2, 7, 1, False),
+        (1, 1, 7, 2, False),
+        (1, 1, 1, 2, True),  # every other row is the end of an episode, which does not count
+        (1, 1, 1, 3, False),
+        (1, 1, 1, 0, True),  # whole episodes
+        (2, 1, 1, 0, False),
+    ],
+)
+def test_a_rollout_of_one_sample_is_refused(
+    num_envs: int, agents: int, horizon: int, steps: int, holds_one: bool
+) -> None:
+    """Issue 54: its normalised advantage is 0, so that the actor would never move."""
+    spec = dataclasses.replace(DISCRETE, num_agents=agents, horizon=horizon, fixed_horizon=True)
+    settings = {"rollout_steps": steps, "num_minibatches": 1, "hidden_size": 8}
+    assert Ppo(spec, DataParallel(num_envs), **settings, normalize_advantage=False).normalize_advantage is False
+    refusal = pytest.raises(ValueError, match=r"one sample, .* raise num_envs or rollout_steps, or give --normalize")
+    with refusal if holds_one else contextlib.nullcontext():
+        Ppo(spec, DataParallel(num_envs), **settings)
+
+
+def test_minibatches_of_one_sample_move_the_actor() -> None:
+    """Advantages are normalised over the rollout, whatever the size of minibatches."""
+    trainer = make_trainer(Ppo, Corridor(), 1, rollout_steps=4, num_minibatches=4, num_epochs=1, hidden_size=4)
+    state, _ = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(3))
+    fresh, moved = (digest(x.algo.replicated.actor.params) for x in (trainer.init(jax.random.key(0)), state))
+    assert all(fresh[name] != moved[name] for name in fresh)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -330,6 +331,18 @@ def test_long_work_tells_how_long_it_has_gone_on() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["compiling ...", "compiling ... 0 s"] and "compiled a part" in lines
     assert set(threading.enumerate()) <= threads
+
+
+def test_warnings_look_alike_before_and_after_absl_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 54: in a program without handlers absl gives the root one, as soon as a checkpoint is first written."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = Log()
+    log.say("warning: once")
+    absl.logging.vlog(1, "saved")
+    log.say("warning: twice")
+    assert capsys.readouterr().err == "WARNING:jaxrl:once\nWARNING:jaxrl:twice\n"
 
 
 def test_long_work_is_logged_at_once_and_then_with_its_seconds(clock: list[float], caplog: Any) -> None:

@@ -186,6 +186,8 @@ def test_deviations_of_minibatches_are_those_of_what_counts() -> None:
     expected = np.std([1, 9, 7, 8])
     np.testing.assert_allclose(batches.deviation(values, weight), np.full((2, 4), expected), rtol=1e-6)
     np.testing.assert_allclose(batches.deviation(values, weight / 5), np.full((2, 4), expected), rtol=1e-6)
+    single = np.array([[0, 0, 0, 0], [0, 8, 0, 0]], np.float32)
+    np.testing.assert_array_equal(batches.deviation(values, single), np.ones((2, 4)))  # of one sample there is none
 
 
 def test_other_learners_refuse_teams() -> None:

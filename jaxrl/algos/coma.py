@@ -80,7 +80,7 @@ class Coma(TeamAlgorithm):
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     weighs_agents: ClassVar[bool] = True
-    acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9}
+    acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9, "scale_advantage": False}
     compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", *TeamAlgorithm.compatible_settings)
     traced: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
@@ -158,6 +158,11 @@ class Coma(TeamAlgorithm):
         if self.minibatch_size < row:
             raise ValueError(
                 f"minibatch_size {self.minibatch_size} is less than {row} transitions kept together: use {row} or more"
+            )
+        if self.scale_advantage and self.gradient_samples * self.layout.shards < 2:
+            raise ValueError(
+                "a minibatch holds one sample, whose advantage has no deviation for scale_advantage: raise "
+                "minibatch_size or num_envs, or give --scale_advantage false"
             )
         if self.actor_epochs > self.num_epochs:
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")

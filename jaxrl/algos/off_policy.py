@@ -72,7 +72,7 @@ class OffPolicy(Algorithm):
     random_steps: int = setting(
         0,
         "environment steps (all environments together) with random actions at the start; all updates due for them "
-        "follow, and each also updates the actor and the target networks",
+        "follow",
         between=(0, 2**24 - 1),
     )
     n_step: int = setting(1, "steps of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
@@ -192,15 +192,8 @@ class OffPolicy(Algorithm):
         return total(progress.env_steps) < self.first_env_steps
 
     def update_indices(self, progress: Progress, updates: int) -> Array:
-        """Return the indices of the next updates in the run, uint32[updates], from 1, modulo 2^32.
-
-        All updates that are due for random steps have index 0, at which actor and targets are due. `progress` counts
-        the steps that are stored.
-        """
-        indices = progress.updates[1] + jnp.arange(1, updates + 1, dtype=jnp.uint32)
-        if not self.random_steps:
-            return indices
-        return jnp.where(total(progress.env_steps) > self.first_env_steps, indices, jnp.uint32(0))
+        """Return the indices of the next updates in the run, uint32[updates], from 1, modulo 2^32."""
+        return progress.updates[1] + jnp.arange(1, updates + 1, dtype=jnp.uint32)
 
     # Learning
 

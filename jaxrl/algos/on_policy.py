@@ -158,11 +158,16 @@ class Minibatches:
     weights = sample_weights  # the former name, for programs that use it
 
     def deviation(self, values: Array, weight: Array) -> Array:
-        """Return the standard deviation of values [S local, m, ...] over a minibatch, repeated for each of them."""
+        """Return the standard deviation of values [S local, m, ...] over a minibatch, repeated for each of them.
+
+        It is 1 where a single sample counts, which has none.
+        """
         total = jnp.maximum(self.layout.sample_mean(weight), 1e-8)  # 1 over a rollout, not in each minibatch
         mean = self.layout.sample_mean(weight * values) / total
         variance = self.layout.sample_mean(weight * jnp.square(values - mean)) / total
-        return jnp.full_like(values, jnp.maximum(jnp.sqrt(variance), 1e-6))
+        counted = self.layout.sample_mean((weight > 0).astype(jnp.float32)) * (weight[0].size * self.layout.shards)
+        deviation = jnp.where(counted < 1.5, 1.0, jnp.maximum(jnp.sqrt(variance), 1e-6))
+        return jnp.full_like(values, deviation)
 
 
 def lambda_targets(

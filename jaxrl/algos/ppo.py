@@ -75,7 +75,7 @@ class Ppo(TeamAlgorithm):
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     stores_carry: ClassVar[bool] = True
     weighs_agents: ClassVar[bool] = True
-    acting_settings: ClassVar[dict[str, Any]] = {"num_minibatches": 1}
+    acting_settings: ClassVar[dict[str, Any]] = {"num_minibatches": 1, "normalize_advantage": False}
     memory_parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     compatible_settings: ClassVar[tuple[str, ...]] = (
         "normalize_observation", "normalize_value", *TeamAlgorithm.compatible_settings,
@@ -153,6 +153,11 @@ class Ppo(TeamAlgorithm):
         if self.batches.size < 1:
             raise ValueError(
                 f"num_minibatches {count} exceeds the {samples} samples of a logical shard: lower it, or raise num_envs"
+            )
+        if self.normalize_advantage and self.most_samples < 2:
+            raise ValueError(
+                "a rollout holds one sample, whose advantage would be 0 after normalize_advantage, so that the actor "
+                "would never move: raise num_envs or rollout_steps, or give --normalize_advantage false"
             )
 
     @classmethod
@@ -474,6 +479,12 @@ class Ppo(TeamAlgorithm):
     def steps(self) -> int:
         """Return T, the steps of a rollout."""
         return self.rollout_steps or self.spec.horizon
+
+    @property
+    def most_samples(self) -> int:
+        """Return how many samples of a rollout count at most: the row after an episode's end does not."""
+        ends = 0 if self.rollout_steps == 0 else self.steps // (self.spec.horizon + 1)
+        return self.layout.num_envs * self.spec.num_agents * (self.steps - ends)
 
     @property
     def batches(self) -> Minibatches:

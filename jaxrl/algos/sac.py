@@ -14,8 +14,8 @@ with states s and actions a, in this order:
 
 The weight w is 1, and 0 for the rare sample whose draws all hit the end of an episode; means still divide by the whole
 batch. Batches are drawn within each logical shard. `off_policy` says when updates are made; a run may begin with
-random steps and a burst of updates, in which the actor and the targets move at each. Agents share all parameters; a
-critic sees only an agent's own observation and action.
+random steps and a burst of updates. Agents share all parameters; a critic sees only an agent's own observation and
+action.
 
 Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log
 standard deviation, where the paper's code clips (argator18's collective-learning pipeline, see `collective`, does the

@@ -18,6 +18,7 @@ from jaxrl.cli.flags import Parser
 from jaxrl.cli.values import add_checkpoint, add_choice, find_checkpoint
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import expand_home
+from jaxrl.common.jax_flags import check_transfers
 from jaxrl.integrations.export.formats import FORMATS, RUN, export
 from jaxrl.runtime.load import load_policy, write_small_run
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add_checkpoint(parser)
     flags = parser.parse_args(list(argv))
+    check_transfers()
     if flags.format is None:
         raise UsageError(f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:

@@ -13,9 +13,11 @@ from jaxrl.cli import flags as command_line
 from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError
+from jaxrl.common.jax_flags import flags_of_numbers
 from jaxrl.report.console import fold
 from jaxrl.runtime import hosts
 from jaxrl.runtime import run as runs
+from jaxrl.runtime.digests import digest_code, digest_files
 from jaxrl.runtime.run_directory import versions
 
 
@@ -39,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
                 "--resume": request.resume,
                 "--resume_or_start": flags.resume_or_start,
             }
-            hosts.require_same({**requested, **versions(), "local devices": jax.local_device_count()})
+            facts = versions() | flags_of_numbers() | {"local devices": jax.local_device_count()}
+            hosts.require_same(requested | facts | digest_code(request.config) | digest_files(requested))
         if flags.resume_or_start is not None:
             outcome = runs.resume_or_start(flags.resume_or_start, request.config, request.changes, request.source)
         elif request.resume is not None:

@@ -16,9 +16,9 @@ from envs_jax.matches import MatchRules
 from envs_jax.progress import final_progress
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.jax_flags import check_flags
 from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime import memory_plan, saved_run
-from jaxrl.runtime.build import require_compilation
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_policies
 from jaxrl.runtime.rollouts import (
@@ -102,8 +102,9 @@ class PolicySet:
         input), see `both_teams`. `chunk` is the largest number of episodes rolled out at a time on a device, 0 for a
         choice by memory.
 
-        Raises UsageError: an unknown policy, or no opponent for the other team.
+        Raises UsageError: an unknown policy, no opponent for the other team, or flags of JAX that change the numbers.
         """
+        check_flags("an evaluation")
         self.check_policies(names)
         rules, algo = self.env.env.match_rules, self.algo
         if rules and rules.outside is not None and opponents is None:
@@ -195,7 +196,7 @@ def load(
 
     Raises UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
-    require_compilation("an evaluation")
+    check_flags("an evaluation")
     batch = _make_batched_env(env, settings)
     if run is None:
         return PolicySet(batch, env, settings)

@@ -186,6 +186,8 @@ class Log(Console):
         super().__init__(label or _plain_words, every)
         self._callbacks = callbacks
         self._printed = printed and not logger.isEnabledFor(logging.INFO)
+        if not logger.hasHandlers():  # as absl does when it logs first: warnings would look otherwise from then on
+            logging.basicConfig()
 
     def say(self, sentence: str) -> None:
         """Log a sentence, at level WARNING if it is a warning, else INFO."""

@@ -21,6 +21,7 @@ from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, list_names, usage_errors
+from jaxrl.common.jax_flags import check_flags
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, largest_divisor, logical_shards, make_mesh
@@ -80,18 +81,9 @@ def iterations_for(env_steps: int, algo: Algorithm) -> int:
     return max(1, round(env_steps / max(steps, 1))) if env_steps else 0
 
 
-def require_compilation(activity: str) -> None:
-    """Raise UsageError if JAX is told not to compile, which would take hours."""
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        raise UsageError(
-            f"JAX_DISABLE_JIT is set, but {activity} is a few large compiled programs: unset it; to debug an "
-            "environment without compilation call its reset and step yourself"
-        )
-
-
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Resolve sizes and choose chunks by the free memory; `compile_run` checks that the run fits. Raises UsageError."""
-    require_compilation("training")
+    check_flags("training")
     config = config if resuming else for_this_device(config)
     settings, env = config.run, batched(config.make_env())
     _check_environment(env.env)

@@ -30,7 +30,7 @@ from jax._src.lib import utils
 from jax.experimental import multihost_utils
 
 from envs_jax.base import short_repr
-from jaxrl.common.errors import UsageError, UserError, one_line
+from jaxrl.common.errors import UsageError, UserError, list_names, one_line
 
 JOIN = 300  # seconds to wait for the other hosts at the start, by default
 HEARTBEAT_TIMEOUT_S = 30  # without a heartbeat a host counts as dead
@@ -39,6 +39,8 @@ STAY_S = 3  # host 0 stays so long after an error: JAX aborts hosts that have no
 VISIBLE_TIMEOUT_S = 60  # after which a folder made by host 0 must be visible to the others
 _FOREVER_MS = 10**10
 _TASKS = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # processes that a launcher has started
+_FLAGS = "--coordinator", "--num_hosts", "--host_index"
+_VARIABLES = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"  # in place of them
 _RANKS = {"PMI_SIZE": "PMI_RANK", "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK", "WORLD_SIZE": "RANK"}  # no address
 
 
@@ -53,15 +55,26 @@ class ProcessInfo:
 
 
 def find(coordinator: str | None, count: int | None, index: int | None) -> ProcessInfo | None:
-    """Return what `--coordinator`, `--num_hosts` and `--host_index` or a launcher say; None for a single host.
+    """Return what `--coordinator`, `--num_hosts` and `--host_index`, JAX's variables or a launcher say.
 
-    Raises UsageError: incompatible flags, or a launcher that does not say enough to make its processes one run.
+    None is returned for a single host.
+
+    Raises UsageError: incompatible flags, or variables that do not say enough to make their processes one run.
     """
     get, local_devices = os.environ.get, None
+    flags = coordinator, count, index
     if count == 1:
         if coordinator or index:
             raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
         return None
+    variables = _read_variables()
+    coordinator = coordinator or variables[0]
+    count = variables[1] if count is None else count
+    index = variables[2] if index is None else index
+    names = [
+        name if flag is not None or value is None else variable
+        for name, variable, flag, value in zip(_FLAGS, _VARIABLES, flags, variables, strict=True)
+    ]
     is_shared = get(_TASKS[0]) != get("SLURM_STEP_NUM_NODES") or get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1"
     if (coordinator, count, index) == (None, None, None):
         tasks = max(_read_count(name) for name in _TASKS)
@@ -81,19 +94,44 @@ def find(coordinator: str | None, count: int | None, index: int | None) -> Proce
                 )
         if tasks == 1:
             return None
+    elif flags == (None, None, None) and max(_read_count(name) for name in _TASKS) == 1:
+        _require_all(dict(zip(_VARIABLES, variables, strict=True)))
     if count is not None and count < 1:
-        raise UsageError(f"--num_hosts must be at least 1, not {count}")
+        raise UsageError(f"{names[1]} must be at least 1, not {count}")
     if index is not None and not 0 <= index < (count or index + 1):
-        raise UsageError(f"host {index} of {count} hosts: give hosts the numbers 0 to N - 1 with --host_index")
+        raise UsageError(f"host {index} of {count} hosts: give hosts the numbers 0 to N - 1 with {names[2]}")
     port_match = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
     if coordinator is not None and not (port_match and 0 < int(port_match[1]) < 2**16):
-        raise UsageError(
-            f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {short_repr(coordinator)}"
-        )
+        raise UsageError(f"{names[0]} must be HOST:PORT of host 0, such as node1:7733, not {short_repr(coordinator)}")
     # A task that has its machine to itself uses all GPUs, and one that its launcher has bound to a GPU sees no other.
     if not is_shared or "," not in get("CUDA_VISIBLE_DEVICES", ","):
         local_devices = []
     return ProcessInfo(coordinator, count, index, None if "JAX_LOCAL_DEVICE_IDS" in os.environ else local_devices)
+
+
+def _read_variables() -> tuple[str | None, int | None, int | None]:
+    """Return what JAX's variables say in place of the flags, None for each that is not set or means one process.
+
+    Raises UsageError: numbers that are none, or another process of one.
+    """
+    address, *texts = (os.environ.get(name) or None for name in _VARIABLES)
+    for name, text in zip(_VARIABLES[1:], texts, strict=True):
+        if text is not None and not text.isdecimal():
+            raise UsageError(f"{name} must be a whole number, 0 or more, not {short_repr(text)}")
+    count, index = (None if text is None else int(text) for text in texts)
+    if count == 1 and not index:
+        return None, None, None
+    return address, count, index
+
+
+def _require_all(values: Mapping[str, Any]) -> None:
+    """Raise UsageError if some of these variables are not set."""
+    present, missing = ([name for name in values if (values[name] is None) == absent] for absent in (False, True))
+    if missing:
+        raise UsageError(
+            f"{list_names(present)} {'is' if len(present) == 1 else 'are'} set, but not {list_names(missing)}: set all "
+            "three on every host for one run, or give --num_hosts 1 for a run of only this process"
+        )
 
 
 def _read_count(name: str) -> int:

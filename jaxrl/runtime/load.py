@@ -18,10 +18,11 @@ from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.common.files import is_file
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import expert_dataset, run_directory
+from jaxrl.runtime import expert_dataset, hosts, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config
+from jaxrl.runtime.digests import digest_arrays
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.saved_run import locate, read_run
 from jaxrl.runtime.trials import trials
@@ -213,8 +214,15 @@ def load_recordings(cls: type[MultiStage], config: Config) -> dict[str, dict[str
 def load_inputs(run: Run) -> Any:
     """Return the `inputs` of `Algorithm.init`: weights of the runs named by settings or by `init_from`, or None.
 
-    Raises UserError: not run directories, damaged checkpoints, or networks that do not fit.
+    Raises UserError: not run directories, damaged checkpoints, networks that do not fit, or hosts that read others.
     """
+    inputs = _read_inputs(run)
+    if inputs is not None and hosts.count_hosts() > 1:
+        hosts.require_same({"what the run starts from": digest_arrays(inputs)})
+    return inputs
+
+
+def _read_inputs(run: Run) -> Any:
     config = run.config
     if isinstance(run.algo, MultiStage):
         weights = {name: tuple(map(_read_final_weights, named_runs(config, name))) for name in run.algo.sources}

@@ -223,6 +223,12 @@ class Collective(MultiStage):
         size = steps * replay.row_bytes(*self._row_shapes, 1) / 1e6
         return [f"Room for {steps:,} labelled steps of {names} in {size:,.3g} MB; phases: {phases}."]
 
+    def warnings(self, total_env_steps: int) -> list[str]:
+        lines = super().warnings(total_env_steps)
+        if self.transformer_batch == 1 and self.contrast_weight:
+            lines.append("transformer_batch 1 leaves InfoNCE no other window to compare with: raise it")
+        return lines
+
     # Losses
 
     def encoder_loss(self, encoder: Params, sample: dict[str, Any], training: bool = True) -> tuple[Array, Arrays]:
