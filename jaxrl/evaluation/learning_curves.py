@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluation.statistics import summarise
-from jaxrl.report.writer import read_metrics
+from jaxrl.report.writer import is_evaluation, read_metrics
 from jaxrl.runtime.config import Config, read_training_run
 from jaxrl.runtime.run_directory import versions
 from jaxrl.runtime.scoring import Scoring
@@ -74,7 +74,7 @@ def extract_curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int
     Means are over parts of the run; metrics of training episodes, "rollout/...", are averaged over the episodes of a
     part. Steps are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
     """
-    trained = [row for row in rows if "env_steps" in row and not any(name.startswith("eval/") for name in row)]
+    trained = [row for row in rows if "env_steps" in row and not is_evaluation(row)]
     if not trained:
         return []
     steps = [row.get("step", row["env_steps"]) for row in trained]

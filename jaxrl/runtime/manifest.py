@@ -87,8 +87,24 @@ def _digest(content: Path | str) -> str:
 def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool, run: str = "") -> None:
     """Write the manifest of a checkpoint with the files META in `folder` and all in `arrays`. Raises OSError."""
     files = {f"{ARRAYS}/{path.relative_to(arrays)}": _digest(path) for path in arrays.rglob("*") if path.is_file()}
-    contents = Manifest(step, leaves, {META: _digest(folder / META), **files}, best, run)._asdict()
+    _write(folder, Manifest(step, leaves, {META: _digest(folder / META), **files}, best, run))
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    contents = manifest._asdict()
     write_atomically(folder / MANIFEST, json.dumps({"sha256": _digest(json.dumps(contents)), "contents": contents}))
+
+
+def amend(folder: Path, meta: str, best: bool) -> None:
+    """Replace META of an intact checkpoint, and note whether it is the best; a kill leaves it intact at any moment.
+
+    Raises OSError: a file cannot be written; ValueError: the manifest is damaged.
+    """
+    manifest = read_manifest(folder)
+    arrays = {name: digest for name, digest in manifest.files.items() if name != META}
+    _write(folder, manifest._replace(files=arrays, best=best))  # without META, while it changes
+    write_atomically(folder / META, meta)
+    _write(folder, manifest._replace(files={META: _digest(folder / META), **arrays}, best=best))
 
 
 def read_manifest(folder: Path) -> Manifest:

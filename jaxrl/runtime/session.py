@@ -72,6 +72,7 @@ class Session:
         self._best_score: float | None = None  # of the best checkpoint
         self._best_ties: list[float] = []  # its tie breakers
         self._evaluated_iteration = 0
+        self._owes_evaluation = False  # whether the restored checkpoint does
         self._saved_iteration: int | None = None
         self._saved_at = 0.0
         self._previous_seconds = 0.0  # of training in earlier processes
@@ -108,7 +109,7 @@ class Session:
         self._evaluated_iteration, self._previous_seconds = meta["evaluated"], meta["seconds"]
         self.lines = self._make_lines([meta["group"], *meta.get("trial_groups", [])])
         for writer, mark in zip(self.writers, meta.get("metrics") or [None] * len(self.writers), strict=True):
-            self._warn(writer.trim(step, mark))
+            self._warn(writer.trim(step, mark, evaluated=self._evaluated_iteration == step))
         if later_steps := [number for number in self.checkpoints.steps() if number > step]:
             listed = ", ".join(map(str, later_steps))
             self.console.say(
@@ -116,6 +117,8 @@ class Session:
             )
         self.checkpoints.discard_after(step)
         self._saved_iteration = step
+        is_due = self._is_evaluation_scheduled() or (self.programs.evaluate is not None and meta.get("finished", False))
+        self._owes_evaluation = is_due and self._evaluated_iteration < step
         return self._cut_episodes(state) if self.run.env.on_host else state
 
     def _cut_episodes(self, state: TrainState) -> TrainState:
@@ -166,6 +169,7 @@ class Session:
         with self._signals.collect():
             try:
                 try:
+                    self._make_owed_evaluation(state)
                     while (reason := self._find_reason_to_stop()) is None:
                         position = self.position
                         state = self._run_block(state)
@@ -411,9 +415,20 @@ class Session:
 
     # Evaluations and checkpoints
 
+    def _make_owed_evaluation(self, state: TrainState) -> None:
+        """Make the evaluation that was due at the restored checkpoint, and that a signal or a kill has ended."""
+        if self._owes_evaluation:
+            with self.pace.pause():
+                best = self._evaluate(state)
+                if self._evaluated_iteration == self.position.iterations:
+                    self._save(state, best)
+
+    def _is_evaluation_scheduled(self) -> bool:
+        return self.programs.evaluate is not None and self.position.iterations % self.run.eval_iterations == 0
+
     def _evaluate_and_save(self, state: TrainState) -> None:
         """Evaluate the policy and write a checkpoint, if they are due."""
-        evaluate = self.programs.evaluate is not None and self.position.iterations % self.run.eval_iterations == 0
+        evaluate = self._is_evaluation_scheduled()
         save = self._is_checkpoint_due()
         if (evaluate or save) and any(self._count_remaining()):
             self._report_block()
@@ -483,8 +498,12 @@ class Session:
             "devices": self.run.mesh.size,
             "settings": fixed_settings(self.run),
         }
-        self.checkpoints.save(self.position.iterations, state, meta, best=best)
-        self._saved_iteration, self._saved_at = self.position.iterations, time.monotonic()
+        step = self.position.iterations
+        if self._saved_iteration == step:
+            self.checkpoints.amend(step, meta, best=best)  # only what it says of the evaluation is new
+        else:
+            self.checkpoints.save(step, state, meta, best=best)
+        self._saved_iteration, self._saved_at = step, time.monotonic()
 
     def _save_final(self, state: TrainState) -> None:
         """Write the last line, evaluation and checkpoint of this process unless they are written already."""
