@@ -24,6 +24,7 @@ from jaxrl.common.errors import UserError
 METRICS = "metrics.jsonl"
 LOST = "metrics.lost.jsonl"  # lines of a run that started again without a checkpoint
 EVENTS = "events"
+FAILED = "failed"  # of a row: 1 at the iteration where a trial fails, in a run of several how many have failed
 FLUSH = 5.0  # seconds between flushes of the events
 _LONGEST = 2**20  # bytes of a first line that is compared
 _LARGEST = 1e300  # number that a line may hold
