@@ -391,7 +391,8 @@ class Session:
         if self.trials > 1:
             by_trial = self._split_trials(values)
             for trial in going:
-                self.lines[1 + trial].add(counters, *by_trial[trial], self.pace)
+                learning, episodes = by_trial[trial]
+                self.lines[1 + trial].add(counters, learning, episodes, self.pace)
 
     def _check_host(self, env: BatchedEnvironment) -> None:
         if env.failure:
