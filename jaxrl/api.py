@@ -41,14 +41,17 @@ class Result:
     Attributes:
         directory: the run directory, with checkpoints and metrics.
         metrics: {name: float64[rows]}, the content of metrics.jsonl, NaN where a row has no such metric.
-        policy: of the best checkpoint, else of the newest; of the first seed, and of the best combination of a sweep.
+        policy: of the best checkpoint, else of the newest; of the first seed that has not failed, and of the best
+            combination of a sweep.
         reason: why the run ended, a sentence.
+        failed: {folder of a trial, such as "seed_1": iteration at which it failed}, of `num_seeds` and `sweep`.
     """
 
     directory: Path
     metrics: dict[str, np.ndarray]
     policy: Policy
     reason: str
+    failed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Result({str(self.directory)!r}, {len(self.metrics)} metrics, {self.policy!r}, {self.reason!r})"
@@ -127,7 +130,7 @@ def train(
     rows = read_metrics(outcome.directory)
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
-    return Result(outcome.directory, metrics, policy, outcome.sentence)
+    return Result(outcome.directory, metrics, policy, outcome.sentence, outcome.failed)
 
 
 def make_train(

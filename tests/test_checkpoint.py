@@ -570,3 +570,33 @@ def test_runs_from_before_links_go_on(tmp_path: Path) -> None:
         np.testing.assert_array_equal(checkpoints.restore(like)[1]["timestep"]["links"], np.zeros((3, 2, 2)))
         with pytest.raises(CheckpointError, match=r"present is .* here and absent there"):
             checkpoints.restore({"timestep": {"reward": jnp.zeros(3), "present": jnp.zeros(3, bool)}}, 1)
+
+
+def test_the_first_checkpoint_of_several_devices_compiles_nothing(tmp_path: Path) -> None:
+    """Shapes that no other test has, replicated and split, which were a program each."""
+    state = State(
+        {f"weights_{k}": np.arange((16 + 8 * k) * 37, dtype=np.float32).reshape(-1, 37) for k in range(4)},
+        {"rows": np.arange(8 * 41, dtype=np.int32).reshape(8, 41)},
+        {"one": jax.random.key(1), "many": jax.random.split(jax.random.key(2), 8)},
+    )
+    placed, compiled = place(state, 8), []
+
+    def note(event: str, seconds: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+            checkpoints.save(1, placed, {})
+        assert compiled == []
+        jax.jit(lambda x: x * 3 + 1)(jnp.ones(43)).block_until_ready()
+        assert len(compiled) > 0  # they are counted
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        _, restored, _ = checkpoints.restore(placed)
+    jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+    assert all(
+        x.sharding == y.sharding for x, y in zip(jax.tree.leaves(restored), jax.tree.leaves(placed), strict=True)
+    )

@@ -19,7 +19,7 @@ from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime import pieces as in_pieces
-from jaxrl.runtime.not_finite import not_finite_error
+from jaxrl.runtime.not_finite import find_failure
 from jaxrl.runtime.pieces import Pieces, StageProgress
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, Position
@@ -154,9 +154,13 @@ def test_the_update_that_is_not_finite_is_counted_over_all_epochs() -> None:
     critic_loss = np.ones((1, 7), np.float32)
     fetched = BlockMetrics({"actor_loss": actor_loss, "critic_loss": critic_loss}, {}, np.int32(0), np.int32(1), {})
     before, phase, names = Position(iterations=100, updates=700), Phase("train", 1, 7), ["actor loss"]
-    error = not_finite_error(fetched, False, names, before, phase, [], Path("runs/1"))
-    assert "actor loss is not finite at update 706 (iteration 101)" in str(error)
-    assert "lower the learning rate" in str(error) and "environment" not in str(error)
-    blamed = str(not_finite_error(fetched, False, names, before, phase, [], Path("runs/1"), {"reward"}))
+    failure = find_failure(fetched, names, before, phase)
+    assert failure is not None
+    error = str(failure.to_error([], Path("runs/1")))
+    assert "actor loss is not finite at update 706 (iteration 101)" in error
+    assert "lower the learning rate" in error and "environment" not in error
+    failure = find_failure(fetched, names, before, phase, {"reward"})
+    assert failure is not None
+    blamed = str(failure.to_error([], Path("runs/1")))
     assert "the environment gave a value that is not finite (NaN or infinity) as reward, and actor loss" in blamed
     assert "learning rate" not in blamed

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from helpers.runs import outcome, points, resume, run, shared_programs
+from helpers.runs import outcome, outcome_rows, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
 from envs_jax.base import Array, setting
@@ -26,11 +26,12 @@ from envs_jax.progress import Progress, total
 from jaxrl.algos.base import AlgoState, Phase, Trajectory
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
+from jaxrl.common.files import write_atomically
 from jaxrl.report.console import Console
 from jaxrl.report.metrics import MetricAggregator, Throughput, choose_spacing
 from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
-from jaxrl.runtime import memory_plan, pieces, session, signals
+from jaxrl.runtime import manifest, memory_plan, pieces, session, signals
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run
 from jaxrl.runtime.checkpoint import Checkpoints
@@ -304,6 +305,108 @@ def test_a_signal_while_the_last_evaluation_is_compiled(tmp_path: Path, monkeypa
     assert steps(directory) == [5] and not any("eval/return" in row for row in read_metrics(directory))
     resume(directory)
     assert sum("eval/return" in row for row in read_metrics(directory)) == 1
+
+
+# An evaluation that was due when a signal came
+
+
+def interrupt_evaluation(patch: pytest.MonkeyPatch, iteration: int) -> None:
+    """Let a signal come while the evaluation of this iteration waits for its program, which takes too long."""
+    compile_program = session.Session._compile
+
+    def stop(self: session.Session, program: Any, what: str, state: Any) -> None:
+        if what == "the evaluation" and self.position.iterations == iteration:
+            signal.raise_signal(signal.SIGTERM)
+            raise StopRequestedError
+        compile_program(self, program, what, state)
+
+    patch.setattr(session.Session, "_compile", stop)
+
+
+class Killed(BaseException):
+    pass
+
+
+def best_flags(directory: Path) -> list[int]:
+    folders = [directory / "checkpoints" / f"{step:010d}" for step in steps(directory)]
+    return [stored.step for stored in map(manifest.verify, folders) if stored.best]
+
+
+@pytest.mark.parametrize("iteration", [10, 20, 45])  # before any checkpoint, the best one, unscheduled at the end
+def test_a_resumed_run_first_makes_the_evaluation_that_a_signal_ended(
+    iteration: int, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_evaluation(patch, iteration)
+        directory = run(STUDY, tmp_path)
+        assert steps(directory)[-1] == iteration
+        resume(directory)  # a signal ends it again
+        assert steps(directory)[-1] == iteration
+    assert not any("eval/return" in row for row in read_metrics(directory) if row["iteration"] == iteration)
+    resume(directory, "--max_seconds 1e-9")  # the evaluation, and one block
+    assert steps(directory)[-1] == min(iteration + 1, 45)
+    resume(directory, "--max_seconds 0")
+    assert outcome(directory) == outcome(alone)
+    assert best_flags(directory)[-1] == best_flags(alone)[-1] == 20
+    capsys.readouterr()
+    resume(directory)
+    assert "nothing is left to do" in capsys.readouterr().out and outcome(directory) == outcome(alone)
+
+
+@pytest.mark.parametrize("iteration", [20, 45])
+@pytest.mark.parametrize("killed_in", ["_save", "amend", "second write", "third write"])
+def test_a_kill_after_an_evaluation_that_was_made_up_for(
+    iteration: int, killed_in: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is on disk, and the checkpoint still owes it, or is being changed: it stays intact."""
+    with monkeypatch.context() as patch:
+        interrupt_evaluation(patch, iteration)
+        directory = run(STUDY, tmp_path)
+    writes: list[Any] = []
+
+    def write_or_end(*arguments: Any) -> None:
+        writes.append(arguments)
+        if len(writes) == (2 if killed_in == "second write" else 3):
+            raise Killed
+        write_atomically(*arguments)
+
+    def end(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if "write" in killed_in:
+            patch.setattr(manifest, "write_atomically", write_or_end)
+        else:
+            patch.setattr(session.Session if killed_in == "_save" else Checkpoints, killed_in, end)
+        with pytest.raises(Killed):
+            resume(directory)
+    (row,) = [row for row in read_metrics(directory) if row["iteration"] == iteration and "eval/return" in row]
+    assert row in read_metrics(alone)
+    assert manifest.verify(directory / "checkpoints" / f"{iteration:010d}").step == iteration
+    resume(directory)
+    assert outcome(directory) == outcome(alone)
+    assert best_flags(directory)[-1] == 20
+
+
+def test_an_evaluation_of_several_trials_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = f"{STUDY} --num_seeds 2 --total_env_steps 640"
+    whole = run(argv, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_evaluation(patch, 10)
+        directory = run(argv, tmp_path)
+    resume(directory)
+    assert outcome(directory) == outcome(whole) and best_flags(directory) == best_flags(whole)
+    for seed in ("seed_0", "seed_1"):
+        assert outcome_rows(directory / seed) == outcome_rows(whole / seed)
+
+
+def test_an_evaluation_that_is_not_due_is_not_owed(alone: Path, tmp_path: Path) -> None:
+    """Checkpoint 32 was written between two evaluations, as its run was stopped there."""
+    shutil.copytree(alone, tmp_path / "run")
+    for step in (40, 45):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{step:010d}")
+    resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(alone)
 
 
 @pytest.mark.long

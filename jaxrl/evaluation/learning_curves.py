@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluation.statistics import summarise
-from jaxrl.report.writer import read_metrics
+from jaxrl.report.writer import FAILED, is_evaluation, read_metrics
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.run_directory import versions
 from jaxrl.runtime.saved_run import read_training_run
 from jaxrl.runtime.scoring import Scoring
-from jaxrl.runtime.trials import Trial, trials
+from jaxrl.runtime.trials import Trial, describe_failed, trials
 
 FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
 _POINTS = 50  # of a curve of training episodes
@@ -32,41 +32,51 @@ def summarise_rows(
         {"metric", "score_mode": the environment's score, on selection episodes, or on training episodes if there was
         no selection; "seeds": their number in each combination; "combinations": {name: {"env_steps", and lists "mean"
         and "ci95" over seeds}}; "trials": [{"combination", "seed", "env_steps", "last", "best"}], the score of each at
-        its end and the best one on the way}.
+        its end and the best one on the way}. Combinations are means over the seeds that have not failed, [None] without
+        any; trials that have failed have no scores, and their iteration under "failed".
     """
     curves: dict[str, list[list[tuple[int, float]]]] = {}
-    selected = any(f"eval/{scoring.score}" in row for row in next(iter(rows.values())))
+    selected = any(f"eval/{scoring.score}" in row for trial_rows in rows.values() for row in trial_rows)
     metric = f"{'eval' if selected else 'rollout'}/{scoring.score}"
-    for trial in all_trials:
-        curves.setdefault(trial.combination, []).append(extract_curve(rows[trial.folder], metric))
-    if not all(map(all, curves.values())):
-        return None
     pick = min if scoring.score_mode == "min" else max
-    all_points = (points for seeds in curves.values() for points in seeds)  # in the order of the trials
-    each = [
-        {
-            "combination": trial.combination,
-            "seed": trial.config.run.seed,
-            "env_steps": points[-1][0],
-            "last": points[-1][1],
-            "best": pick(value for _, value in points),
-        }
-        for trial, points in zip(all_trials, all_points, strict=True)
-    ]
+    each: list[dict[str, Any]] = []
+    for trial in all_trials:
+        entry = {"combination": trial.combination, "seed": trial.config.run.seed}
+        seeds = curves.setdefault(trial.combination, [])
+        if (iteration := failed_at(rows[trial.folder])) is not None:
+            last_steps = count_env_steps(rows[trial.folder])
+            each.append(entry | {"env_steps": last_steps, "last": None, "best": None, "failed": iteration})
+            continue
+        points = extract_curve(rows[trial.folder], metric)
+        if not points:
+            return None
+        seeds.append(points)
+        best_value = pick(value for _, value in points)
+        each.append(entry | {"env_steps": points[-1][0], "last": points[-1][1], "best": best_value})
     combinations = {}
     for name, seeds in curves.items():
-        length = min(map(len, seeds))
-        values = np.array([[value for _, value in points[:length]] for points in seeds]).T
-        entry = summarise(values, share=False)
-        combinations[name] = {"env_steps": [steps for steps, _ in seeds[0][:length]], **entry}
+        length = min(map(len, seeds), default=1)
+        values = np.array([[value for _, value in points[:length]] for points in seeds or [[(0, math.nan)]]]).T
+        steps = [steps for steps, _ in (seeds[0] if seeds else [(0, math.nan)])[:length]]
+        combinations[name] = {"env_steps": steps, **summarise(values, share=False)}
     return {
         "metric": scoring.score,
         "of": "selection episodes" if selected else "training episodes",
         "score_mode": scoring.score_mode,
-        "seeds": len(next(iter(curves.values()))),
+        "seeds": sum(trial.combination == all_trials[0].combination for trial in all_trials),
         "combinations": combinations,
         "trials": each,
     }
+
+
+def failed_at(rows: Sequence[dict[str, Any]]) -> int | None:
+    """Return the iteration at which a trial with these rows failed, None if it did not."""
+    return rows[-1]["iteration"] if rows and FAILED in rows[-1] else None
+
+
+def count_env_steps(rows: Sequence[dict[str, Any]]) -> int:
+    """Return the environment steps of the last row that has them, 0 without one."""
+    return int(next((row["env_steps"] for row in reversed(rows) if row.get("env_steps") is not None), 0))
 
 
 def extract_curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
@@ -75,7 +85,7 @@ def extract_curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int
     Means are over parts of the run; metrics of training episodes, "rollout/...", are averaged over the episodes of a
     part. Steps are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
     """
-    trained = [row for row in rows if "env_steps" in row and not any(name.startswith("eval/") for name in row)]
+    trained = [row for row in rows if "env_steps" in row and not is_evaluation(row)]
     if not trained:
         return []
     steps = [row.get("step", row["env_steps"]) for row in trained]
@@ -136,19 +146,25 @@ def describe_curves(curves: dict[str, Any]) -> list[str]:
         means = [mean for mean in curve["mean"] if mean is not None]
         half = f" ±{curve['ci95'][-1]:.4g}" if curves["seeds"] > 1 and curve["ci95"][-1] is not None else ""
         last = "not finite" if curve["mean"][-1] is None else f"{curve['mean'][-1]:.4g}{half}"
+        lost = [trial for trial in curves["trials"] if trial["combination"] == name and "failed" in trial]
+        failed = {f"seed {trial['seed']}": trial["failed"] for trial in lost}
+        if len(failed) == curves["seeds"]:
+            last = "failed"
         best_mean = f", best {pick(means):.4g}" if means else ""
         mark = "*" if name == find_best(curves) and len(curves["combinations"]) > 1 else " "
-        text_lines.append(f"{mark} {name or 'all':{width}}  {last}{best_mean}")
+        left_out = f" ({describe_failed(failed)}: left out)" if failed else ""
+        text_lines.append(f"{mark} {name or 'all':{width}}  {last}{best_mean}{left_out}")
     return text_lines
 
 
 def format_csv(curves: dict[str, Any]) -> str:
-    """Return a line for each trial: its swept settings, seed, environment steps, last and best score."""
-    rows = []
+    """Return a line for each trial: its swept settings, seed, environment steps, last and best score, its failure."""
+    rows, has_failed = [], any("failed" in trial for trial in curves["trials"])
     for trial in curves["trials"]:
         swept = dict(part.split("=") for part in trial["combination"].split(",") if part)
         scores = {f"{curves['metric']} at the end": trial["last"], f"best {curves['metric']}": trial["best"]}
-        rows.append(swept | {"seed": trial["seed"], "env_steps": trial["env_steps"]} | scores)
+        failed = {"failed at iteration": trial.get("failed")} if has_failed else {}
+        rows.append(swept | {"seed": trial["seed"], "env_steps": trial["env_steps"]} | scores | failed)
     writer = csv.DictWriter(text := io.StringIO(), list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -61,10 +61,14 @@ class Series:
 
 
 def group_series(runs: Sequence[RunSummary]) -> list[Series]:
-    """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own."""
+    """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own.
+
+    Trials that have failed are left out, unless a run has no other.
+    """
     by_settings: dict[tuple[str, int], Series] = {}
     for run in runs:
-        for trial in (trial for trial in run.trials if run.rows[trial.folder]):
+        failed = run.failed if len(run.failed) < len(run.trials) else {}
+        for trial in (trial for trial in run.trials if run.rows[trial.folder] and trial.folder not in failed):
             settings = {name: value for name, value in trial.config.plain().items() if name not in _IGNORED_SETTINGS}
             text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
             repeated = 0

@@ -22,7 +22,7 @@ from jaxrl.runtime.manifest import META
 from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
 from jaxrl.runtime.saved_run import read_config
 from jaxrl.runtime.scoring import Scoring
-from jaxrl.runtime.trials import Trial, trials
+from jaxrl.runtime.trials import Trial, describe_failed, trials
 
 Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
@@ -51,12 +51,18 @@ class RunSummary:
         return one_line("/".join(self.directory.absolute().parts[-self.parts :]))
 
     @property
+    def failed(self) -> dict[str, int]:
+        """Return {folder: iteration} of the trials that failed."""
+        at = {trial.folder: learning_curves.failed_at(self.rows[trial.folder]) for trial in self.trials}
+        return {folder: iteration for folder, iteration in at.items() if iteration is not None}
+
+    @property
     def env_steps(self) -> int:
-        return _env_steps(self.rows[self.trials[0].folder])
+        return max(map(learning_curves.count_env_steps, self.rows.values()))
 
     @property
     def minutes(self) -> float:
-        points = count_minutes(self.rows[self.trials[0].folder])
+        points = count_minutes(max(self.rows.values(), key=learning_curves.count_env_steps))
         return points[-1][1] if points else 0.0
 
     def plain(self) -> dict[str, Any]:
@@ -71,6 +77,7 @@ class RunSummary:
             "score": self.score,
             "state": self.state,
             "best_checkpoint": self.best,
+            "failed": self.failed,
             "began": self.began,
         }
 
@@ -139,7 +146,7 @@ def read(directory: Path) -> RunSummary:
             for folder, mark in zip([".", *rows], marks if isinstance(marks, list) else [], strict=False):
                 check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
         scoring = Scoring.read(versions.parent)
-        state = _state(root, config, meta, _env_steps(rows[all_trials[0].folder]))
+        state = _state(root, config, meta, max(map(learning_curves.count_env_steps, rows.values())))
         score, best = summarise_score(rows, all_trials, scoring), Checkpoints(root / "checkpoints").best_step()
         return RunSummary(directory, config, scoring, all_trials, rows, state, score, best, versions.stat().st_mtime)
     except OSError as error:
@@ -166,10 +173,6 @@ def summarise_score(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring:
         "mean": curve["mean"][-1],
         "ci95": curve["ci95"][-1] if curves["seeds"] > 1 else None,
     }
-
-
-def _env_steps(rows: Rows) -> int:
-    return int(next((row["env_steps"] for row in reversed(rows) if row.get("env_steps") is not None), 0))
 
 
 def _read_newest_meta(root: Path) -> dict[str, Any]:
@@ -216,7 +219,8 @@ def make_run_rows(runs: Sequence[RunSummary]) -> list[Row]:
     rows = []
     for run in runs:
         best = "" if run.best is None else f"{run.best:,}"
-        cells = (f"{run.config.run.num_seeds}", format_si(run.env_steps), _minutes(run), _score(run), run.state, best)
+        seeds = f"{run.config.run.num_seeds}" + (f" ({len(run.failed)} failed)" if run.failed else "")
+        cells = (seeds, format_si(run.env_steps), _minutes(run), _score(run), run.state, best)
         rows.append(Row(run.name, cells, _STYLES.get(run.state, "")))
     return rows
 
@@ -231,7 +235,9 @@ def _score(run: RunSummary) -> str:
     if run.score is None:
         return ""
     half = "" if run.score["ci95"] is None else f" ±{run.score['ci95']:.2g}"
-    return "not finite" if run.score["mean"] is None else f"{run.score['mean']:.4g}{half}"
+    if run.score["mean"] is None:
+        return "failed" if len(run.failed) == len(run.trials) else "not finite"
+    return f"{run.score['mean']:.4g}{half}"
 
 
 def _minutes(run: RunSummary) -> str:
@@ -250,6 +256,11 @@ def describe_scores(runs: Sequence[RunSummary]) -> list[str]:
     lines = [f"score of {', '.join(names)}: {text}" for text, names in environments.items()]
     if any(run.config.run.num_seeds > 1 for run in runs):
         lines.append("±: half of Student's 95 % interval over the seeds; env steps are per seed")
+    for run in runs:
+        if len(run.trials) > 1 and run.failed:
+            lines.append(f"{run.name}: {describe_failed(run.failed)}; its score is of the other trials")
+        elif run.failed:
+            lines.append(f"{describe_failed({run.name: run.failed[run.trials[0].folder]})}")
     return lines
 
 

@@ -74,9 +74,9 @@ class WandbWriter(Writer):
         super().write(iteration, scalars, step)
         self._put([(iteration, scalars, step)])
 
-    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
+    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None, evaluated: bool = True) -> str:
         """Trim the files, and send the remaining rows that the service does not have."""
-        problem = super().trim(after_iteration, mark)
+        problem = super().trim(after_iteration, mark, evaluated)
         rows = iterate_rows(self._directory, (self._directory / METRICS).stat().st_size)
         each = ((row.pop("iteration"), row, row.pop("step", None)) for row in rows)
         self._put((i, row, step) for i, row, step in each if (i if step is None else step) >= self._first_step)

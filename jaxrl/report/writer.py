@@ -24,6 +24,7 @@ from jaxrl.common.errors import UserError
 METRICS = "metrics.jsonl"
 LOST = "metrics.lost.jsonl"  # lines of a run that started again without a checkpoint
 EVENTS = "events"
+FAILED = "failed"  # of a row: 1 at the iteration where a trial fails, in a run of several how many have failed
 FLUSH = 5.0  # seconds between flushes of the events
 _LONGEST = 2**20  # bytes of a first line that is compared
 _LARGEST = 1e300  # number that a line may hold
@@ -100,12 +101,13 @@ class Writer:
                 self._events.flush()
             return {"bytes": path.stat().st_size if path.exists() else 0, "first": _digest(_first_line(path))}
 
-    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
+    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None, evaluated: bool = True) -> str:
         """Remove every line of a later iteration, and an incomplete last line; TensorBoard drops the later points.
 
         Args:
             after_iteration: the last one whose lines stay; with 0 and without a mark all lines go to LOST.
             mark: `mark` of the checkpoint of that iteration.
+            evaluated: whether the line of that iteration's evaluation stays, too.
 
         Returns:
             A sentence if lines went to LOST, or some from before the mark are lost, else "".
@@ -118,7 +120,7 @@ class Writer:
             if after_iteration == 0 and mark is None and path.exists() and path.stat().st_size:
                 path.replace(self._directory / LOST)
                 problem = f"there is no checkpoint; the previous rows of metrics are kept in {LOST}"
-            size, last = _find_end(path, after_iteration)
+            size, last = _find_end(path, after_iteration, evaluated)
             if path.exists():
                 os.truncate(path, size)
             expected = mark["bytes"] if mark else 0
@@ -147,7 +149,7 @@ class NullWriter(Writer):
     def mark(self) -> dict[str, Any] | None:
         return None
 
-    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None) -> str:
+    def trim(self, after_iteration: int, mark: Mapping[str, Any] | None = None, evaluated: bool = True) -> str:
         return ""
 
 
@@ -234,6 +236,11 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     return row if whole else None
 
 
+def is_evaluation(row: Mapping[str, Any]) -> bool:
+    """Return whether a row holds the scores of an evaluation."""
+    return any(name.startswith("eval/") for name in row)
+
+
 def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> None:
     """Check that a checkpoint's `mark` describes the lines in a directory.
 
@@ -305,8 +312,8 @@ def _digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest() if line else ""
 
 
-def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | None]:
-    """Return the bytes up to the last line that is not of a later iteration, and its object; 0 and None without one.
+def _find_end(path: Path, after_iteration: int, evaluated: bool) -> tuple[int, dict[str, Any] | None]:
+    """Return the bytes up to the last line that stays, and its object; 0 and None without one. See `Writer.trim`.
 
     Raises:
         OSError: the file cannot be read.
@@ -319,7 +326,7 @@ def _find_end(path: Path, after_iteration: int) -> tuple[int, dict[str, Any] | N
         while end:
             start = content.rfind(b"\n", 0, end - 1) + 1
             row = _parse_row(content[start:end])
-            if row is not None and row["iteration"] <= after_iteration:
+            if row is not None and (row["iteration"], is_evaluation(row)) <= (after_iteration, evaluated):
                 return end, row
             if row is None and end < len(content):
                 number = content[:start].count(b"\n") + 1

@@ -119,6 +119,25 @@ class Checkpoints:
             self._best = step if best else self._best
             self._manager.save(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays)}), force=True)
 
+    def amend(self, step: int, meta: dict[str, Any], *, best: bool) -> None:
+        """Replace the JSON object of a committed checkpoint, and note whether it is the best; its arrays stay.
+
+        Raises CheckpointError: it cannot be written.
+        """
+        self.wait()
+        self._best = step if best else self._best
+
+        def replace() -> None:
+            try:
+                manifest.amend(self.directory / _folder_name(step), json.dumps(meta, indent=1), best)
+            except (OSError, ValueError) as error:
+                raise CheckpointError(
+                    f"checkpoint {step} under {self.directory} could not be changed ({one_line(str(error))}): make the "
+                    "directory writable and free disk space there, then continue with --resume"
+                ) from error
+
+        hosts.call_on_host_0(replace)
+
     def _make_manager(self) -> Any:
         import orbax.checkpoint as ocp
 
@@ -131,7 +150,11 @@ class Checkpoints:
 
         self._best = self.best_step()
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        registry.add(ARRAYS, ocp.args.PyTreeSave, Handler())
+        # replicas are not shared out among devices: orbax would compile a slice of each shape
+        types = ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False))
+        )
+        registry.add(ARRAYS, ocp.args.PyTreeSave, Handler(type_handler_registry=types))
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=_DIGITS,
             preservation_policy=self,

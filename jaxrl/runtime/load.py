@@ -25,7 +25,7 @@ from jaxrl.runtime.config import Config
 from jaxrl.runtime.digests import digest_arrays
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.saved_run import locate, read_run
-from jaxrl.runtime.trials import trials
+from jaxrl.runtime.trials import describe_failed, trials
 
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
@@ -117,25 +117,48 @@ def _read_weights(saved: _SavedRun, best: bool) -> Any:
 def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
     """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
 
-    It is the checkpoint that was named, else the best one if `best` and intact, else the newest.
+    It is the checkpoint that was named, else the best one if `best` and intact, else the newest. Trials that had failed
+    by then are left out.
+
+    Raises UserError: all of them had failed.
     """
     shapes = _without_optimizers(_state_shapes(saved.algo).replicated)
     root, config, indices = locate(saved.directory)
-    count = len(trials(config))
+    all_trials = trials(config)
+    count = len(all_trials)
     if count > 1:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), shapes)
     with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         use_best = saved.checkpoint is None and best and checkpoints.best_step() is not None
         try:
-            step, replicated, _ = checkpoints.restore(shapes, saved.checkpoint, prefix="algo.replicated", best=use_best)
+            checkpoint = checkpoints.restore(shapes, saved.checkpoint, prefix="algo.replicated", best=use_best)
         except CheckpointError as error:
             if not use_best:
                 raise
-            step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated")
+            checkpoint = checkpoints.restore(shapes, prefix="algo.replicated")
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
+    step, replicated, meta = checkpoint
     if count == 1:
         return [AlgoState(replicated, ())], step
+    folders = {index: all_trials[index].folder for index in indices}
+    indices = _leave_out_failed(folders, meta.get("failed", {}), f"checkpoint {step} of {root}")
     return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices], step
+
+
+def _leave_out_failed(folders: dict[int, str], failed: dict[str, int], checkpoint: str) -> list[int]:
+    """Return which of the trials {index: folder} had not failed at a checkpoint; say which others are left out.
+
+    Raises UserError: all of them had failed.
+    """
+    lost = {name: iteration for name, iteration in failed.items() if name in folders.values()}
+    if len(lost) == len(folders):
+        raise UserError(
+            f"{checkpoint} holds no policy of a trial that has failed ({describe_failed(lost)}): name another trial, "
+            "or an earlier checkpoint if there is one"
+        )
+    if lost:
+        print(f"warning: {describe_failed(lost)}, and {checkpoint} holds no policy of that: left out", file=sys.stderr)
+    return [index for index, name in folders.items() if name not in lost]
 
 
 def _state_shapes(algo: Algorithm) -> AlgoState:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl.common.files import write_atomically
 
 ARRAYS, META, MANIFEST = "arrays", "meta.json", "manifest.json"
+CHANGING = ""  # in place of the digest of META while it is replaced, see `amend`
 _WIDE = ("float64", "int64", "uint64", "complex128")  # types that there are only with JAX_ENABLE_X64
 
 
@@ -91,8 +92,25 @@ def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], be
     paths = {META: folder / META, **paths}
     digests = {name: _digest(path) for name, path in paths.items()}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
-    contents = Manifest(step, leaves, digests, sizes, best, run)._asdict()
+    _write(folder, Manifest(step, leaves, digests, sizes, best, run))
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    contents = manifest._asdict()
     write_atomically(folder / MANIFEST, json.dumps({"sha256": _digest(json.dumps(contents)), "contents": contents}))
+
+
+def amend(folder: Path, meta: str, best: bool) -> None:
+    """Replace META of an intact checkpoint, and note whether it is the best; a kill leaves it intact at any moment.
+
+    Raises OSError: a file cannot be written; ValueError: the manifest is damaged.
+    """
+    manifest = read_manifest(folder)
+    sizes = {name: size for name, size in manifest.sizes.items() if name != META}
+    _write(folder, manifest._replace(files=manifest.files | {META: CHANGING}, sizes=sizes, best=best))
+    write_atomically(folder / META, meta)
+    digests = manifest.files | {META: _digest(folder / META)}
+    _write(folder, manifest._replace(files=digests, sizes=sizes | {META: (folder / META).stat().st_size}, best=best))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -148,7 +166,7 @@ def read_meta(folder: Path, manifest: Manifest) -> dict[str, Any]:
         content = (folder / META).read_bytes()
     except OSError as error:
         raise ValueError(f"{META} cannot be read: {error.strerror}") from None
-    if hashlib.sha256(content).hexdigest() != manifest.files[META]:
+    if manifest.files[META] not in (CHANGING, hashlib.sha256(content).hexdigest()):
         raise ValueError(f"{META} has changed since it was written")
     try:
         meta = json.loads(content)
@@ -184,7 +202,7 @@ def verify(folder: Path) -> Manifest:
         raise ValueError(f"it holds step {manifest.step}")
     for name, digest in manifest.files.items():
         try:
-            is_changed = _digest(folder / name) != digest
+            is_changed = digest != CHANGING and _digest(folder / name) != digest
         except OSError as error:
             raise ValueError(f"{name} cannot be read: {error.strerror}") from None
         if is_changed:

@@ -4,7 +4,7 @@ import functools
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,62 +82,62 @@ def split_faults(episodes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return sums, counts
 
 
-def faulty_fields(fetched: BlockMetrics, trial: int) -> set[str]:
-    """Return the fields that `count_faults` counted in a trial's environments.
+class Failure(NamedTuple):
+    """Why a run, or one of its trials, cannot go on."""
 
-    With several trials, counts are [K, trials].
-    """
-    return {
-        field for field, counts in fetched.faults.items() if np.any(counts[:, trial] if counts.ndim > 1 else counts)
-    }
+    row: int  # of the block, its first iteration whose metrics do not count
+    cause: str  # the beginning of a sentence, with update and iteration
+    remedy: str  # its end
+    is_number: bool = True  # whether a value is not finite; else the environment's mask is at fault
 
-
-def check_masks(fields: Collection[str], iteration: int) -> None:
-    """Raise UserError if a mask without an open action is among the fields with faults."""
-    if _MASK in fields:
-        raise UserError(
-            f"the environment's action_mask closes every action of an agent, at iteration {iteration:,} or shortly "
-            "before: leave one open in every time step; envs_jax.testing.check_env can help find the step"
-        )
+    def to_error(self, steps: Sequence[int], directory: Path, beginning: str = "") -> UserError:
+        """Return the error that ends a run; `steps` are its checkpoints, in `directory`."""
+        if not self.is_number:
+            return UserError(f"{beginning}{self.cause}: {self.remedy}")
+        kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
+        again = f" in a new run with --init_from {directory}" if steps and self.remedy == _LOWER else ""
+        return NotFiniteError(f"{beginning}{self.cause}; {kept}: {self.remedy}{again}")
 
 
-def not_finite_error(
-    fetched: BlockMetrics,
-    several: bool,
-    names: Sequence[str],
-    before: Position,
-    phase: Phase,
-    steps: Sequence[int],
-    directory: Path,
-    faulty: Collection[str] = (),
-) -> NotFiniteError:
-    """Return the error for a block with a value that is not finite; it names the tensor and the update.
+_LOWER = "lower the learning rate"
+_CHECK = "envs_jax.testing.check_env can help find the step"
+
+
+def faulty_fields(fetched: BlockMetrics) -> set[str]:
+    """Return the fields that `count_faults` counted in the environments of one trial, until it failed."""
+    return {field for field, counts in fetched.faults.items() if np.any(counts[: int(fetched.iterations)])}
+
+
+def find_failure(
+    fetched: BlockMetrics, names: Sequence[str], before: Position, phase: Phase, faulty: Collection[str] = ()
+) -> Failure | None:
+    """Return why a trial fails in a block, naming the tensor and the update; None if it does not.
 
     Args:
-        fetched: metrics of the block, fetched; the first value that is not finite is in its last iteration.
-        several: whether there are several trials; their axis is before the axis of updates.
+        fetched: metrics of the block and of one trial, fetched.
         names: `Trainer.tensor_names` of the block.
         before, phase: the position before the block, and its phase.
-        steps, directory: the checkpoints of the run.
         faulty: `faulty_fields` of this block and earlier ones.
     """
+    closed = np.flatnonzero(fetched.faults.get(_MASK, np.zeros(0))[: int(fetched.iterations)])
+    if closed.size:
+        iteration = before.iterations + int(closed[0]) + 1
+        cause = f"the environment's action_mask closes every action of an agent, at iteration {iteration:,} or shortly "
+        return Failure(int(closed[0]), f"{cause}before", f"leave one open in every time step; {_CHECK}", False)
+    if int(fetched.not_finite) < 0:
+        return None
     row, name = int(fetched.iterations) - 1, names[int(fetched.not_finite)]
     place = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
     first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
-        phase.updates
-        - values[row].shape[-1]
-        + int(np.argmax(np.any(~np.isfinite(values[row]).reshape(-1, values[row].shape[-1]), axis=0)))
+        phase.updates - values[row].size + int(np.argmax(~np.isfinite(values[row])))
         for values in fetched.learning.values()
-        if np.ndim(values[row]) == 1 + several and not np.all(np.isfinite(values[row]))
+        if np.ndim(values[row]) == 1 and not np.all(np.isfinite(values[row]))
     ]
     if first:
         place = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({place})"
-    checkpoint_note = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
-    if faulty:
-        return NotFiniteError(
-            f"the environment gave a value that is not finite (NaN or infinity) as {' and '.join(sorted(faulty))}, and "
-            f"{name} is not finite at {place}; {checkpoint_note}: fix the environment; envs_jax.testing.check_env can "
-            "help find the step"
-        )
-    remedy = "lower the learning rate" + (f" in a new run with --init_from {directory}" if steps else "")
-    return NotFiniteError(f"{name} is not finite at {place}; {checkpoint_note}: {remedy}")
+    cause = f"{name} is not finite at {place}"
+    if not faulty:
+        return Failure(row, cause, _LOWER)
+    fields = " and ".join(sorted(faulty))
+    given = f"the environment gave a value that is not finite (NaN or infinity) as {fields}, and "
+    return Failure(row, given + cause, f"fix the environment; {_CHECK}")

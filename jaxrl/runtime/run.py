@@ -1,8 +1,9 @@
 """Start a run in a new directory, or resume one exactly from its newest checkpoint; `Session` then trains it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,7 @@ class RunOutcome(NamedTuple):
     sentence: str  # why it ended
     # whether something still runs, a block or the compiler, that would delay the end of the process
     abandoned: bool = False
+    failed: Mapping[str, int] = MappingProxyType({})  # {folder of a trial: iteration at which it failed}
 
 
 def start(
@@ -171,9 +173,10 @@ def _is_finished(run: Run, meta: dict[str, Any]) -> bool:
 def _describe_finished(meta: dict[str, Any]) -> str:
     """Return the sentence for a run that has reached its total; it names a total that goes on."""
     iterations, env_steps = Position.from_meta(meta).iterations, meta["env_steps"]
+    failed = f"; {trials.describe_failed(meta['failed'])}" if meta.get("failed") else ""
     return (
-        f"finished at iteration {iterations:,} ({env_steps:,} environment steps): nothing is left to do; to train "
-        f"longer, raise the total, for example --total_env_steps {2 * env_steps}"
+        f"finished at iteration {iterations:,} ({env_steps:,} environment steps){failed}: nothing is left to do; to "
+        f"train longer, raise the total, for example --total_env_steps {2 * env_steps}"
     )
 
 
@@ -216,4 +219,4 @@ def _train(
             again = "started from the beginning" if step is None else f"resumed at iteration {step:,}"
             console.say(again)
         sentence = session.train(state)
-    return RunOutcome(directory, sentence, session.abandoned)
+    return RunOutcome(directory, sentence, session.abandoned, session.failed)

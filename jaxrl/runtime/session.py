@@ -19,18 +19,19 @@ from jaxrl.common.errors import UserError
 from jaxrl.report.console import Console, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
-from jaxrl.report.writer import Writer
+from jaxrl.report.writer import FAILED, Writer
 from jaxrl.rl.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime import hosts
 from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.memory_plan import TooLargeError
-from jaxrl.runtime.not_finite import check_masks, faulty_fields, not_finite_error
+from jaxrl.runtime.not_finite import Failure, faulty_fields, find_failure
 from jaxrl.runtime.pieces import Pieces, StageProgress, describe_duration
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.rollouts import final_means, held_out_key
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
+from jaxrl.runtime.trials import describe_failed, trials
 
 SELECTION = "selection"
 IN_TURN = 8  # largest factor on the length of blocks whose trials run one after another, each copied in and out
@@ -49,8 +50,9 @@ class _GivenUpError(Exception):
 class Session:
     """One process's part of a run, from its first block to its last checkpoint.
 
-    The caller has locked `directory`. The first writer gets the means over all trials; if there are several trials,
-    each has one of the other writers.
+    The caller has locked `directory`. The first writer gets the means over all trials that have not failed; if there
+    are several trials, each has one of the other writers. A trial fails where it gives a value that is not finite, or
+    its environment an unusable mask: it counts no more, and the others go on.
     """
 
     def __init__(
@@ -71,7 +73,11 @@ class Session:
         self.abandoned = False  # whether something still runs that nobody waits for
         self._best_score: float | None = None  # of the best checkpoint
         self._best_ties: list[float] = []  # its tie breakers
+        self._best_trials: dict[str, list[float]] = {}  # {folder of a trial: its score and tie breakers}, of several
+        self.failed: dict[str, int] = {}  # {folder of a trial: iteration at which it failed}, of several trials
+        self._folders = [trial.folder for trial in trials(run.config)]
         self._evaluated_iteration = 0
+        self._owes_evaluation = False  # whether the restored checkpoint does
         self._saved_iteration: int | None = None
         self._saved_at = 0.0
         self._previous_seconds = 0.0  # of training in earlier processes
@@ -105,10 +111,11 @@ class Session:
         state, meta = self.checkpoints.read(step, self.run.trainer.shapes())
         self.position = Position.from_meta(meta)
         self._best_score, self._best_ties = meta["best"], meta.get("best_ties", [])
+        self._best_trials, self.failed = meta.get("best_trials", {}), meta.get("failed", {})
         self._evaluated_iteration, self._previous_seconds = meta["evaluated"], meta["seconds"]
         self.lines = self._make_lines([meta["group"], *meta.get("trial_groups", [])])
         for writer, mark in zip(self.writers, meta.get("metrics") or [None] * len(self.writers), strict=True):
-            self._warn(writer.trim(step, mark))
+            self._warn(writer.trim(step, mark, evaluated=self._evaluated_iteration == step))
         if later_steps := [number for number in self.checkpoints.steps() if number > step]:
             listed = ", ".join(map(str, later_steps))
             self.console.say(
@@ -116,6 +123,8 @@ class Session:
             )
         self.checkpoints.discard_after(step)
         self._saved_iteration = step
+        is_due = self._is_evaluation_scheduled() or (self.programs.evaluate is not None and meta.get("finished", False))
+        self._owes_evaluation = is_due and self._evaluated_iteration < step
         return self._cut_episodes(state) if self.run.env.on_host else state
 
     def _cut_episodes(self, state: TrainState) -> TrainState:
@@ -166,15 +175,17 @@ class Session:
         with self._signals.collect():
             try:
                 try:
-                    while (reason := self._find_reason_to_stop()) is None:
+                    self._make_owed_evaluation(state)
+                    while self._find_reason_to_stop() is None:
                         position = self.position
                         state = self._run_block(state)
                         if self.position != position:  # else the iteration was given up
                             self._evaluate_and_save(state)
                 except StopRequestedError:  # while something was compiled
-                    self.abandoned, reason = True, self._find_reason_to_stop()
-                assert reason is not None
+                    self.abandoned = True
                 self._report_block()
+                reason = self._find_reason_to_stop()  # after the last report, which may be of failed trials
+                assert reason is not None
                 self._report_host_time(0.0)
                 self._save_final(state)
             except _GivenUpError:
@@ -190,6 +201,7 @@ class Session:
     def _find_reason_to_stop(self) -> str | None:
         here = f"at iteration {self.position.iterations:,} ({self.position.env_steps:,} environment steps)"
         here += f" in {format_duration(self._count_seconds())}"
+        here += f"; {describe_failed(self.failed)}" if self.failed else ""
         if not any(self._count_remaining()):
             return f"finished {here}"
         if received := [name for names in hosts.gather(self._signals.names) for name in names]:
@@ -315,36 +327,72 @@ class Session:
         fetched: BlockMetrics = self._fetch(metrics)
         self._check_host(self.run.env)
         self._report_host_time(PROGRESS_SECONDS)
-        for trial, fields in enumerate(self._faulty):
-            fields |= faulty_fields(fetched, trial)
-            check_masks(fields, position.iterations + count)
-        trial = 0
-        if self.trials > 1:  # the first value that is not finite, if there is one
-            trial = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.iterations, np.iinfo(np.int32).max)))
-            fetched = dataclasses.replace(
-                fetched, not_finite=fetched.not_finite[trial], iterations=fetched.iterations[trial]
-            )
-        phase, is_finite = self.phases[position.phase], int(fetched.not_finite) < 0
+        phase = self.phases[position.phase]
         before, after = position, position.after(phase, self.run.trainer.layout.num_envs, count)
+        failures = self._find_failures(fetched, before, phase)
         seconds = self.pace.mark(self.trials * after.env_steps, self.trials * after.updates)
         self._iteration_seconds[position.phase] = seconds / count
         values = fetched.learning, fetched.episodes
         if self.run.algo.learns_in_parts:  # a program for all phases has zeros for what a phase does not do
             values = fetched.learning if phase.updates else {}, fetched.episodes if phase.steps else {}
-        for row in range(count if is_finite else int(fetched.iterations) - 1):
-            position = position.after(phase, self.run.trainer.layout.num_envs)
-            learning, episodes = jax.tree.map(lambda column, row=row: column[row], values)
-            counters = self._counters(position)
-            self.lines[0].add(counters, learning, jax.tree.map(np.sum, episodes), self.pace)
-            by_trial = self._split_trials((learning, episodes))
-            for lines, (trial_learning, sums) in zip(self.lines[1:], by_trial, strict=False):
-                lines.add(counters, trial_learning, sums, self.pace)
-        if not is_finite:
-            self.checkpoints.wait()
-            names, steps = self.run.trainer.tensor_names(fetched.learning), self.checkpoints.steps()
-            several, faulty = self.trials > 1, self._faulty[trial]
-            raise not_finite_error(fetched, several, names, before, phase, steps, self.directory, faulty)
+        for row in range(count):
+            previous, position = position, position.after(phase, self.run.trainer.layout.num_envs)
+            for trial, failure in failures.items():
+                if failure.row == row:
+                    self._end_trial(trial, failure, previous, position)
+            self._add_row(jax.tree.map(lambda column, row=row: column[row], values), self._counters(position))
         self._show_block(after, phase)
+
+    def _find_failures(self, fetched: BlockMetrics, before: Position, phase: Phase) -> dict[int, Failure]:
+        """Return by trial why it fails in this block, where it does and has not failed before."""
+        if np.all(fetched.not_finite < 0) and not any(map(np.any, fetched.faults.values())):
+            return {}
+        names, failures = self.run.trainer.tensor_names(fetched.learning), {}
+        for trial in self._going():
+            part = fetched.of_trial(trial) if self.trials > 1 else fetched
+            self._faulty[trial] |= faulty_fields(part)
+            if failure := find_failure(part, names, before, phase, self._faulty[trial]):
+                failures[trial] = failure
+        return failures
+
+    def _going(self) -> list[int]:
+        """Return the trials that have not failed."""
+        return [trial for trial, folder in enumerate(self._folders) if folder not in self.failed]
+
+    def _end_trial(self, trial: int, failure: Failure, previous: Position, position: Position) -> None:
+        """Note that a trial has failed in the iteration that ends at `position`, after the one at `previous`.
+
+        Raises UserError: it was the last one.
+        """
+        name = self._folders[trial]
+        self.failed[name] = position.iterations
+        left = self._going()
+        if self.trials > 1:
+            self.lines[1 + trial].flush(self._counters(previous), self.pace)
+            for writer, number in ((self.writers[0], len(self.failed)), (self.writers[1 + trial], 1)):
+                writer.write(position.iterations, {FAILED: number}, position.axis(self.phases))
+        if not left:
+            self.checkpoints.wait()
+            what = f"all {self.trials} trials have failed, {name} as the last one: " if self.trials > 1 else ""
+            raise failure.to_error(self.checkpoints.steps(), self.directory, what)
+        self.console.say(
+            f"warning: {name} failed: {failure.cause}; the other trials go on ({len(left)} of {self.trials})"
+        )
+        if self._best_trials:  # compare means over the same trials
+            columns = zip(*(self._best_trials[self._folders[k]] for k in left), strict=True)
+            self._best_score, *self._best_ties = [float(np.mean(column)) for column in columns]
+
+    def _add_row(self, values: tuple[dict[str, Any], dict[str, Any]], counters: dict[str, Any]) -> None:
+        """Add metrics and sums over episodes of an iteration to the lines of the trials, and their means."""
+        going, whole = self._going(), values
+        if self.failed:
+            whole = jax.tree.map(lambda x: x[going], values)
+        self.lines[0].add(counters, whole[0], jax.tree.map(np.sum, whole[1]), self.pace)
+        if self.trials > 1:
+            by_trial = self._split_trials(values)
+            for trial in going:
+                learning, episodes = by_trial[trial]
+                self.lines[1 + trial].add(counters, learning, episodes, self.pace)
 
     def _check_host(self, env: BatchedEnvironment) -> None:
         if env.failure:
@@ -414,9 +462,20 @@ class Session:
 
     # Evaluations and checkpoints
 
+    def _make_owed_evaluation(self, state: TrainState) -> None:
+        """Make the evaluation that was due at the restored checkpoint, and that a signal or a kill has ended."""
+        if self._owes_evaluation:
+            with self.pace.pause():
+                best = self._evaluate(state)
+                if self._evaluated_iteration == self.position.iterations:
+                    self._save(state, best)
+
+    def _is_evaluation_scheduled(self) -> bool:
+        return self.programs.evaluate is not None and self.position.iterations % self.run.eval_iterations == 0
+
     def _evaluate_and_save(self, state: TrainState) -> None:
         """Evaluate the policy and write a checkpoint, if they are due."""
-        evaluate = self.programs.evaluate is not None and self.position.iterations % self.run.eval_iterations == 0
+        evaluate = self._is_evaluation_scheduled()
         save = self._is_checkpoint_due()
         if (evaluate or save) and any(self._count_remaining()):
             self._report_block()
@@ -443,17 +502,22 @@ class Session:
         except (StopRequestedError, _GivenUpError):
             self.abandoned = True
             return False
-        by_trial = [final_means(self.run.env.spec, values) for values in self._split_trials(finals)]
-        means = {name: float(np.mean([x[name] for x in by_trial if name in x])) for name in by_trial[0]}
-        for writer, values in zip(self.writers, (means, *by_trial), strict=False):
+        split = self._split_trials(finals)
+        by_trial = {trial: final_means(self.run.env.spec, split[trial]) for trial in self._going()}
+        every = list(by_trial.values())
+        means = {name: float(np.mean([x[name] for x in every if name in x])) for name in every[0]}
+        entries_by_writer = [(self.writers[0], means)]
+        if self.trials > 1:
+            entries_by_writer += [(self.writers[1 + trial], values) for trial, values in by_trial.items()]
+        for writer, values in entries_by_writer:
             entries = {"env_steps": self.position.env_steps} | {f"eval/{name}": x for name, x in values.items()}
             writer.write(self.position.iterations, entries, self.position.axis(self.phases))
         self.console.block(self._shown | {"evaluation": means})
         self._evaluated_iteration = self.position.iterations
-        return self._replace_best(means)
+        return self._replace_best(means, by_trial)
 
-    def _replace_best(self, means: dict[str, float]) -> bool:
-        """Return whether a policy is the best so far, and remember it.
+    def _replace_best(self, means: dict[str, float], by_trial: dict[int, dict[str, float]]) -> bool:
+        """Return whether a policy with these means over its trials is the best so far, and remember it.
 
         Equal scores are decided by `EnvSpec.tie_breakers`; if these are equal, too, the first policy stays, except
         that the run's last one replaces it.
@@ -469,6 +533,11 @@ class Session:
             if current < best or (current == best and any(self._count_remaining())):
                 return False
         self._best_score, self._best_ties = score, ties
+        if self.trials > 1:
+            names = (spec.score, *spec.tie_breakers)
+            self._best_trials = {
+                self._folders[trial]: [values[name] for name in names] for trial, values in by_trial.items()
+            }
         return True
 
     def _save(self, state: TrainState, best: bool) -> None:
@@ -479,6 +548,8 @@ class Session:
             "finished": not any(self._count_remaining()),
             "best": self._best_score,
             "best_ties": self._best_ties,
+            "best_trials": self._best_trials,
+            "failed": self.failed,
             "evaluated": self._evaluated_iteration,
             "group": self.lines[0].group,
             "trial_groups": [lines.group for lines in self.lines[1:]],
@@ -486,8 +557,12 @@ class Session:
             "devices": self.run.mesh.size,
             "settings": fixed_settings(self.run),
         }
-        self.checkpoints.save(self.position.iterations, state, meta, best=best)
-        self._saved_iteration, self._saved_at = self.position.iterations, time.monotonic()
+        step = self.position.iterations
+        if self._saved_iteration == step:
+            self.checkpoints.amend(step, meta, best=best)  # only what it says of the evaluation is new
+        else:
+            self.checkpoints.save(step, state, meta, best=best)
+        self._saved_iteration, self._saved_at = step, time.monotonic()
 
     def _save_final(self, state: TrainState) -> None:
         """Write the last line, evaluation and checkpoint of this process unless they are written already."""

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+import jax
+
 from envs_jax.base import Array, pytree
 from jaxrl.algos.base import Phase
 
@@ -30,15 +32,21 @@ class TrainState:
 class BlockMetrics:
     """The metrics of a block; the first axis of leaves is the iteration, and iterations that did not run are 0.
 
-    With several trials the second axis of metrics is the trial; `not_finite` and `iterations` have an entry for each
-    device, or for each trial.
+    With several trials the second axis of metrics is the trial, and `not_finite` and `iterations` have an entry for
+    each.
     """
 
     learning: Any  # {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`
     episodes: Any  # {name: float32[K]}, sums over the episodes that ended, and their number under "episodes"
     not_finite: Array  # int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine
-    iterations: Array  # int32[], that ran (fewer than requested only after a non-finite metric of `learn`)
+    # int32[], that ran up to the first one with a value that is not finite; a single run stops there, trials go on
+    iterations: Array
     faults: Any  # {field of TimeStep: float32[K]}, see `not_finite.count_faults`
+
+    def of_trial(self, trial: int) -> "BlockMetrics":
+        """Return the metrics of one of several trials."""
+        rows = jax.tree.map(lambda x: x[:, trial], (self.learning, self.episodes, self.faults))
+        return BlockMetrics(rows[0], rows[1], self.not_finite[trial], self.iterations[trial], rows[2])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -319,12 +319,20 @@ class Trainer:
         return jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
 
     def _run_block(self, state: TrainState, iterations: Array, phase: Phase | None) -> tuple[TrainState, BlockMetrics]:
-        """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
-
-        Everything else that must stay finite is checked once, after the last iteration.
-        """
+        """Run up to K iterations of this device's trials."""
         if self.trials > 1 and not self.vectorized:
             return self._run_trials_in_turn(state, iterations, phase)
+        return self._run_iterations(state, iterations, phase, stops=self.trials == 1)
+
+    def _run_iterations(
+        self, state: TrainState, iterations: Array, phase: Phase | None, stops: bool
+    ) -> tuple[TrainState, BlockMetrics]:
+        """Run up to K iterations.
+
+        A single run `stops` after the first one whose `learn` reports a value that is not finite; everything else that
+        must stay finite is checked once, after the last iteration. Trials go on, and are checked after each iteration,
+        so that it depends on nothing else where one fails.
+        """
         run_iteration = functools.partial(self._run_iteration, phase=phase) if phase else self._run_any_phase
         iterate = trace_once(self._for_each_trial(run_iteration))
         _, *shapes = jax.eval_shape(iterate, state)
@@ -334,21 +342,28 @@ class Trainer:
             return ravel_pytree(jax.tree.map(lambda x: x.astype(jnp.float32), metrics))[0]
 
         def run(loop: Any) -> Any:
-            state, rows, index, _ = loop
+            state, rows, index, good, first = loop  # iterations so far, those before the first bad one, its tensor
             state, *metrics = iterate(state)
             # one write and one check, not one for each metric
             row, learning = jax.lax.optimization_barrier((pack(tuple(metrics)), pack(metrics[0])))
-            return state, rows.at[index].set(row), index + 1, jnp.all(jnp.isfinite(learning))
+            if stops:
+                is_good = jnp.all(jnp.isfinite(learning))
+            else:
+                first = jnp.where(first < 0, find_not_finite(state.algo, unpack(row)[0]), first)
+                is_good = first < 0
+            return state, rows.at[index].set(row), index + 1, good + is_good.astype(jnp.int32), first
 
         def goes_on(loop: Any) -> Array:
-            return (loop[2] < iterations) & loop[3]
+            return (loop[2] < iterations) & (loop[2] == loop[3]) if stops else loop[2] < iterations
 
-        rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
-        state, rows, count, _ = jax.lax.while_loop(goes_on, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
-        not_finite = self.find_not_finite(state.algo, unpack(rows[count - 1])[0])
+        find_not_finite = jax.vmap(self.find_not_finite) if self.trials > 1 else self.find_not_finite
+        rows, zeros = jnp.zeros((self.block, *empty.shape), empty.dtype), jnp.zeros(state.key.shape, jnp.int32)
+        start = state, rows, jnp.int32(0), zeros, zeros - 1
+        state, rows, count, good, not_finite = jax.lax.while_loop(goes_on, run, start)
+        if stops:
+            not_finite = find_not_finite(state.algo, unpack(rows[count - 1])[0])
+        count = jnp.minimum(good + 1, count)
         learning, episodes = jax.vmap(unpack)(rows)
-        if self.trials > 1:
-            not_finite, count = not_finite[None], count[None]  # of each device
         episodes, faults = split_faults(episodes)
         return state, BlockMetrics(learning, episodes, not_finite, count, faults)
 
@@ -380,12 +395,14 @@ class Trainer:
 
         def run_trial(k: Array, results: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
             trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), results[0])
-            new = single._run_block(trial_state, iterations, phase)
+            new = single._run_iterations(trial_state, iterations, phase, stops=False)
             return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, k, 0), results, new)
 
         trials = len(state.key)
         first_trial = jax.tree.map(lambda x: x[0], state)
-        shapes = jax.eval_shape(lambda state: single._run_block(state, iterations, phase)[1], first_trial)
+        shapes = jax.eval_shape(
+            lambda state: single._run_iterations(state, iterations, phase, stops=False)[1], first_trial
+        )
         empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
         state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), run_trial, (state, empty))
         rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}

@@ -7,6 +7,7 @@ vary. A folder can be named wherever a run can, and means this trial, or all see
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def trials(config: Config) -> list[Trial]:
             parts = [combination] * bool(combination) + [f"seed_{seed}"] * (config.run.num_seeds > 1)
             result.append(Trial(combination, "/".join(parts) or ".", single.with_run(seed=seed)))
     return result
+
+
+def describe_failed(failed: Mapping[str, int]) -> str:
+    """Return "seed_1 failed at iteration 57" of trials {folder: iteration}, of more than four only the number."""
+    if len(failed) > 4:
+        return f"{len(failed):,} trials failed, from iteration {min(failed.values()):,} on"
+    return ", ".join(f"{name} failed at iteration {iteration:,}" for name, iteration in failed.items())
 
 
 def _short(value: float) -> str:

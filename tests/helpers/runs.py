@@ -33,8 +33,12 @@ def resume(directory: Path, argv: str = "") -> None:
 
 def outcome(directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Digest of the newest state, and the metrics that do not depend on time."""
-    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
-    return checkpoint_digest(directory / "checkpoints"), rows
+    return checkpoint_digest(directory / "checkpoints"), outcome_rows(directory)
+
+
+def outcome_rows(directory: Path) -> list[dict[str, Any]]:
+    """The metrics that do not depend on time."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
 
 
 def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
