@@ -30,6 +30,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.common.errors import UsageError
 from jaxrl.common.types import Params
+from jaxrl.integrations.export.units import ActionUnits, describe_bounds, describe_environment
 from jaxrl.nn.networks import MLP, ConvStack, GaussianOutputs, TeamNet
 from jaxrl.nn.recurrent import Recurrent
 from jaxrl.runtime.policy import Policy
@@ -71,12 +72,13 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
                 "stablehlo or onnx, or train with --egocentric false"
             )
         settings["frames"] = actions_in_frames(spec.action.n).tolist()
+    settings["environment"] = describe_environment(policy.env)
     if not isinstance(spec.action, Discrete):
         box = spec.action
         return settings | {
             "actions": "box",
             "numbers": math.prod(box.shape),
-            "bounds": (np.asarray(box.low).tolist(), np.asarray(box.high).tolist()),  # of all numbers, or of each
+            "bounds": tuple(describe_bounds(policy.env)["action"].values()),  # of all numbers, or of each
             "squash": "clip" if isinstance(algo, Ppo) else "tanh",
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
@@ -98,11 +100,14 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 def agent_files(policy: Policy) -> dict[str, bytes]:
     """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
     settings, params, moments = agent_settings(policy), policy.params, {}
+    tables = ActionUnits.from_env(policy.env).tables
+    settings["tables"] = len(tables)
     if isinstance(policy.algo, Student | Ppo):
         params = params["actor"]
     if isinstance(policy.algo, Ppo) and (statistics := policy.params["statistics"].get("actor")):
         moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}}
-    return _files(AGENT, settings, {"params": _network_params(params["params"]) | moments})
+    tables_by_name = {f"actions{agent}": table for agent, table in enumerate(tables)}
+    return _files(AGENT, settings, {"params": _network_params(params["params"]) | moments}, tables_by_name)
 
 
 def _network_params(actor: Params) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
 
 def jidi_files(env: Any, algo: Algorithm, params: Params, greedy: bool) -> dict[str, bytes]:
     """Return the content of submission.py and weights.npz. Raises UsageError as `jidi_settings` does."""
-    return _files(SUBMISSION, jidi_settings(env, algo, greedy), params)
+    return _files(SUBMISSION, jidi_settings(env, algo, greedy), params, {})
 
 
 def source(agent: Path) -> bytes:
@@ -195,12 +200,15 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     return settings | memory | {name: getattr(module, name) for name in names}
 
 
-def _files(agent: Path, settings: Mapping[str, Any], params: Params) -> dict[str, bytes]:
-    """Return an agent, and weights.npz: "settings" as JSON, and the actor's parameters as flax has them."""
+def _files(
+    agent: Path, settings: Mapping[str, Any], params: Params, tables: Mapping[str, np.ndarray]
+) -> dict[str, bytes]:
+    """Return an agent, and weights.npz: "settings" as JSON, the actor's parameters as flax has them, and `tables`."""
     arrays = {
         "_".join(str(entry.key) for entry in path): np.asarray(leaf, np.float32)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params["params"])
     }
+    arrays |= tables
     buffer = io.BytesIO()
     np.savez(buffer, settings=np.array(json.dumps(settings)), **arrays)  # type: ignore[arg-type]
     return {agent.name: source(agent), "weights.npz": buffer.getvalue()}

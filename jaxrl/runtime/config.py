@@ -225,7 +225,7 @@ def declared_fields(cls: type, section: str) -> dict[str, Field]:
 
 
 def _fixed_settings(cls: Any, kinds: dict[str, Any]) -> dict[str, Any]:
-    """Return an algorithm's `fixed_settings` in the types of its fields. Raises UsageError: no such setting or value."""
+    """Return an algorithm's `fixed_settings` in the types of its fields. Raises UsageError: no such setting."""
     for name in cls.fixed_settings:
         if name not in kinds:
             raise UsageError(f"fixed_settings of {cls.__name__} names {short_repr(name)}: {closest(name, kinds)}")

@@ -62,7 +62,10 @@ def base_and_source(algo: str | None, config: str | None, env: str | None) -> tu
 
 
 def _move_to_algo(values: dict[str, Any], algo: str, where: str) -> dict[str, Any]:
-    """Transfer a preset to a user's subclass of its algorithm, whose fixed settings win. Raises UsageError: no subclass."""
+    """Transfer a preset to a user's subclass of its algorithm, whose fixed settings win.
+
+    Raises UsageError: it is no subclass.
+    """
     with usage_errors():
         cls = algos.find(algo)
         is_subclass = ":" in algo and issubclass(cls, algos.find(values["algo"]))

@@ -34,7 +34,9 @@ class Policy:
     ) -> Any:
         """Return the greedy actions int32[..., A], or float[..., A, *action] of continuous ones.
 
-        A policy with a memory returns them and the carry for its next call.
+        They are in the environment's own units, as its step takes them: within its bounds, and several integers as an
+        array int32[..., A, *action]; a list with an array for each agent where these have other shapes. A policy with a
+        memory returns them and the carry for its next call.
 
         Args:
             observation: [A, ...] or [B, A, ...].
@@ -70,7 +72,9 @@ class Policy:
             actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
         else:
             actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
-        actions = actions[0] if single else actions
+        actions = self._to_package(actions)
+        if single:
+            actions = [one[0] for one in actions] if isinstance(actions, list) else actions[0]
         return (actions, carry) if "memory" in settings else actions
 
     def _reset(self, carry: Any, first: Any, batch: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -127,6 +131,16 @@ class Policy:
             half, low, high = (np.asarray(x, np.float32) for x in ((high - low) / 2, low, high))
             action = np.clip(low + half * (action + np.float32(1)), low, high)
         return action.reshape(*action.shape[:2], *settings["action_shape"]).astype(settings["action_dtype"])
+
+    def _to_package(self, actions: Any) -> Any:
+        """Return actions [B, A, ...] as the environment's package numbers them."""
+        tables = [self.weights[f"actions{agent}"] for agent in range(self.settings["tables"])]
+        if not tables:
+            return actions
+        if len(tables) == 1:
+            return tables[0][actions]
+        chosen = [table[actions[:, agent]] for agent, table in enumerate(tables)]
+        return np.stack(chosen, 1) if len({one.shape for one in chosen}) == 1 else chosen
 
     def _in_turn(self, outputs: np.ndarray, mask: np.ndarray, states: Any, rule: Any, single: bool) -> np.ndarray:
         """Choose one agent after another, int32[B, A]; masks depend on the actions chosen before."""
