@@ -33,6 +33,7 @@ from jaxrl.common.types import Params
 from jaxrl.integrations.export.units import ActionUnits, describe_bounds, describe_environment
 from jaxrl.nn.networks import MLP, ConvStack, GaussianOutputs, TeamNet
 from jaxrl.nn.recurrent import Recurrent
+from jaxrl.runtime.observations import describe_leaves
 from jaxrl.runtime.policy import Policy
 
 _FOLDER = Path(__file__).parent
@@ -40,6 +41,7 @@ AGENT, SUBMISSION = _FOLDER / "export/agent.py", _FOLDER / "jidi/submission.py"
 NETWORKS = _FOLDER / "numpy_networks.py"
 KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats
 BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # Jidi's games: rows, columns, snakes, beans, teams
+_SLACK = 10.0  # widths of a box by which an agent's observations may leave it: beyond, they have other units
 _BODY = "# Everything below is copied into exported agents.\n"
 
 
@@ -60,10 +62,14 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "the numpy format has one network for all agents and no messages between them: choose --format stablehlo "
             "or onnx, or a run with message_passing none and share_parameters true"
         )
-    settings = network_settings(algo, "numpy") | {
+    settings = network_settings(algo, "numpy")
+    (leaf,) = describe_leaves(spec)
+    settings |= {
         "agents": spec.num_agents,
         "observation_shape": spec.observation.shape,
         "input_limit": INPUT_LIMIT,
+        "limits": [np.asarray(limit).tolist() for limit in leaf.find_limits(_SLACK)],
+        "whole": leaf.is_whole,
     }
     if getattr(algo, "egocentric", False):
         if not isinstance(policy.env, Coverage) or not isinstance(spec.action, Discrete):

@@ -48,15 +48,17 @@ class Policy:
             carry: of a policy with a memory, what the last call returned; None where all episodes begin.
             first: bool or bool[B], episodes that begin with this observation.
 
-        Raises ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an
+        Raises ValueError: shapes that do not fit; observations that are no finite real numbers or far out of those of
+        training; no mask where one is needed, one of other numbers or without an
         allowed action, one that the policy ignores, or no rule for masks that depend on other agents' actions; a carry
-        of other environments, or for a policy without a memory.
+        of other environments or with NaN, or for a policy without a memory.
         """
         settings, observation = self.settings, np.asarray(observation)
         expected_shape = (settings["agents"], *settings["observation_shape"])
         single = observation.shape == expected_shape
         if observation.shape[-len(expected_shape) :] != expected_shape or observation.ndim > len(expected_shape) + 1:
             raise ValueError(f"observations need the shape {expected_shape}, with or without a batch axis before it")
+        self._check(observation)
         views = self._normalize(observation[None] if single else observation)
         carry = self._reset(carry, first, views.shape[:2])
         if "frames" in settings:
@@ -77,6 +79,21 @@ class Policy:
             actions = [one[0] for one in actions] if isinstance(actions, list) else actions[0]
         return (actions, carry) if "memory" in settings else actions
 
+    def _check(self, observation: np.ndarray) -> None:
+        """Raise ValueError for observations that cannot be meant."""
+        if observation.dtype.kind not in "biuf":
+            raise ValueError(f"observations are arrays of real numbers, not of {observation.dtype}")
+        low, high = (np.asarray(limit) for limit in self.settings["limits"])
+        outside = ~((observation >= low) & (observation <= high))  # also true for NaN
+        if outside.any():
+            low, high = (np.broadcast_to(limit, observation.shape)[outside][0] for limit in (low, high))
+            raise ValueError(
+                f"observations hold {observation[outside][0]:g}: give finite numbers in the units of training, from "
+                f"{low:g} to {high:g}"
+            )
+        if self.settings["whole"] and (observation != np.floor(observation)).any():
+            raise ValueError("observations are whole numbers in the units of training: do not scale them")
+
     def _reset(self, carry: Any, first: Any, batch: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the carry [B, A, units], 0 where an episode begins, {} without a memory. Raises ValueError."""
         settings = self.settings
@@ -94,7 +111,10 @@ class Policy:
             raise ValueError(f"carry must be what the last call returned, with {', '.join(blank)}, or None")
         if any(np.shape(state) != zeros.shape for state in carry.values()):
             raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
-        return {name: np.where(begins, zeros, carry[name]) for name in blank}
+        carry = {name: np.where(begins, zeros, carry[name]) for name in blank}
+        if any(np.isnan(state).any() for state in carry.values()):
+            raise ValueError("carry holds NaN: give what the last call returned, or None where episodes begin")
+        return carry
 
     def _mask(self, action_mask: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
