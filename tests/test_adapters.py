@@ -442,16 +442,31 @@ def walk(monkeypatch, name, **options):
 
 
 def test_a_made_up_package(monkeypatch):
-    """Bounds that differ between numbers become [-1, 1]; ends, weak types and dictionaries by hand."""
+    """Bounds that differ between numbers are kept; ends, weak types and dictionaries by hand."""
     env = walk(monkeypatch, "Walk-a")
     assert (env.spec.horizon, env.spec.observation.shape) == (3, (5,))
-    assert (env.spec.action.low, env.spec.action.high) == (-1.0, 1.0)
-    rows = episode(env, [[-1.0, 0.5], [1.0, 1.0], [0.0, 0.0]])
+    assert (env.spec.action.low, env.spec.action.high) == ((-1.0, 0.0), (3.0, 4.0))
+    rows = episode(env, [[-1.0, 3.0], [3.0, 4.0], [1.0, 2.0]])
     np.testing.assert_array_equal([row.observation[0] for row in rows], np.eye(5)[[4]] * [[0], [2], [9], [12]])
     assert [float(row.reward[0]) for row in rows] == [0, 2, 2, 2]
     assert ends(rows) == (True, False)
-    assert ends(episode(env, [[-1.0, -1.0]] * 3)) == (False, True)
+    assert ends(episode(env, [[-1.0, 0.0]] * 3)) == (False, True)
     check_env(env, random=False)
+
+
+def test_a_number_without_a_choice(monkeypatch):
+    """Actions are then scaled to [-1, 1], because a Box of ours needs a choice."""
+    env = walk(monkeypatch, "Walk-j", space=Space((2,), np.array([-1.0, 5.0]), np.array([3.0, 5.0])))
+    assert (env.spec.action.low, env.spec.action.high) == (-1.0, 1.0)
+    np.testing.assert_array_equal(env.to_package_action(jnp.float32([[-1, -1], [0.5, 1]])), [[-1, 5], [2, 5]])
+
+
+def test_bounds_of_float64_are_not_left_by_rounding(monkeypatch):
+    """float32(0.1) is above 0.1, float32(0.3) too: the nearest numbers inside are taken."""
+    env = walk(monkeypatch, "Walk-k", space=Space((2,), np.full(2, -0.1), np.array([0.3, 0.7]), np.float64))
+    low, high = env.spec.action.bounds
+    assert (low >= -0.1).all() and (high <= [0.3, 0.7]).all()
+    np.testing.assert_allclose([low, high], [[-0.1, -0.1], [0.3, 0.7]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

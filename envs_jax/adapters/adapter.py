@@ -171,8 +171,9 @@ class Adapter(Environment):
         return _spec(self)
 
     def to_package_action(self, action: Array) -> Any:
-        """Return actions [..., A, ...] of the spec as the package's."""
-        return _actions(self)[1](action)
+        """Return actions [..., A, ...] of the spec as the package's, a list of each agent's where they differ."""
+        with quiet():
+            return _actions(self)[1](action)
 
     def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
         key_reset, key_steps = jax.random.split(key)

@@ -227,7 +227,9 @@ def join_mask(mask: Any, space: Any) -> Array:
 
 
 def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, ActionMap]:
-    """Return the description of a box of floats; bounds that differ between its numbers are scaled to [-1, 1].
+    """Return the description of a box of floats, in the package's units.
+
+    Where a number can only have one value, so that there is nothing to choose, all are scaled to [-1, 1].
 
     Raises UnfitError: no bounds, or no floats.
     """
@@ -235,13 +237,24 @@ def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Bo
         raise UnfitError(
             f"has actions of {np.dtype(dtype).name}: only integers, or a box of floats, can be chosen here"
         )
-    low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
+    low, high = _inner_float32(low, high, shape)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise UnfitError("has actions without bounds: only bounded ones can be chosen here")
-    if (low == low.flat[0]).all() and (high == high.flat[0]).all():
-        return Box(shape, low=float(low.flat[0]), high=float(high.flat[0])), lambda action: action
+    fixed = low >= high
+    if not fixed.any() or fixed.all():
+        return Box(shape, low=low, high=high), lambda action: action
     middle, half = (high + low) / 2, (high - low) / 2
     return Box(shape, low=-1.0, high=1.0), lambda action: jnp.clip(middle + half * action, low, high)
+
+
+def _inner_float32(low: Any, high: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds as float32[*shape] that no rounding has moved out of the box, which may be of float64."""
+    exact_low, exact_high = (np.broadcast_to(np.asarray(bound, np.float64), shape) for bound in (low, high))
+    with np.errstate(over="ignore"):
+        low, high = exact_low.astype(np.float32), exact_high.astype(np.float32)
+    low = np.where(low < exact_low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high)
+    return low, high
 
 
 @dataclasses.dataclass(frozen=True)

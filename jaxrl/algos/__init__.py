@@ -31,3 +31,10 @@ def find(name: str) -> "type[Algorithm]":
             f"algorithm {short_repr(name)} must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm"
         )
     return cls
+
+
+def find_ancestors(name: str) -> list[str]:
+    """Return the registered algorithms that a user's "module:Class" extends, the closest first. Raises ValueError."""
+    names = {path: registered for registered, path in ALGORITHMS.items()}
+    paths = [f"{cls.__module__}:{cls.__qualname__}" for cls in find(name).__mro__]
+    return [names[path] for path in paths if path in names]

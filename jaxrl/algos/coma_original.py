@@ -112,12 +112,12 @@ class ComaOriginal(Coma):
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name, neutral in self.fixed_settings.items():
             if getattr(self, name) != neutral:
                 raise ValueError(
                     f"{name} does not apply to coma_original, whose loss and networks are fixed: remove it, or use coma"
                 )
+        super().__post_init__()
         if self.layout.shards > 1:
             raise ValueError("coma_original uses all episodes of a training step at once: use --logical_shards 1")
         if not self.spec.fixed_horizon:

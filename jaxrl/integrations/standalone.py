@@ -30,8 +30,10 @@ from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.common.errors import UsageError
 from jaxrl.common.types import Params
+from jaxrl.integrations.export.units import ActionUnits, describe_bounds, describe_environment
 from jaxrl.nn.networks import MLP, ConvStack, GaussianOutputs, TeamNet
 from jaxrl.nn.recurrent import Recurrent
+from jaxrl.runtime.observations import describe_leaves
 from jaxrl.runtime.policy import Policy
 
 _FOLDER = Path(__file__).parent
@@ -39,6 +41,7 @@ AGENT, SUBMISSION = _FOLDER / "export/agent.py", _FOLDER / "jidi/submission.py"
 NETWORKS = _FOLDER / "numpy_networks.py"
 KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats
 BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # Jidi's games: rows, columns, snakes, beans, teams
+_SLACK = 10.0  # widths of a box by which an agent's observations may leave it: beyond, they have other units
 _BODY = "# Everything below is copied into exported agents.\n"
 
 
@@ -59,10 +62,14 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "the numpy format has one network for all agents and no messages between them: choose --format stablehlo "
             "or onnx, or a run with message_passing none and share_parameters true"
         )
-    settings = network_settings(algo, "numpy") | {
+    settings = network_settings(algo, "numpy")
+    (leaf,) = describe_leaves(spec)
+    settings |= {
         "agents": spec.num_agents,
         "observation_shape": spec.observation.shape,
         "input_limit": INPUT_LIMIT,
+        "limits": [np.asarray(limit).tolist() for limit in leaf.find_limits(_SLACK)],
+        "whole": leaf.is_whole,
     }
     if getattr(algo, "egocentric", False):
         if not isinstance(policy.env, Coverage) or not isinstance(spec.action, Discrete):
@@ -71,12 +78,13 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
                 "stablehlo or onnx, or train with --egocentric false"
             )
         settings["frames"] = actions_in_frames(spec.action.n).tolist()
+    settings["environment"] = describe_environment(policy.env)
     if not isinstance(spec.action, Discrete):
         box = spec.action
         return settings | {
             "actions": "box",
             "numbers": math.prod(box.shape),
-            "bounds": (np.asarray(box.low).tolist(), np.asarray(box.high).tolist()),  # of all numbers, or of each
+            "bounds": tuple(describe_bounds(policy.env)["action"].values()),  # of all numbers, or of each
             "squash": "clip" if isinstance(algo, Ppo) else "tanh",
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
@@ -98,11 +106,14 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 def agent_files(policy: Policy) -> dict[str, bytes]:
     """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
     settings, params, moments = agent_settings(policy), policy.params, {}
+    tables = ActionUnits.from_env(policy.env).tables
+    settings["tables"] = len(tables)
     if isinstance(policy.algo, Student | Ppo):
         params = params["actor"]
     if isinstance(policy.algo, Ppo) and (statistics := policy.params["statistics"].get("actor")):
         moments = {"input": {"mean": statistics.mean, "deviation": statistics.deviation}}
-    return _files(AGENT, settings, {"params": _network_params(params["params"]) | moments})
+    tables_by_name = {f"actions{agent}": table for agent, table in enumerate(tables)}
+    return _files(AGENT, settings, {"params": _network_params(params["params"]) | moments}, tables_by_name)
 
 
 def _network_params(actor: Params) -> dict[str, Any]:
@@ -150,7 +161,7 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
 
 def jidi_files(env: Any, algo: Algorithm, params: Params, greedy: bool) -> dict[str, bytes]:
     """Return the content of submission.py and weights.npz. Raises UsageError as `jidi_settings` does."""
-    return _files(SUBMISSION, jidi_settings(env, algo, greedy), params)
+    return _files(SUBMISSION, jidi_settings(env, algo, greedy), params, {})
 
 
 def source(agent: Path) -> bytes:
@@ -195,12 +206,15 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     return settings | memory | {name: getattr(module, name) for name in names}
 
 
-def _files(agent: Path, settings: Mapping[str, Any], params: Params) -> dict[str, bytes]:
-    """Return an agent, and weights.npz: "settings" as JSON, and the actor's parameters as flax has them."""
+def _files(
+    agent: Path, settings: Mapping[str, Any], params: Params, tables: Mapping[str, np.ndarray]
+) -> dict[str, bytes]:
+    """Return an agent, and weights.npz: "settings" as JSON, the actor's parameters as flax has them, and `tables`."""
     arrays = {
         "_".join(str(entry.key) for entry in path): np.asarray(leaf, np.float32)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params["params"])
     }
+    arrays |= tables
     buffer = io.BytesIO()
     np.savez(buffer, settings=np.array(json.dumps(settings)), **arrays)  # type: ignore[arg-type]
     return {agent.name: source(agent), "weights.npz": buffer.getvalue()}

@@ -18,7 +18,16 @@ from typing import Any, Literal
 import yaml
 
 import envs_jax
-from envs_jax.settings import Bounds, check_bounds, check_settings, exact_value, kind_name, setting, short_repr
+from envs_jax.settings import (
+    Bounds,
+    check_bounds,
+    check_settings,
+    closest,
+    exact_value,
+    kind_name,
+    setting,
+    short_repr,
+)
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, list_names, usage_errors
@@ -194,9 +203,10 @@ def declared_fields(cls: type, section: str) -> dict[str, Field]:
     order = {name: index for index, name in enumerate(vars(cls).get("__annotations__", ()))}
     kinds = typing.get_type_hints(cls)
     arguments = ("spec", "layout", "custom") if section == "algorithm" else ()
+    fixed = _fixed_settings(cls, kinds) if section == "algorithm" else {}
     fields = {
         f.name: Field(
-            *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
+            *(f.name, kinds[f.name], fixed.get(f.name, f.default), section, f.metadata.get("help", "")),
             *(f.metadata.get("flag", True), f.metadata.get("between")),
         )
         for f in sorted(dataclasses.fields(cls), key=lambda f: order.get(f.name, len(order)))
@@ -212,6 +222,15 @@ def declared_fields(cls: type, section: str) -> dict[str, Field]:
                 "a Literal or a tuple of one of them"
             )
     return fields
+
+
+def _fixed_settings(cls: Any, kinds: dict[str, Any]) -> dict[str, Any]:
+    """Return an algorithm's `fixed_settings` in the types of its fields. Raises UsageError: no such setting."""
+    for name in cls.fixed_settings:
+        if name not in kinds:
+            raise UsageError(f"fixed_settings of {cls.__name__} names {short_repr(name)}: {closest(name, kinds)}")
+    with usage_errors():
+        return {name: exact_value(name, value, kinds[name]) for name, value in cls.fixed_settings.items()}
 
 
 def find_fields(name: str, section: str) -> dict[str, Field]:
@@ -427,5 +446,12 @@ def suggestion(word: str, known: dict[str, str]) -> str:
 
 
 def find_env_name(values: dict[str, Any]) -> str | None:
-    """Return the environment of a flat mapping, or the default one of its algorithm."""
-    return values.get("env", DEFAULT_ENV.get(values.get("algo", "")))
+    """Return the environment of a flat mapping, or the default one of its algorithm, or of that which it extends.
+
+    Raises UsageError: there is no such algorithm.
+    """
+    algo = values.get("algo", "")
+    if "env" in values or algo in DEFAULT_ENV or ":" not in algo:
+        return values.get("env", DEFAULT_ENV.get(algo))
+    with usage_errors():
+        return next((DEFAULT_ENV[name] for name in algos.find_ancestors(algo) if name in DEFAULT_ENV), None)

@@ -15,6 +15,7 @@ from envs_jax.progress import final_progress, start
 from jaxrl.algos.base import Algorithm, Custom, Mode
 from jaxrl.common.types import check_key
 from jaxrl.runtime.config import Config
+from jaxrl.runtime.observations import Leaf, describe_leaves
 
 _STATIC = {"static": True}
 
@@ -69,14 +70,16 @@ class Policy:
             first: bool[] or bool[B], episodes that begin with this step: a recurrent policy resets its carry.
 
         Returns:
-            actions [A, ...] or [B, A, ...], and the carry.
+            actions [A, ...] or [B, A, ...] as `env.spec.action` says: numbers in the units of the environment. Where
+            that is one integer for several of another package, `env.to_package_action` makes these of it.
+            And the carry.
 
         Raises:
-            ValueError: the process was forked after JAX ran; shapes do not fit; observations are NaN (outside of
-                tracing); `key` is no JAX key, or JAX is told to draw other numbers; the carry is not what the last
-                call returned; masks or `first` are passed together with a TimeStep, which has its own; or the mask is
-                missing, holds other numbers, closes all actions of an agent, is ignored by the policy, is unknown to
-                the environment, or can only be part of a TimeStep.
+            ValueError: the process was forked after JAX ran; shapes do not fit; observations are no real numbers or
+                (outside of tracing) not finite or, but for those of a TimeStep, far out of their box; `key` is no JAX
+                key, or JAX is told to draw other numbers; the carry is not what the last call returned, or NaN; masks or `first` are passed together with a
+                TimeStep, which has its own; or the mask is missing, holds other numbers, closes all actions of an
+                agent, is ignored by the policy, is unknown to the environment, or can only be part of a TimeStep.
         """
         self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)
@@ -86,7 +89,7 @@ class Policy:
         if carry is None:
             carry = self.algo.init_carry(self.params, timestep, jnp.arange(size, dtype=jnp.int32))
         else:
-            self._check_carry(carry, size)
+            self._check_carry(carry, size, timestep.first)
         if key is None:
             keys, mode = jax.random.split(jax.random.key(0), size), "greedy"
         else:
@@ -125,28 +128,42 @@ class Policy:
         return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
 
     @functools.cached_property
+    def _leaves(self) -> list[Leaf]:
+        return describe_leaves(self.env.spec)
+
+    @functools.cached_property
     def _blank_carry(self) -> Any:
         return jax.eval_shape(self.algo.init_carry, self.params, self._blank, jax.ShapeDtypeStruct((1,), jnp.int32))
 
-    def _check_carry(self, carry: Any, size: int) -> None:
-        """Raise ValueError for a carry of another structure, or of another batch."""
+    def _check_carry(self, carry: Any, size: int, first: Array) -> None:
+        """Raise ValueError for a carry of another structure, batch or kind of numbers, or with NaN where it is used."""
         blank = self._blank_carry
         structures: list[Any] = [jax.tree.structure(carry), jax.tree.structure(blank)]
-        shapes = [(size, *x.shape[1:]) for x in jax.tree.leaves(blank)]
-        if structures[0] != structures[1] or [jnp.shape(x) for x in jax.tree.leaves(carry)] != shapes:
+        leaves, blanks = jax.tree.leaves(carry), jax.tree.leaves(blank)
+        shapes = [(size, *x.shape[1:]) for x in blanks]
+        if (
+            structures[0] != structures[1]
+            or [jnp.shape(x) for x in leaves] != shapes
+            or not all(map(_are_of_one_kind, leaves, blanks))
+        ):
             raise ValueError(
                 f"carry must be what the last call returned for {size} observations, and None at the first step, not "
                 f"{short_repr(carry)}"
+            )
+        if isinstance(first, jax.core.Tracer) or np.asarray(first).all():
+            return
+        if any(_is_nan(x, ~np.asarray(first)) for x in leaves):
+            raise ValueError(
+                "carry holds NaN: give what the last call returned, or None, or first=True where an episode begins"
             )
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
         """Return a time step [B] from the caller's arrays, and whether they are of a single environment."""
         timestep = observation if isinstance(observation, TimeStep) else None
         observations = observation if timestep is None else timestep.observation
-        try:
-            arrays = [jnp.asarray(x) for x in jax.tree.leaves(observations)]
-        except TypeError as error:
-            raise ValueError(f"observations of '{self.env.spec.name}' are arrays of numbers: {error}") from None
+        leaves = jax.tree.leaves(observations)
+        boxes = self._leaves if len(leaves) == len(self._leaves) else [self._leaves[0]] * len(leaves)
+        arrays = [box.take(x) for box, x in zip(boxes, leaves, strict=True)]
         shapes = [x.shape[1:] for x in jax.tree.leaves(self._blank.observation)]
         single = [x.shape for x in arrays] == shapes
         if not single and [x.shape[1:] for x in arrays] != shapes:
@@ -154,8 +171,8 @@ class Policy:
                 f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
                 f"batch axis before them, not {[x.shape for x in arrays]}"
             )
-        if any(_is_nan(x) for x in arrays):
-            raise ValueError(f"observations of '{self.env.spec.name}' hold NaN: find out which step made them")
+        for box, array in zip(boxes, arrays, strict=True):
+            box.check(array, in_box=timestep is None)  # `check_env` has checked those of the environment
         batch = () if single else (len(arrays[0]),)
         if timestep is not None:
             if mask is not None or first is not False:
@@ -184,12 +201,13 @@ class Policy:
         mask = self._mask(mask, batch)
         size = 1 if single else len(arrays[0])
         blank = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), self._blank)
+        arrays = [box.cast(x) for box, x in zip(boxes, arrays, strict=True)]
         structure = jax.tree.structure(self._blank.observation)
         return dataclasses.replace(
             blank,
             observation=jax.tree.unflatten(structure, [x[None] if single else x for x in arrays]),
             action_mask=mask[None] if single and mask is not None else mask,
-            first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
+            first=jnp.broadcast_to(_flags(first, size), (size,)),
         ), single
 
     def _mask(self, values: Any, batch: tuple[int, ...]) -> Array | None:
@@ -234,7 +252,23 @@ def _act(algo: Algorithm, params: Any, carry: Any, timestep: TimeStep, keys: Arr
     return algo.act(params, carry, timestep, keys, final_progress(), mode)[:2]
 
 
-def _is_nan(x: Array) -> bool:
-    """Return whether an array is known to hold a NaN."""
-    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.inexact)
-    return known and bool(np.isnan(np.asarray(x)).any())
+def _flags(first: Any, size: int) -> Array:
+    """Return `first` as bool[], or bool[size]. Raises ValueError."""
+    flags = first if isinstance(first, jax.Array) else np.asarray(first)
+    if flags.shape not in ((), (size,)) or flags.dtype.kind not in "biu":
+        raise ValueError(f"first must be True, False or bool[{size}], as many as observations, not {short_repr(first)}")
+    return jnp.asarray(flags, bool)
+
+
+def _are_of_one_kind(x: Any, other: Any) -> bool:
+    """Return whether two arrays are both of floats, both of integers, or of equal dtypes."""
+    kinds = (jnp.floating, jnp.integer)
+    return bool(x.dtype == other.dtype) or any(
+        jnp.issubdtype(x.dtype, kind) and jnp.issubdtype(other.dtype, kind) for kind in kinds
+    )
+
+
+def _is_nan(x: Array, rows: np.ndarray) -> bool:
+    """Return whether an array is known to hold a NaN in one of these rows."""
+    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
+    return known and bool(np.isnan(np.asarray(x)[rows]).any())

@@ -7,6 +7,7 @@ from typing import Any
 
 import envs_jax
 from envs_jax.settings import closest, short_repr
+from jaxrl import algos
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
@@ -52,12 +53,27 @@ def base_and_source(algo: str | None, config: str | None, env: str | None) -> tu
     """
     values, where = _preset(algo, config)
     if algo is not None and values.setdefault("algo", algo) != algo:
-        raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
+        values = _move_to_algo(values, algo, where)
     if env is not None and env != (preset_env := find_env_name(values)):
         if config is None and not (preset_env and _are_related(preset_env, env)):  # a preset for something else
             values, where = {"algo": values["algo"]}, _NO_FILE
         values = _move_to_env(values, env)
     return build(values, where), _describe_source(where)
+
+
+def _move_to_algo(values: dict[str, Any], algo: str, where: str) -> dict[str, Any]:
+    """Transfer a preset to a user's subclass of its algorithm, whose fixed settings win.
+
+    Raises UsageError: it is no subclass.
+    """
+    with usage_errors():
+        cls = algos.find(algo)
+        is_subclass = ":" in algo and issubclass(cls, algos.find(values["algo"]))
+    if not is_subclass:
+        raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
+    env = find_env_name(values)
+    kept = {name: value for name, value in values.items() if name not in cls.fixed_settings}
+    return kept | {"algo": algo} | ({} if env is None else {"env": env})
 
 
 def _describe_source(where: str) -> str:

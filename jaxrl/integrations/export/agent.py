@@ -34,7 +34,9 @@ class Policy:
     ) -> Any:
         """Return the greedy actions int32[..., A], or float[..., A, *action] of continuous ones.
 
-        A policy with a memory returns them and the carry for its next call.
+        They are in the environment's own units, as its step takes them: within its bounds, and several integers as an
+        array int32[..., A, *action]; a list with an array for each agent where these have other shapes. A policy with a
+        memory returns them and the carry for its next call.
 
         Args:
             observation: [A, ...] or [B, A, ...].
@@ -46,15 +48,17 @@ class Policy:
             carry: of a policy with a memory, what the last call returned; None where all episodes begin.
             first: bool or bool[B], episodes that begin with this observation.
 
-        Raises ValueError: shapes that do not fit; no mask where one is needed, one of other numbers or without an
+        Raises ValueError: shapes that do not fit; observations that are no finite real numbers or far out of those of
+        training; no mask where one is needed, one of other numbers or without an
         allowed action, one that the policy ignores, or no rule for masks that depend on other agents' actions; a carry
-        of other environments, or for a policy without a memory.
+        of other environments or with NaN, or for a policy without a memory.
         """
         settings, observation = self.settings, np.asarray(observation)
         expected_shape = (settings["agents"], *settings["observation_shape"])
         single = observation.shape == expected_shape
         if observation.shape[-len(expected_shape) :] != expected_shape or observation.ndim > len(expected_shape) + 1:
             raise ValueError(f"observations need the shape {expected_shape}, with or without a batch axis before it")
+        self._check(observation)
         views = self._normalize(observation[None] if single else observation)
         carry = self._reset(carry, first, views.shape[:2])
         if "frames" in settings:
@@ -70,8 +74,25 @@ class Policy:
             actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
         else:
             actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
-        actions = actions[0] if single else actions
+        actions = self._to_package(actions)
+        if single:
+            actions = [one[0] for one in actions] if isinstance(actions, list) else actions[0]
         return (actions, carry) if "memory" in settings else actions
+
+    def _check(self, observation: np.ndarray) -> None:
+        """Raise ValueError for observations that cannot be meant."""
+        if observation.dtype.kind not in "biuf":
+            raise ValueError(f"observations are arrays of real numbers, not of {observation.dtype}")
+        low, high = (np.asarray(limit) for limit in self.settings["limits"])
+        outside = ~((observation >= low) & (observation <= high))  # also true for NaN
+        if outside.any():
+            low, high = (np.broadcast_to(limit, observation.shape)[outside][0] for limit in (low, high))
+            raise ValueError(
+                f"observations hold {observation[outside][0]:g}: give finite numbers in the units of training, from "
+                f"{low:g} to {high:g}"
+            )
+        if self.settings["whole"] and (observation != np.floor(observation)).any():
+            raise ValueError("observations are whole numbers in the units of training: do not scale them")
 
     def _reset(self, carry: Any, first: Any, batch: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the carry [B, A, units], 0 where an episode begins, {} without a memory. Raises ValueError."""
@@ -90,7 +111,10 @@ class Policy:
             raise ValueError(f"carry must be what the last call returned, with {', '.join(blank)}, or None")
         if any(np.shape(state) != zeros.shape for state in carry.values()):
             raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
-        return {name: np.where(begins, zeros, carry[name]) for name in blank}
+        carry = {name: np.where(begins, zeros, carry[name]) for name in blank}
+        if any(np.isnan(state).any() for state in carry.values()):
+            raise ValueError("carry holds NaN: give what the last call returned, or None where episodes begin")
+        return carry
 
     def _mask(self, action_mask: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
         """Return the open actions bool[B, A, n]. Raises ValueError as `act` does."""
@@ -127,6 +151,16 @@ class Policy:
             half, low, high = (np.asarray(x, np.float32) for x in ((high - low) / 2, low, high))
             action = np.clip(low + half * (action + np.float32(1)), low, high)
         return action.reshape(*action.shape[:2], *settings["action_shape"]).astype(settings["action_dtype"])
+
+    def _to_package(self, actions: Any) -> Any:
+        """Return actions [B, A, ...] as the environment's package numbers them."""
+        tables = [self.weights[f"actions{agent}"] for agent in range(self.settings["tables"])]
+        if not tables:
+            return actions
+        if len(tables) == 1:
+            return tables[0][actions]
+        chosen = [table[actions[:, agent]] for agent, table in enumerate(tables)]
+        return np.stack(chosen, 1) if len({one.shape for one in chosen}) == 1 else chosen
 
     def _in_turn(self, outputs: np.ndarray, mask: np.ndarray, states: Any, rule: Any, single: bool) -> np.ndarray:
         """Choose one agent after another, int32[B, A]; masks depend on the actions chosen before."""

@@ -16,6 +16,7 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import expand_home, write_atomically
 from jaxrl.common.version import __version__
 from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, make_greedy
+from jaxrl.integrations.export.units import describe_bounds, describe_environment
 from jaxrl.integrations.standalone import agent_files, jidi_files
 from jaxrl.runtime.load import load_policy, write_small_run
 from jaxrl.runtime.policy import Policy
@@ -34,6 +35,7 @@ ABOUT = {  # of inputs and outputs, by the first word of their names
     "present": "agents that act in this step",
     "links": "age in steps of the message of agent j that reaches agent i now, -1 without one; [i, j]",
     "carry": "what the last call returned; anything where an episode begins, such as zeros",
+    "action": "best actions of the agents, in the environment's own units, as its step takes them",
 }
 
 
@@ -91,7 +93,8 @@ def describe_policy(policy: Policy) -> dict[str, Any]:
 
 def _safetensors(policy: Policy) -> dict[str, bytes]:
     library = _package("safetensors.numpy", "safetensors")
-    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in describe_policy(policy).items()}
+    described = describe_policy(policy) | {"bounds": describe_bounds(policy.env)} | describe_environment(policy.env)
+    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in described.items()}
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(policy.params):
         name = jax.tree_util.keystr(path, simple=True, separator=".")  # such as params.head.fc1_kernel
@@ -105,7 +108,7 @@ def _stablehlo(policy: Policy) -> dict[str, bytes]:
     (batch,) = jax.export.symbolic_shape("batch")
     exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))
     names = ", ".join([x.name for x in greedy.inputs] + ["carry"] * bool(greedy.carry))
-    call = f"jax.export.deserialize(bytes).call({names}) -> action"
+    call = f"jax.export.deserialize(bytes).call({names}) -> {', '.join(x.name for x in greedy.actions)}"
     if greedy.carry:
         call += ", carry; a carry is the tuple of the arrays that 'carry' lists"
     manifest = _manifest(policy, greedy, call, {"platforms": PLATFORMS, "jax_version": jax.__version__})
@@ -120,7 +123,7 @@ def _onnx(policy: Policy) -> dict[str, bytes]:
         settings: Any = {"convolution": "conv"}  # ONNX's own operator, instead of matrix products that suit XLA
         policy = dataclasses.replace(policy, algo=dataclasses.replace(policy.algo, **settings))
     greedy = make_greedy(policy)
-    call = "inputs by name; outputs are the action"
+    call = "inputs by name; outputs are the action" + "s of each agent" * (len(greedy.actions) > 1)
     if greedy.carry:
         call += ", then the next carry, in the order of the carry's inputs"
     return {"policy.onnx": to_onnx(greedy), MANIFEST: _manifest(policy, greedy, call, {"opset": OPSET})}
@@ -136,7 +139,10 @@ def _manifest(policy: Policy, greedy: Greedy, call: str, more: Mapping[str, Any]
             for x in arguments
         ]
 
-    parts = {"call": call, "inputs": rows(greedy.inputs), "carry": rows(greedy.carry), "action": rows([greedy.action])}
+    bounds = describe_bounds(policy.env)
+    inputs, actions = ([row | bounds.get(row["name"], {}) for row in rows(x)] for x in (greedy.inputs, greedy.actions))
+    parts = {"call": call, "inputs": inputs, "carry": rows(greedy.carry), "action": actions}
+    parts |= describe_environment(policy.env)
     return (json.dumps(parts | dict(more) | describe_policy(policy), indent=1) + "\n").encode()
 
 

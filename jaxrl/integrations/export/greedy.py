@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 from envs_jax.progress import final_progress
+from jaxrl.integrations.export.units import ActionUnits
 from jaxrl.runtime.policy import Policy
 
 PLATFORMS = ("cpu", "cuda")
@@ -32,13 +33,16 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Greedy:
-    """The greedy policy as `function(*inputs)` -> action, with a carry `function(*inputs, carry)` -> action, carry."""
+    """The greedy policy as `function(*inputs)` -> action, with a carry `function(*inputs, carry)` -> action, carry.
+
+    Actions are the environment's own, see `units`; a tuple of them where there are several.
+    """
 
     inputs: tuple[Argument, ...]  # fields of the time step that the actions depend on, in order
     # what the function returns for its next call, a tuple of arrays; none for most policies. At the first step it may
     # hold anything, such as zeros: it is reset where the input "first" is True.
     carry: tuple[Argument, ...]
-    action: Argument  # its result, [batch, agents, ...]
+    actions: tuple[Argument, ...]  # its result, [batch, agents, ...]; one for each agent where their shapes differ
     function: Callable[..., Any]  # pure, for arrays with a batch axis
 
     def structs(self, batch: Any) -> list[Any]:
@@ -48,7 +52,7 @@ class Greedy:
 
 def make_greedy(policy: Policy) -> Greedy:
     """Return the greedy function of a policy; it takes only the arrays that the actions depend on."""
-    shapes = policy._blank
+    shapes, units = policy._blank, ActionUnits.from_env(policy.env)
     fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
     indices = jax.ShapeDtypeStruct((1,), jnp.int32)
     carries, carry_structure = jax.tree_util.tree_flatten_with_path(
@@ -60,7 +64,7 @@ def make_greedy(policy: Policy) -> Greedy:
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
 
     def act_once(carry_indices: Sequence[int], *arrays: Array) -> list[Array]:
-        """Act in one environment: leaves of the time step, then of the carry -> action, then these of the carry."""
+        """Act in one environment: leaves of the time step, then of the carry -> actions, then these of the carry."""
         single = [x[None] for x in arrays]
         timestep = jax.tree_util.tree_unflatten(structure, single[:count])
         fresh = policy.algo.init_carry(policy.params, timestep, jnp.zeros(1, jnp.int32))
@@ -72,7 +76,7 @@ def make_greedy(policy: Policy) -> Greedy:
         keys = jax.random.split(jax.random.key(0), 1)
         action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, final_progress(), "greedy")
         next_carry = jax.tree.leaves(carry)
-        return [x[0] for x in (action, *(next_carry[i] for i in carry_indices))]
+        return [*units.convert(action[0]), *(next_carry[i][0] for i in carry_indices)]
 
     carry_indices: list[int] = []  # leaves of the carry that actions depend on, now or later
     while True:
@@ -83,7 +87,7 @@ def make_greedy(policy: Policy) -> Greedy:
             break
         carry_indices = sorted({*carry_indices, *needed})
     inputs = [i for i in used if i < count]
-    action = jax.eval_shape(functools.partial(act_once, ()), *structs)[0]
+    actions = jax.eval_shape(functools.partial(act_once, ()), *structs)
 
     def act_batch(*arrays: Any) -> Any:
         used_values = dict(zip(inputs, arrays[: len(inputs)], strict=True))
@@ -93,13 +97,17 @@ def make_greedy(policy: Policy) -> Greedy:
             blanks = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
             return act_once(carry_indices, *(values.get(i, blank) for i, blank in enumerate(blanks)))
 
-        action, *carry = jax.vmap(act_row)(used_values)
+        results = jax.vmap(act_row)(used_values)
+        chosen, carry = results[: len(actions)], results[len(actions) :]
+        action = chosen[0] if len(chosen) == 1 else tuple(chosen)
         return (action, tuple(carry)) if carry_indices else action
 
     return Greedy(
         tuple(leaves[i] for i in inputs),
         tuple(leaves[count + i] for i in carry_indices),
-        Argument("action", action.shape, jnp.dtype(action.dtype).name),
+        tuple(
+            Argument(name, one.shape, jnp.dtype(one.dtype).name) for name, one in zip(units.names, actions, strict=True)
+        ),
         act_batch,
     )
 

@@ -45,7 +45,7 @@ def to_onnx(greedy: Greedy) -> bytes:
     first = inputs[0].name
     graph.batch_size = graph.op("Slice", graph.op("Shape", first), np.array([0]), np.array([1]))
     results = graph.call(jaxpr, [argument.name for argument in inputs])
-    outputs = [greedy.action, *(Argument(f"next_{x.name}", x.shape, x.dtype) for x in greedy.carry)]
+    outputs = [*greedy.actions, *(Argument(f"next_{x.name}", x.shape, x.dtype) for x in greedy.carry)]
     for result, argument in zip(results, outputs, strict=True):
         graph.op("Identity", result, name=argument.name)
 

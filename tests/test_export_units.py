@@ -1,0 +1,287 @@
+"""Exported actions are those that the environment's own package gets from training and evaluation."""
+
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax.base import make
+from envs_jax.batch import batched
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.sac import Sac
+from jaxrl.integrations.export.formats import export
+from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.runtime.policy import Policy
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
+
+gymnasium = pytest.importorskip("gymnasium")
+from gymnasium import spaces  # noqa: E402
+
+ROWS = 8  # episodes, of LIMIT steps
+LIMIT = 3
+
+
+class Recorder(gymnasium.Env):  # type: ignore[misc, name-defined]
+    """Draws observations, and keeps what it showed before each action that it got."""
+
+    rows: ClassVar[list[tuple[np.ndarray, Any]]] = []
+
+    def __init__(self, action: Any) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = action
+
+    def _draw(self) -> np.ndarray:
+        self.shown = self.np_random.normal(size=3).astype(np.float32)
+        return self.shown
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._draw(), {}
+
+    def step(self, action: Any) -> Any:
+        assert np.asarray(action) in self.action_space
+        self.rows.append((self.shown, np.array(action)))
+        return self._draw(), 0.0, False, False, {}
+
+
+def box(low: Any, high: Any, dtype: Any = np.float32) -> Any:
+    return spaces.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
+
+
+SPACES: dict[str, Any] = {
+    "unequal": box([0, -200], [1, 200]),
+    "equal": box([-2, -2], [2, 2]),
+    "float64": box([[0.1, -0.1], [-3, 2]], [[0.3, 0.7], [-1, 2.5]], np.float64),
+    "fixed": box([0, 5, -200], [1, 5, 200]),
+    "from five": spaces.Discrete(3, start=5),
+    "several": spaces.MultiDiscrete([2, 3], start=[0, 5]),
+    "table": spaces.MultiDiscrete(np.array([[2, 2], [2, 1]])),
+    "binary": spaces.MultiBinary(2),
+    "integers": box([-1, 3], [1, 4], np.int64),
+    "one": spaces.Discrete(4),
+}
+BOUNDS: dict[str, Any] = {
+    "unequal": ([0, -200], [1, 200]),
+    "equal": (-2, 2),
+    "float64": ([[0.1, -0.1], [-3, 2]], [[0.3, 0.7], [-1, 2.5]]),
+    "fixed": ([0, 5, -200], [1, 5, 200]),
+    "from five": (5, 7),
+    "several": ([0, 5], [1, 7]),
+    "table": (0, [[1, 1], [1, 0]]),
+    "binary": (0, 1),
+    "integers": ([-1, 3], [1, 4]),
+    "one": (0, 3),
+}
+SMALL: dict[str, Any] = {"hidden_size": 8, "depth": 1}
+OFF: dict[str, Any] = SMALL | {"batch_size": 8, "buffer_size": 64, "env_steps_per_update": 1}
+
+
+def make_policy(env: Any, algo: Any = Ppo, **settings: Any) -> Policy:
+    """Large weights make actions differ between observations."""
+    more = {"num_minibatches": 1, "initializer": "torch"} if algo is Ppo else OFF
+    algorithm = algo(env.spec, DataParallel(1), **SMALL | more | settings)
+    params = jax.jit(lambda: algorithm.policy(algorithm.init(jax.random.key(1), None)))()
+    return Policy(env, algorithm, jax.tree.map(lambda x: 3 * x, params))
+
+
+def play(policy: Policy) -> None:
+    env = batched(policy.env)
+    evaluator = Evaluator(env, learned_policy(policy.algo), ROWS, make_mesh(1), init_carry=policy.algo.init_carry)
+    jax.block_until_ready(evaluator.jit_final_values()(policy.params, jax.random.key(3), ()))
+    assert env.failure is None
+
+
+def gymnasium_policy(name: str, *arguments: Any) -> Policy:
+    """A policy in an environment with one of SPACES."""
+    full_name = f"units/{name.replace(' ', '-')}-v0"
+    if full_name not in gymnasium.registry:
+        gymnasium.register(full_name, entry_point=lambda: Recorder(SPACES[name]), max_episode_steps=LIMIT)
+    return make_policy(make(f"gymnasium:{full_name}"), *arguments)
+
+
+def run_numpy(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
+    export(policy, "numpy", folder)
+    module = types.ModuleType("exported")
+    module.__file__ = str(folder / "agent.py")
+    exec(compile((folder / "agent.py").read_text(), module.__file__, "exec"), vars(module))
+    actions = module.act(**arrays)
+    one = module.act(**{key: x[1] for key, x in arrays.items()})
+    for action, single in zip(*(x if isinstance(x, list) else [x] for x in (actions, one)), strict=True):
+        np.testing.assert_allclose(action[1], single, atol=1e-5)
+    return actions if isinstance(actions, list) else [actions]
+
+
+def run_stablehlo(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
+    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
+    export(policy, "stablehlo", folder)
+    exported = jax.export.deserialize(bytearray((folder / "policy.stablehlo").read_bytes()))
+    names = [row["name"] for row in json.loads((folder / "policy.json").read_text())["inputs"]]
+    return [np.asarray(x) for x in jax.tree.leaves(exported.call(*(arrays[name] for name in names)))]
+
+
+def run_onnx(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
+    export(policy, "onnx", folder)
+    session = runtime.InferenceSession(str(folder / "policy.onnx"), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {x.name: arrays[x.name] for x in session.get_inputs()}))
+
+
+RUNNERS: dict[str, Callable[..., list[np.ndarray]]] = {
+    "numpy": run_numpy, "stablehlo": run_stablehlo, "onnx": run_onnx,
+}  # fmt: skip
+LATER = {"equal", "table", "integers", "one", "float64"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in LATER else ()) for name in SPACES]
+)
+def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> None:
+    policy = gymnasium_policy(name)
+    Recorder.rows.clear()
+    play(policy)
+    observation = np.stack([shown for shown, _ in Recorder.rows])[:, None]
+    expected = np.stack([action for _, action in Recorder.rows])
+    assert len(expected) == ROWS * LIMIT and len(np.unique(expected, axis=0)) > 1
+    for form, run in RUNNERS.items():
+        (action,) = run(policy, tmp_path / form, {"observation": observation})
+        assert action.shape == (len(expected), 1, *SPACES[name].shape)
+        np.testing.assert_allclose(action[:, 0], expected, rtol=1e-5, atol=1e-5)
+    chosen = policy.env.to_package_action(policy(observation)[0])
+    np.testing.assert_allclose(np.asarray(chosen)[:, 0], expected, rtol=1e-5, atol=1e-5)
+    if name in ("unequal", "equal", "float64"):
+        np.testing.assert_array_equal(chosen, policy(observation)[0])
+    for form in ("stablehlo", "onnx"):
+        (row,) = json.loads((tmp_path / form / "policy.json").read_text())["action"]
+        assert "environment's own units" in row["about"]
+        for side, bound in zip(("low", "high"), BOUNDS[name], strict=True):
+            np.testing.assert_allclose(row[side], bound, rtol=1e-6)
+            assert isinstance(row[side], list) == isinstance(bound, list)
+
+
+@pytest.mark.parametrize("algo", [Sac, pytest.param(Ddpg, marks=pytest.mark.long)])
+def test_other_algorithms(algo: Any, tmp_path: Path) -> None:
+    policy = gymnasium_policy("unequal", algo)
+    Recorder.rows.clear()
+    play(policy)
+    observation = np.stack([shown for shown, _ in Recorder.rows])[:, None]
+    (action,) = run_numpy(policy, tmp_path, {"observation": observation})
+    np.testing.assert_allclose(action[:, 0], [action for _, action in Recorder.rows], rtol=1e-4, atol=1e-4)
+    assert np.abs(action[..., 1]).max() > 20
+
+
+def test_a_team_whose_actions_have_different_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hunters choose two integers, the prey one; each has an output of its own."""
+    pytest.importorskip("pettingzoo")
+    from helpers import hunt
+
+    rows: list[tuple[int, dict[str, Any]]] = []
+    step = hunt.Hunt.step
+
+    def record(self: Any, actions: dict[str, Any]) -> Any:
+        rows.append((self.t, dict(actions)))
+        return step(self, actions)
+
+    monkeypatch.setattr(hunt.Hunt, "step", record)
+    policy = make_policy(make("pettingzoo:helpers.hunt"))
+    play(policy)
+    rows = [row for row in rows if "prey_0" in row[1]]
+    times = np.array([t for t, _ in rows])
+    assert set(times) == {0, 1}
+    observation = np.zeros((len(rows), 3, 2), np.float32)
+    observation[:, :, 0], observation[:, [0, 2], 1] = times[:, None], 1
+    mask = np.ones((len(rows), 3, 4), bool)
+    mask[:, 1, 1], mask[:, 1, 3] = times % 2 == 0, False
+    names = ("hunter_0", "prey_0", "hunter_1")
+    for form, run in RUNNERS.items():
+        actions = run(policy, tmp_path / form, {"observation": observation, "action_mask": mask})
+        for name, action in zip(names, actions, strict=True):
+            np.testing.assert_array_equal(action, [row[name] for _, row in rows])
+    manifest = json.loads((tmp_path / "onnx" / "policy.json").read_text())
+    assert [row["name"] for row in manifest["action"]] == [f"action.{name}" for name in names]
+    assert [row["shape"] for row in manifest["action"]] == [["batch", 2], ["batch"], ["batch", 2]]
+    assert [(row["low"], row["high"]) for row in manifest["action"]] == [(0, 1), (0, 2), (0, 1)]
+    assert manifest["agents"] == list(names)
+    hunters, prey = manifest["observation_parts"]
+    assert (hunters["agents"], prey["agents"]) == (["hunter_0", "hunter_1"], ["prey_0"])
+    assert prey["parts"][0]["part"] == "observation" and "action_mask" not in json.dumps(prey)
+
+
+class Kinds(Recorder):
+    """Observations of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(2))
+        self.observation_space = spaces.Dict({
+            "box": spaces.Box(-1, 1, (2, 2), np.float64),
+            "two": spaces.Tuple((spaces.Discrete(3, start=-1), spaces.MultiBinary(2))),
+            "counts": spaces.MultiDiscrete([2, 3], start=[0, 1]),
+        })  # fmt: skip
+
+
+class Pixels(Recorder):
+    """An image of bytes, planes first."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(2))
+        self.observation_space = spaces.Box(0, 255, (2, 9, 10), np.uint8)
+
+
+def test_the_manifest_says_how_observations_are_built(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    for kind in (Kinds, Pixels):
+        if f"units/{kind.__name__}-v0" not in gymnasium.registry:
+            gymnasium.register(f"units/{kind.__name__}-v0", entry_point=kind, max_episode_steps=LIMIT)
+
+    def describe(name: str) -> Any:
+        export(make_policy(make(f"gymnasium:units/{name}-v0")), "onnx", tmp_path / name)
+        manifest = json.loads((tmp_path / name / "policy.json").read_text())
+        (group,) = manifest["observation_parts"]
+        assert group["agents"] == manifest["agents"] == ["agent"]
+        return manifest["inputs"][0], group["parts"]
+
+    row, parts = describe("Kinds")
+    assert row["shape"] == ["batch", 1, 14] and row["low"] is row["high"] is None
+    assert parts == [
+        {"part": "box", "space": "Box[2, 2] of float64", "shape": [2, 2], "encoding": "as it is", "numbers": [0, 4]},
+        {"part": "counts", "space": str(Kinds().observation_space["counts"]), "shape": [5],
+         "encoding": "each integer one-hot, one after the other", "numbers": [4, 9]},
+        {"part": "two.0", "space": "Discrete(3, start=-1)", "shape": [3], "encoding": "one-hot, the first is -1",
+         "numbers": [9, 12]},
+        {"part": "two.1", "space": "MultiBinary(2)", "shape": [2], "encoding": "as it is", "numbers": [12, 14]},
+    ]  # fmt: skip
+    row, parts = describe("Pixels")
+    assert (row["shape"], row["low"], row["high"]) == (["batch", 1, 9, 10, 2], 0, 1)
+    assert parts == [
+        {"space": "Box[2, 9, 10] of uint8", "shape": [9, 10, 2], "encoding": "divided by 255, channels last",
+         "channels": [0, 2]}
+    ]  # fmt: skip
+
+
+def test_safetensors_have_the_bounds(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors")
+    export(gymnasium_policy("unequal"), "safetensors", tmp_path)
+    with library.safe_open(str(tmp_path / "policy.safetensors"), framework="numpy") as file:
+        bounds = json.loads(file.metadata()["bounds"])
+    assert bounds["action"] == {"low": [0, -200], "high": [1, 200]}
+    assert bounds["observation"] == {"low": None, "high": None}
+
+
+def test_json_of_bounds_is_strict(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    export(gymnasium_policy("unequal"), "stablehlo", tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text(), parse_constant=refuse)
+    assert manifest["call"] == "jax.export.deserialize(bytes).call(observation) -> action"
+    assert jnp.float32(manifest["action"][0]["high"][1]) == 200
