@@ -17,6 +17,7 @@ from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.forks import require_own_process
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import learning_curves, policies, reports
 from jaxrl.report.console import Log
@@ -108,6 +109,7 @@ def train(
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
+    require_own_process("training")
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
     progress = _switch("progress", progress)
@@ -151,6 +153,7 @@ def make_train(
     Raises:
         UserError: a sentence; also for algorithms that start from other runs.
     """
+    require_own_process("training")
     config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
     for name in ("seed", "num_seeds", "sweep", "runs"):
         if name in settings:
@@ -195,6 +198,7 @@ def load(
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
+    require_own_process("a policy")
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
     if checkpoint is not None:
@@ -225,6 +229,7 @@ def evaluate(
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
+    require_own_process("an evaluation")
     episodes = _whole("episodes", episodes, 1, 1_000_000)
     seed = _whole("seed", seed, 0, 2**32 - 1)
     baselines = [baselines] if isinstance(baselines, str) else baselines
