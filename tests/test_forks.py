@@ -1,4 +1,4 @@
-"""A process that was forked after JAX began, in which JAX waits forever, is told to be spawned; others are let alone."""
+"""A process forked after JAX began, in which JAX would wait forever, is told to be spawned; others are let alone."""
 
 import subprocess
 import sys
