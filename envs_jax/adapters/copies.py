@@ -4,16 +4,13 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envs_jax.adapters.common import integer_counts
-from envs_jax.adapters.parts import MASK, Fault, Part, flatten_mask
+from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask
 from envs_jax.base import Reduction, short_repr
-
-if TYPE_CHECKING:
-    from envs_jax.adapters.host import HostAdapter
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
@@ -46,6 +43,9 @@ class Copy:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Release what the environment holds, such as a window or a process."""
+
 
 def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | None]:
     """Return the shape of the mask in the `info` of each agent after a reset, None where there is none.
@@ -65,6 +65,16 @@ def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | Non
         for info, space in zip(infos, actions, strict=True)
     ]
     return masks
+
+
+class Recipe(NamedTuple):
+    """What makes copies and their arrays, in this process or another."""
+
+    make_copy: Callable[[], Copy]
+    spaces: Spaces
+    agents_leave: bool
+    horizon: int
+    metric_keys: Sequence["InfoKey"]
 
 
 class InfoKey(NamedTuple):
@@ -103,9 +113,9 @@ class _Row(NamedTuple):
 class CopyArrays:
     """The last steps of some copies, and of their episodes what goes on from step to step; see `HostStep`."""
 
-    def __init__(self, env: "HostAdapter", size: int) -> None:
-        spaces = env.spaces
-        self.agents_leave, self._horizon, self._keys = env.agents_leave, env.horizon, env.metric_keys
+    def __init__(self, recipe: Recipe, size: int) -> None:
+        spaces = recipe.spaces
+        self.agents_leave, self._horizon, self._keys = recipe.agents_leave, recipe.horizon, recipe.metric_keys
         self._groups = spaces.groups
         self._maskless = {  # agents that choose integers and have no masks
             agent
@@ -127,6 +137,33 @@ class CopyArrays:
         self.cut = np.zeros((size, spaces.agents), np.bool_)
         self.metrics = np.zeros((size, len(self._keys)), np.float64)
         self.lengths = [0] * size  # of the episodes, in steps
+        self.moved: tuple[int, int] | None = None  # the copy that moves now, and the step that it makes, 0 for a reset
+
+    def move(
+        self, copies: Sequence[Copy], restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any
+    ) -> None:
+        """Restart some copies and step others, one after another; after an error `moved` says which one failed.
+
+        Args:
+            copies: all of them.
+            restart, moving: bool[B]; the other copies keep their arrays, but for the reward.
+            seeds: int[B], of the episodes that begin.
+            action: actions of the package [B, A, ...], or a list of [B, ...], one for each agent.
+        """
+        self.reward[:] = 0
+        for i in np.flatnonzero(restart).tolist():
+            self.moved = i, 0
+            self.begin(i, copies[i].reset(int(seeds[i])))
+        for i in np.flatnonzero(moving).tolist():
+            self.moved = i, self.lengths[i] + 1
+            self.advance(i, copies[i].step([one[i] for one in action] if isinstance(action, list) else action[i]))
+        self.moved = None
+
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """Return all arrays, each with one row for each copy."""
+        own = [array for array in vars(self).values() if isinstance(array, np.ndarray)]
+        return [*own, *(array for arrays in self.parts for array in arrays.values())]
 
     def begin(self, i: int, step: CopyStep) -> None:
         """Write what copy i returned after a reset. Raises Fault: it does not fit its spaces."""

@@ -12,7 +12,7 @@ import numpy as np
 from envs_jax.adapters.adapter import DEFAULT_HORIZON
 from envs_jax.adapters.common import package
 from envs_jax.adapters.copies import Copy, CopyStep, describe_returned, find_masks, to_flag, to_number
-from envs_jax.adapters.host import AgentSpaces, HostAdapter
+from envs_jax.adapters.host import AgentSpaces, CopyAdapter
 from envs_jax.adapters.parts import Fault
 from envs_jax.base import Environment, load_module
 
@@ -53,7 +53,7 @@ class GymnasiumCopy(Copy):
 
 
 @dataclasses.dataclass(frozen=True)
-class FromGymnasium(HostAdapter):
+class FromGymnasium(CopyAdapter):
     """An environment of Gymnasium."""
 
     library = "gymnasium"

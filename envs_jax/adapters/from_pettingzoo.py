@@ -22,7 +22,7 @@ import numpy as np
 
 from envs_jax.adapters.common import UnfitError, package
 from envs_jax.adapters.copies import Copy, CopyStep, describe_returned, find_masks, to_flag, to_number
-from envs_jax.adapters.host import AgentSpaces, HostAdapter
+from envs_jax.adapters.host import AgentSpaces, CopyAdapter
 from envs_jax.adapters.parts import Fault
 from envs_jax.base import setting
 
@@ -122,7 +122,7 @@ def _flagged(flags: Mapping[Any, Any], name: str) -> frozenset[Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class FromPettingZoo(HostAdapter):
+class FromPettingZoo(CopyAdapter):
     """A team of PettingZoo."""
 
     complete_team: bool = setting(
