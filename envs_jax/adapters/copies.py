@@ -4,13 +4,15 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.adapters.common import integer_counts
-from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask
-from envs_jax.base import Reduction, short_repr
+from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask, integer_counts
+from envs_jax.settings import short_repr
+
+if TYPE_CHECKING:
+    from envs_jax.base import Reduction  # JAX, which workers do not import
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
@@ -67,10 +69,9 @@ def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | Non
     return masks
 
 
-class Recipe(NamedTuple):
-    """What makes copies and their arrays, in this process or another."""
+class Layout(NamedTuple):
+    """What decides the arrays of copies; see `HostAdapter`."""
 
-    make_copy: Callable[[], Copy]
     spaces: Spaces
     agents_leave: bool
     horizon: int
@@ -84,7 +85,7 @@ class InfoKey(NamedTuple):
     how: str  # a key of `COMBINE`
 
     @property
-    def reduction(self) -> Reduction:
+    def reduction(self) -> "Reduction":
         return "any" if self.how == "any" else "last"  # the host combines the steps
 
 
@@ -113,9 +114,9 @@ class _Row(NamedTuple):
 class CopyArrays:
     """The last steps of some copies, and of their episodes what goes on from step to step; see `HostStep`."""
 
-    def __init__(self, recipe: Recipe, size: int) -> None:
-        spaces = recipe.spaces
-        self.agents_leave, self._horizon, self._keys = recipe.agents_leave, recipe.horizon, recipe.metric_keys
+    def __init__(self, layout: Layout, size: int) -> None:
+        spaces = layout.spaces
+        self.agents_leave, self._horizon, self._keys = layout.agents_leave, layout.horizon, layout.metric_keys
         self._groups = spaces.groups
         self._maskless = {  # agents that choose integers and have no masks
             agent

@@ -13,7 +13,7 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,7 @@ from envs_jax.adapters.common import (
     join_mask,
     quiet,
 )
-from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey, Recipe
+from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey, Layout
 from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, describe_bits, describe_parts
 from envs_jax.base import Array, Box, Discrete, Reduction, TimeStep, closest, pytree, setting, short_repr
 from envs_jax.batch import BatchedEnvironment, BatchState
@@ -73,7 +73,7 @@ class HostVector:
         self._allocate(0)
 
     def _allocate(self, size: int) -> None:
-        self.arrays = CopyArrays(self.env.recipe, size)
+        self.arrays = CopyArrays(self.env.layout, size)
         self._size, self._started = size, False
         self._copies: list[Copy] = []
 
@@ -144,7 +144,8 @@ class HostVector:
 
     def start(self, seeds: np.ndarray) -> None:
         if not self._copies:
-            self._copies = [self.env.make_copy() for _ in seeds]
+            maker = self.env.maker
+            self._copies = [maker() for _ in seeds]
         self.move(np.ones(len(seeds), np.bool_), np.zeros(len(seeds), np.bool_), seeds, np.zeros(0))
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any) -> None:
@@ -168,8 +169,10 @@ class WorkerVector(HostVector):
         adapter: Any = self.env
         count = min(adapter.host_workers, len(seeds))
         if self.workers is None and count > 1:
+            began = time.perf_counter()
             workers = importlib.import_module("envs_jax.adapters.workers")  # Gymnasium, an extra
-            self.workers = workers.Workers(self.env.recipe, self.arrays, count)
+            self.workers = workers.Workers(self.env.maker, self.env.layout, self.arrays, count)
+            self.seconds -= time.perf_counter() - began  # which are no steps
         if self.workers is None:
             super().start(seeds)
         else:
@@ -222,12 +225,14 @@ class HostAdapter(Adapter):
         """Return the spaces of each agent by its name."""
         raise NotImplementedError
 
-    def make_copy(self) -> Copy:
+    @property
+    def maker(self) -> Callable[[], Copy]:
+        """Return what makes a copy, here or, pickled, in another process."""
         raise NotImplementedError
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.make_copy, self.spaces, self.agents_leave, self.horizon, self.metric_keys)
+    def layout(self) -> Layout:
+        return Layout(self.spaces, self.agents_leave, self.horizon, self.metric_keys)
 
     def make_vector(self) -> HostVector:
         """Return the copies of a batch, none of which is started."""

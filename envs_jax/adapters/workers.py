@@ -1,8 +1,8 @@
 """Processes that step copies of an environment: an `AsyncVectorEnv` of Gymnasium, each of whose members is many copies.
 
-Every copy gets the seeds and actions that it would get in one process, so the numbers are the same. Workers are spawned:
-JAX does not survive a fork. They import neither JAX nor the user's main script, ignore Ctrl-C, which reaches the whole
-group of processes, and end with the process that started them.
+Every copy gets the seeds and actions that it would get in one process, so the numbers are the same. Workers are
+spawned: JAX does not survive a fork. They import neither JAX nor the user's main script, ignore Ctrl-C, which reaches
+the whole group of processes, and end with the process that started them.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -26,8 +26,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-from envs_jax.adapters.common import describe_error
-from envs_jax.adapters.copies import Copy, CopyArrays, Recipe
+from envs_jax.adapters.copies import Copy, CopyArrays, Layout
+from envs_jax.adapters.errors import describe_error
 from envs_jax.adapters.parts import Fault
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # which schedulers send to all processes of a job
@@ -62,7 +62,7 @@ class Workers:
     Raises Fault: this process may not start others, or the environment cannot be sent to them.
     """
 
-    def __init__(self, recipe: Recipe, arrays: CopyArrays, count: int) -> None:
+    def __init__(self, maker: Callable[[], Copy], layout: Layout, arrays: CopyArrays, count: int) -> None:
         self._arrays = arrays
         parts = np.array_split(np.arange(len(arrays.reward)), count)
         self._rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
@@ -72,7 +72,7 @@ class Workers:
                 "use host_workers 1, or a concurrent.futures.ProcessPoolExecutor",
             )
         try:
-            content = cloudpickle.dumps(recipe)
+            content = cloudpickle.dumps((maker, layout))
         except Exception as error:  # a class that refers to an open file, ...
             raise Fault(
                 f"it cannot be sent to another process: {describe_error(error)}",
@@ -85,7 +85,7 @@ class Workers:
         ]
         with _without_signals(), _without_main():
             self._processes = _Processes(members)
-        self._pairs = []  # arrays here, and those in the memory that is shared with the workers
+        self._pairs: list[tuple[np.ndarray, np.ndarray]] = []  # arrays here, and those in the memory that is shared with the workers
         for rows, content in zip(self._rows, self._processes.observations, strict=True):
             columns = [column[rows] for column in arrays.columns]
             self._pairs += zip(columns, _fields(arrays, content[: rows.stop - rows.start]), strict=True)
@@ -191,7 +191,8 @@ def _without_signals() -> Iterator[None]:
 def _without_main() -> Iterator[None]:
     """Hide the main script, which a spawned process would run again: without a guard it would train there, too."""
     main = sys.modules["__main__"]
-    hidden = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
+    names: tuple[str, ...] = "__spec__", "__file__"
+    hidden = {name: vars(main)[name] for name in names if name in vars(main)}
     for name in hidden:
         delattr(main, name)
     main.__spec__ = None
@@ -208,7 +209,7 @@ class _Member(gymnasium.Env):
     """Copies that step in one process. An action is a `_Job`, an observation the bytes of their records.
 
     Args:
-        content: the pickled recipe.
+        content: pickled: what makes a copy, and the layout of the arrays.
         parent: number of the process that starts the others; there this object only describes its spaces.
         size: number of copies.
         first: number of the first copy among those of all workers.
@@ -241,10 +242,10 @@ class _Member(gymnasium.Env):
         return self._bytes, 0.0, False, False, {}
 
     def _begin(self) -> CopyArrays:
-        recipe: Recipe = pickle.loads(self._content)
-        arrays = CopyArrays(recipe, self._size)
+        maker, layout = pickle.loads(self._content)
+        arrays = CopyArrays(layout, self._size)
         self._pairs = list(zip(arrays.columns, _fields(arrays, self._bytes[: self._size]), strict=True))
-        self._copies = [recipe.make_copy() for _ in range(self._size)]
+        self._copies = [maker() for _ in range(self._size)]
         self._arrays = arrays
         return arrays
 
