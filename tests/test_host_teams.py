@@ -294,9 +294,18 @@ def test_masks_in_infos(monkeypatch: pytest.MonkeyPatch) -> None:
     ("masks", "sentence"),
     [
         ([{A: [1, 1, 1], B: [1, 1, 1]}, {A: [1, 1, 1]}], "in step 1 of copy 0 (there is no info['action_mask'])"),
-        ([{A: [1, 1, 1], B: [1, 1, 1]}, {A: [1, 1], B: [1, 1, 1]}], "info['action_mask'] has the shape (2,) and not (3"),
-        ([{A: [1, 1, 1], B: [1, 1, 1]}, {A: [1, 2, 1], B: [1] * 3}], "info['action_mask'] holds 2, which its space Mul"),
-        ([{}, {A: [1, 1, 1], B: [1, 1, 1]}], "(info has an action_mask, but had none after the first reset): return it"),
+        (
+            [{A: [1, 1, 1], B: [1, 1, 1]}, {A: [1, 1], B: [1, 1, 1]}],
+            "info['action_mask'] has the shape (2,) and not (3",
+        ),
+        (
+            [{A: [1, 1, 1], B: [1, 1, 1]}, {A: [1, 2, 1], B: [1] * 3}],
+            "info['action_mask'] holds 2, which its space Mul",
+        ),
+        (
+            [{}, {A: [1, 1, 1], B: [1, 1, 1]}],
+            "(info has an action_mask, but had none after the first reset): return it",
+        ),
     ],
 )
 def test_masks_that_change(masks: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,9 @@ class Workers:
         ]
         with _without_signals(), _without_main():
             self._processes = _Processes(members)
-        self._pairs: list[tuple[np.ndarray, np.ndarray]] = []  # arrays here, and those in the memory that is shared with the workers
+        self._pairs: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # arrays here, and those in the memory that is shared with the workers
         for rows, content in zip(self._rows, self._processes.observations, strict=True):
             columns = [column[rows] for column in arrays.columns]
             self._pairs += zip(columns, _fields(arrays, content[: rows.stop - rows.start]), strict=True)
@@ -99,7 +101,7 @@ class Workers:
         try:
             infos = self._processes.step(jobs)[-1]
         except (EOFError, OSError) as error:
-            raise self._processes.describe_death() from error
+            raise self._processes.find_death() or error from None
         if failures := [failure for failure in infos.get("failure", ()) if failure is not None]:
             first = min(failures)
             if first.trace:
@@ -140,28 +142,32 @@ class _Processes(AsyncVectorEnv):
     def __init__(self, members: Sequence[Any]) -> None:
         try:
             super().__init__(members, copy=False, context="spawn", autoreset_mode=AutoresetMode.DISABLED)
-        except (EOFError, OSError) as error:
-            death = self.describe_death()
+        except BaseException as error:
+            death = self.find_death() if isinstance(error, EOFError | OSError) else None
             self.close_extras()
-            raise death from error
+            raise death or error from None
         # before multiprocessing's own end, which would wait for workers that are deaf to SIGTERM
         multiprocessing.util.Finalize(self, _end_processes, (self.processes, self.parent_pipes), exitpriority=1)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the processes, whatever they do."""
-        _end_processes(self.processes, self.parent_pipes)
+        _end_processes(getattr(self, "processes", ()), getattr(self, "parent_pipes", ()))
 
-    def describe_death(self) -> Fault:
-        """Return the error about a process that has ended."""
-        multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=_END_SECONDS)
-        for number, process in enumerate(self.processes, 1):
+    def __del__(self) -> None:
+        """Leave the end to `Finalize`."""
+
+    def find_death(self) -> Fault | None:
+        """Return the error about a process that has ended; None if none has."""
+        processes = getattr(self, "processes", ())
+        multiprocessing.connection.wait([process.sentinel for process in processes], timeout=_END_SECONDS)
+        for number, process in enumerate(processes, 1):
             if (code := process.exitcode) is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 return Fault(
-                    f"process {number} of {len(self.processes)} of host_workers {how}",
+                    f"process {number} of {len(processes)} of host_workers {how}",
                     "correct it, or use fewer host_workers if memory is short, and start again",
                 )
-        return Fault("a process of host_workers does not answer", "start again")
+        return None
 
 
 def _end_processes(processes: Sequence[Any], pipes: Sequence[Any]) -> None:
