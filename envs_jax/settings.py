@@ -242,6 +242,11 @@ def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
             f"{what} {short_repr(path or module)}: there is no module {short_repr(module)} on the Python path: go to "
             "the folder that holds it, or name this folder in PYTHONPATH"
         ) from None
+    except SystemExit as error:
+        raise ValueError(
+            f"{what} {short_repr(path or module)}: importing its module ends the program (SystemExit: {error}): put what "
+            "only a script should do under if __name__ == '__main__'"
+        ) from None
 
 
 def is_decorated(cls: type) -> bool:

@@ -466,5 +466,5 @@ def test_refused_functions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="a function that JAX can map and repeat"):
         jaxrl.make_train("ppo", "gymnasium:CartPole-v1", num_envs=4, total_env_steps=1024)
     flags = "--env gymnasium:CartPole-v1 --policy random --out mission.html"
-    assert render.main(flags.split()) == 1
+    assert render.main(flags.split()) == 2
     assert "has no viewer" in capsys.readouterr().err

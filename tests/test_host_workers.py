@@ -292,11 +292,16 @@ def test_no_worker_is_left(number: int, group: bool, command: list[str], tmp_pat
             start_new_session=True,
         )
     try:
-        begun = "begun" if command[0] == "-c" else "iteration"
-        wait_until(lambda: begun in output.read_text(), 150, "it does not begin")
-        wait_until(lambda: len(workers_of(process.pid)) == 2, 60, "no workers start")
+        rows = "output" if command[0] == "-c" else "metrics.jsonl"  # which begin when the environments step
+
+        def begun() -> bool:
+            assert process.poll() is None, output.read_text()
+            return any(path.stat().st_size for path in tmp_path.rglob(rows))
+
+        wait_until(begun, 150, "it does not begin")
         time.sleep(0.5)
         workers = workers_of(process.pid)
+        assert len(workers) == 2
         (os.killpg if group else os.kill)(process.pid, number)
         process.wait(60)
         wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 6, "a worker is left")

@@ -178,17 +178,18 @@ def join_mask(mask: Any, space: Any) -> Array:
         space: of the actions.
     """
     counts, mask = integer_counts(space), jnp.asarray(mask).astype(jnp.bool_)
-    if counts is None or counts.ndim == 0 or mask.shape == tuple(counts.flat):
+    if counts is None or mask.shape == tuple(counts.flat) or (counts.ndim == 0 and mask.size == counts):
         return mask.reshape(-1)
-    if mask.shape == (int(counts.sum()),):
+    if counts.ndim and mask.shape == (int(counts.sum()),):
         first, *others = jnp.split(mask, np.cumsum(counts.ravel())[:-1].tolist())
-    elif mask.ndim == 2 and len(mask) == counts.size:
+    elif counts.ndim and mask.ndim == 2 and len(mask) == counts.size:
         longest = jnp.pad(
             mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
         )  # values without a mask are closed
         first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
     else:
-        raise UnfitError(f"has a mask of shape {mask.shape} for actions of {list(counts.flat)} values: choose another")
+        sizes = [int(count) for count in counts.flat]
+        raise UnfitError(f"has a mask of shape {mask.shape} for actions of {sizes} values: choose another")
     joint = first
     for part in others:
         joint = (joint[:, None] & part[None]).reshape(-1)

@@ -14,6 +14,7 @@ from envs_jax.settings import short_repr
 if TYPE_CHECKING:
     from envs_jax.base import Reduction  # JAX, which workers do not import
 
+_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 
@@ -138,6 +139,7 @@ class CopyArrays:
         self.cut = np.zeros((size, spaces.agents), np.bool_)
         self.metrics = np.zeros((size, len(self._keys)), np.float64)
         self.lengths = [0] * size  # of the episodes, in steps
+        self._doubles: list[tuple[int, Part, np.ndarray, int, np.ndarray]] = []  # values since the last `check`
         self.moved: tuple[int, int] | None = None  # the copy that moves now, and the step that it makes, 0 for a reset
 
     def move(
@@ -202,6 +204,9 @@ class CopyArrays:
                 value = part.read(value, infos[agent])
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # nothing to convert
                 stored[i, row] = value
+            elif type(value) is np.ndarray and value.dtype is _DOUBLE and dtype is _SINGLE and value.shape == shape:
+                stored[i, row] = value
+                self._doubles.append((i, part, stored, row, value))
             else:
                 part.store(stored, (i, row), value)
 
@@ -225,7 +230,16 @@ class CopyArrays:
                 raise Fault(f"info has no {key!r}, which info_keys names, {there}", f"return it {when}")
 
     def check(self, rows: np.ndarray) -> None:
-        """Raise Fault if integers of copies that moved, bool[B], lie outside of their spaces."""
+        """Raise Fault if numbers of copies that moved, bool[B], lie outside of their spaces or of float32.
+
+        One comparison for all copies; to be called after they have moved.
+        """
+        doubles, self._doubles = self._doubles, []
+        if any(np.isinf(stored).any() for stored in {id(one[2]): one[2] for one in doubles}.values()):
+            for i, part, stored, row, value in doubles:
+                too_large = np.isinf(stored[i, row]) & np.isfinite(value)
+                if too_large.any():
+                    raise part.misfit(value[too_large][0], i)
         for group, arrays in zip(self._groups, self.parts, strict=True):
             for part in group.parts:
                 outside = part.find_outside(arrays[part.name])

@@ -239,7 +239,10 @@ class _Member(gymnasium.Env):
         try:
             arrays = self._arrays or self._begin()
             arrays.move(self._copies, *action)
+            arrays.check(action.restart | action.moving)
         except Fault as fault:
+            if fault.copy is not None and self._arrays is not None:
+                self._arrays.moved = fault.copy, self._arrays.lengths[fault.copy]
             return self._fail(fault.what, fault.fix)
         except BaseException as error:  # SystemExit too
             return self._fail(describe_error(error), "correct it and start again", traceback.format_exc())
