@@ -244,8 +244,8 @@ def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
         ) from None
     except SystemExit as error:
         raise ValueError(
-            f"{what} {short_repr(path or module)}: importing its module ends the program (SystemExit: {error}): put what "
-            "only a script should do under if __name__ == '__main__'"
+            f"{what} {short_repr(path or module)}: importing its module ends the program (SystemExit: {error}): put "
+            "what only a script should do under if __name__ == '__main__'"
         ) from None
 
 

@@ -84,6 +84,7 @@ EXCEPT = {
     ("docs/other_libraries.md", "python -m jaxrl.train --algo sac"): "package gymnax",
     ("docs/other_libraries.md", "python -m jaxrl.train --algo ppo --env gymnasium"): "package gymnasium",
     ("docs/other_libraries.md", "python -m jaxrl.train --algo ppo --env jaxmarl"): "package jaxmarl",
+    ("docs/other_libraries.md", "python -m jaxrl.evaluate"): "package gymnasium",
     ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
     ("docs/commands.md", "python -m jaxrl.train --config sac"): "long",

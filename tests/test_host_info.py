@@ -88,9 +88,18 @@ def test_evaluation_and_training_show_them(tmp_path: Path, monkeypatch: Any, cap
     assert train.main([*words.split(), *flags, "--eval_every", "32", "--eval_episodes", "4", "--memory_gb", "8"]) == 0
     run = Path((tmp_path / "runs" / "latest").read_text().strip())
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for kind in ("episode", "eval"):
+    for kind in ("rollout", "eval"):
         assert {row[f"{kind}/x"] for row in rows if f"{kind}/x" in row} == {3.0}
         assert {row[f"{kind}/x_y z"] for row in rows if f"{kind}/x_y z" in row} == {0.25}
+
+
+def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The walk of FrozenLake goes each of three ways with probability 1/3."""
+    page = (Path(__file__).parents[1] / "docs/other_libraries.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("python") and "--info_keys" in line)
+    monkeypatch.chdir(tmp_path)
+    assert evaluate.main([*line.split()[3:], "--episodes", "4"]) == 0
+    assert "prob" in capsys.readouterr().out and "--info_keys prob:min" in line
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_ppo_learns_from_a_relay(messages: str, tmp_path: Any, monkeypatch: Any,
     assert train.main(words.split()) == 0, capsys.readouterr().err
     run = (tmp_path / "runs" / "latest").read_text().strip()
     rows = map(json.loads, Path(run, "metrics.jsonl").read_text().splitlines())
-    assert {row["episode/length"] for row in rows if "episode/length" in row} == {3.0}
+    assert {row["rollout/length"] for row in rows if "rollout/length" in row} == {3.0}
     assert train.main(["--resume", run, "--total_env_steps", "64"]) == 0
 
 

@@ -309,7 +309,7 @@ def _spec(env: Adapter) -> EnvSpec:
         observation=team.observation,
         action=action,
         horizon=env.horizon,
-        metrics=dict.fromkeys([*names, *team.returns], "sum") | dict(env.reductions),
+        metrics={name: env.reductions.get(name, "sum") for name in (*names, *team.returns)},
         labels={name: name.replace("return_", "return of ", 1) for name in team.returns},
         agent_types=team.types,
         absent_agents=bool(jax.tree.leaves(output.present)),

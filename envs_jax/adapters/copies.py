@@ -219,8 +219,8 @@ class CopyArrays:
         for k, (key, how) in enumerate(self._keys):
             given = [to_number(info[key], f"info[{key!r}]") for info in infos if key in info]
             if given:
-                number = sum(given) / len(given)
-                if how == "any" and number not in (0, 1) and len(given) == 1:
+                number = max(given) if how == "any" else sum(given) / len(given)
+                if how == "any" and not {*given} <= {0, 1}:
                     raise Fault(f"info[{key!r}] is {number:g}", "name it without ':any', or return 0 or 1")
                 self.metrics[i, k] = COMBINE[how](self.metrics[i, k], number, step)
             elif ended or how != "last":

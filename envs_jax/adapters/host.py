@@ -97,12 +97,13 @@ class HostVector:
                 arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = np.nan, True, False
             self._calls = (self._calls + 1) % 2**31
             step = HostStep(
-                np.int32(self._calls),
-                arrays.encode(),
-                arrays.reward.copy(),
-                arrays.terminated.copy(),
-                arrays.truncated.copy(),
-                *((arrays.present.copy(), arrays.cut.copy()) if arrays.agents_leave else ((), ())),
+                calls=np.int32(self._calls),
+                parts=arrays.encode(),
+                reward=arrays.reward.copy(),
+                terminated=arrays.terminated.copy(),
+                truncated=arrays.truncated.copy(),
+                present=arrays.present.copy() if arrays.agents_leave else (),
+                cut=arrays.cut.copy() if arrays.agents_leave else (),
                 metrics=arrays.metrics.astype(np.float32) if self.env.metric_keys else (),
             )
             self.seconds += time.perf_counter() - began
@@ -310,7 +311,7 @@ class HostAdapter(Adapter):
         return (), self._to_package_step(HostStep(0, parts, 0.0, False, False, flags, flags, metrics))
 
     def make_joined(self, output: PackageStep) -> list[Joined]:
-        limits = [{}] * self.spaces.agents
+        limits: list[dict[str, Any]] = [{}] * self.spaces.agents
         for group in self.spaces.groups:
             for agent in group.agents:
                 limits[agent] = {part.name: part.limit for part in group.parts}

@@ -38,7 +38,8 @@ class PettingZooCopy(Copy):
             raise Fault("nobody is in env.agents after a reset", "name there who acts first")
         if self.complete and len(self._present) < len(self.agents):
             raise self._incomplete(self._present)
-        return self._make_step(self._present, *result, present=self._present)
+        observations, infos = result
+        return self._make_step(self._present, observations, infos, self._present)
 
     def step(self, action: Any) -> CopyStep:
         plain = [one.item() if one.ndim == 0 and one.dtype == np.int32 else one for one in action]
@@ -56,7 +57,7 @@ class PettingZooCopy(Copy):
         ended = not present
         if self.complete and len(cut if ended and cut else present) not in (0, len(self.agents)):
             raise self._incomplete(present or cut)
-        step = self._make_step(acted, observations, infos, present=cut if ended else present, cut=cut)
+        step = self._make_step(acted, observations, infos, cut if ended else present, cut)
         reward = [to_number(rewards.get(agent, 0.0), "a reward") if agent in acted else 0.0 for agent in self.agents]
         return step._replace(reward=reward, terminated=ended and not cut, truncated=ended and bool(cut))
 

@@ -170,6 +170,10 @@ class Check:
                 f"{what} returns an action_mask for continuous actions: return None",
             ),
             (
+                not spec.absent_agents and bool(jax.tree.leaves(timestep.cut)),
+                f"{what} returns cut, but spec.absent_agents is false: set it, or leave cut out",
+            ),
+            (
                 spec.num_tasks == 1 and bool(jax.tree.leaves(timestep.task)),
                 f"{what} returns a task, but spec.num_tasks is 1: set it, or leave task out",
             ),
@@ -187,6 +191,7 @@ class Check:
             **dict.fromkeys(("terminated", "truncated", "first"), (flag, ())),
             "task": (Box((), jnp.int32) if spec.num_tasks > 1 else (), ()),
             "present": (flag if spec.absent_agents else (), (agents,)),
+            "cut": (flag if jax.tree.leaves(timestep.cut) else (), (agents,)),
             "links": (Box((), jnp.int32) if spec.links else (), (agents, agents)),
             "metrics": (dict.fromkeys(spec.metrics, number), ()),
         }
