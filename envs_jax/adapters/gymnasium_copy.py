@@ -44,6 +44,9 @@ class GymnasiumCopy(Copy):
             truncated = to_flag(truncated, "truncated")
         return CopyStep((observation,), (info,), to_number(reward, "the reward"), terminated, truncated)
 
+    def close(self) -> None:
+        self.env.close()
+
 
 def make_copy(module: str, registered: Any, horizon: int, keywords: Mapping[str, Any]) -> Copy:
     """Make a copy of what Gymnasium has registered; a module is imported, as it may register more."""
