@@ -19,6 +19,7 @@ from envs_jax.progress import Progress
 from envs_jax.settings import ADAPTERS as ADAPTERS
 from envs_jax.settings import LARGEST as LARGEST
 from envs_jax.settings import MOST_COMPARED, registry
+from envs_jax.settings import SMALLEST_IMAGE as SMALLEST_IMAGE
 from envs_jax.settings import Bounds as Bounds
 from envs_jax.settings import check_bounds as check_bounds
 from envs_jax.settings import check_settings as check_settings
@@ -44,9 +45,6 @@ Reduction = Literal["last", "sum", "max", "any"]
 def pytree(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of a class and register it as a pytree; every field is a child."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
-
-
-SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,6 +60,9 @@ class BatchedEnvironment:
         """Return the sentence about what made all results since then invalid, None if nothing did."""
         return None
 
+    def close(self) -> None:
+        """End processes that make steps; a later start starts new ones."""
+
     def describe_time(self, seconds: float) -> str | None:
         """Return a sentence about the share of `seconds` that steps took; None where it is not known."""
         del seconds

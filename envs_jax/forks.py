@@ -1,15 +1,27 @@
 """Processes forked from one that used JAX: there every call of JAX would wait forever for threads that are gone."""
 
 import os
+from pathlib import Path
 
-_users: set[int] = set()  # that called `check_process`: this process and its parents
+from jax._src import xla_bridge  # no public function says whether JAX has begun
+
+_owners: set[int] = set()  # processes that called `check_process` and may use JAX: this one and its parents
 
 
 def check_process(what: str, instead: str) -> None:
-    """Raise ValueError in a process forked from one that called this; `what` would hang, `instead` says what to do."""
-    _users.add(os.getpid())
-    if len(_users) > 1:
+    """Raise ValueError in a process forked from one that used JAX; `what` would hang, `instead` says what to do."""
+    process = os.getpid()
+    if process in _owners:
+        return
+    if xla_bridge.backends_are_initialized() and (_owners or _has_lost_threads()):
         raise ValueError(
             f"this process was forked from one in which JAX already ran, so {what} would hang here: start the workers "
             f"with 'spawn' ({instead})"
         )
+    _owners.add(process)
+
+
+def _has_lost_threads() -> bool:
+    """Return whether no thread of JAX's CPU client runs, of which a fork copies none; False where that is unknown."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]  # of Linux
+    return bool(names) and "cpu" in xla_bridge._backends and not any(name.startswith("tf_XLA") for name in names)

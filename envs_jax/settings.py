@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, Literal
 
 Bounds = tuple[float, float]
+SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
 LARGEST = 1e18  # bound of numbers that have none of their own
 
 

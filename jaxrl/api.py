@@ -17,6 +17,7 @@ from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.forks import require_own_process
 from jaxrl.common.jax_flags import check_flags
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import learning_curves, policies, reports
@@ -112,6 +113,7 @@ def train(
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
+    require_own_process("training")
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
     progress = _switch("progress", progress)
@@ -155,6 +157,7 @@ def make_train(
     Raises:
         UserError: a sentence; also for algorithms that start from other runs.
     """
+    require_own_process("training")
     config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
     for name in ("seed", "num_seeds", "sweep", "runs"):
         if name in settings:
@@ -199,6 +202,7 @@ def load(
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
+    require_own_process("a policy")
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
     if checkpoint is not None:
@@ -229,6 +233,7 @@ def evaluate(
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
+    require_own_process("an evaluation")
     check_flags("an evaluation")
     episodes = _whole("episodes", episodes, 1, 1_000_000)
     seed = _whole("seed", seed, 0, 2**32 - 1)

@@ -13,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, closest, short_repr
+from envs_jax.adapters.errors import AdapterError, UnfitError, describe_error
+from envs_jax.adapters.parts import integer_counts
+from envs_jax.base import Array, Box, Discrete, closest, short_repr
+from envs_jax.settings import SMALLEST_IMAGE
 
 ActionMap = Callable[[Array], Any]  # actions [A, ...] of the spec -> actions of the package, see `describe_team`
 
@@ -24,14 +27,6 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
         yield
-
-
-class UnfitError(Exception):
-    """An environment cannot be adapted; the message goes on after its name."""
-
-
-class AdapterError(ValueError):
-    """A package, or an environment of it, cannot be used here; the message is one sentence."""
 
 
 def package(module: str, library: str) -> Any:
@@ -63,12 +58,6 @@ def call_package(name: str, make: Callable[[], Any]) -> Any:
         raise
     except BaseException as error:  # a download that fails, a missing argument, sys.exit, ...
         raise AdapterError(f"the package cannot make '{name}' ({describe_error(error)})") from error
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message."""
-    line = short_repr((str(error).strip() or "no message").splitlines()[0].rstrip("."), 200)[1:-1]
-    return f"{type(error).__name__}: {line}"
 
 
 def strong(tree: Any) -> Any:
@@ -156,25 +145,6 @@ def number_types(keys: Sequence[Hashable]) -> tuple[int, ...]:
     """Return the type of each agent, from 0 in order of appearance; () where all keys are equal."""
     order = list(dict.fromkeys(keys))
     return tuple(order.index(key) for key in keys) if len(order) > 1 else ()
-
-
-def integer_counts(space: Any) -> np.ndarray | None:
-    """Return the number of values of each integer of an action, int64[...]; None for a space of another kind."""
-    kind = type(space).__name__
-    if kind == "MultiBinary":
-        return np.full(space.shape, 2, np.int64)
-    for name in ("n", "num_values", "nvec", "num_categories"):
-        counts = getattr(space, name, None)
-        if counts is not None:
-            return np.asarray(counts, np.int64)
-    dtype = getattr(space, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
-        return None
-    low, high = (getattr(space, a, getattr(space, b, None)) for a, b in (("low", "minimum"), ("high", "maximum")))
-    if low is None or high is None:
-        return None
-    low, high = (np.asarray(bound, np.int64) for bound in (low, high))
-    return np.broadcast_to(high - low + 1, tuple(space.shape))
 
 
 def join_integers(counts: np.ndarray, start: np.ndarray) -> tuple[Discrete, ActionMap]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.adapters.common import integer_counts
-from envs_jax.adapters.parts import MASK, Fault, Part, flatten_mask
-from envs_jax.base import Reduction, short_repr
+from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask, integer_counts
+from envs_jax.settings import short_repr
 
 if TYPE_CHECKING:
-    from envs_jax.adapters.host import HostAdapter
+    from envs_jax.base import Reduction  # JAX, which workers do not import
 
 _SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
@@ -47,6 +46,9 @@ class Copy:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Release what the environment holds, such as a window or a process."""
+
 
 def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | None]:
     """Return the shape of the mask in the `info` of each agent after a reset, None where there is none.
@@ -68,6 +70,15 @@ def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | Non
     return masks
 
 
+class Layout(NamedTuple):
+    """What decides the arrays of copies; see `HostAdapter`."""
+
+    spaces: Spaces
+    agents_leave: bool
+    horizon: int
+    metric_keys: Sequence["InfoKey"]
+
+
 class InfoKey(NamedTuple):
     """A number of `info` that is a metric."""
 
@@ -75,7 +86,7 @@ class InfoKey(NamedTuple):
     how: str  # a key of `COMBINE`
 
     @property
-    def reduction(self) -> Reduction:
+    def reduction(self) -> "Reduction":
         return "any" if self.how == "any" else "last"  # the host combines the steps
 
 
@@ -104,9 +115,9 @@ class _Row(NamedTuple):
 class CopyArrays:
     """The last steps of some copies, and of their episodes what goes on from step to step; see `HostStep`."""
 
-    def __init__(self, env: "HostAdapter", size: int) -> None:
-        spaces = env.spaces
-        self.agents_leave, self._horizon, self._keys = env.agents_leave, env.horizon, env.metric_keys
+    def __init__(self, layout: Layout, size: int) -> None:
+        spaces = layout.spaces
+        self.agents_leave, self._horizon, self._keys = layout.agents_leave, layout.horizon, layout.metric_keys
         self._groups = spaces.groups
         self._maskless = {  # agents that choose integers and have no masks
             agent
@@ -129,6 +140,33 @@ class CopyArrays:
         self.metrics = np.zeros((size, len(self._keys)), np.float64)
         self.lengths = [0] * size  # of the episodes, in steps
         self._doubles: list[tuple[int, Part, np.ndarray, int, np.ndarray]] = []  # values since the last `check`
+        self.moved: tuple[int, int] | None = None  # the copy that moves now, and the step that it makes, 0 for a reset
+
+    def move(
+        self, copies: Sequence[Copy], restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any
+    ) -> None:
+        """Restart some copies and step others, one after another; after an error `moved` says which one failed.
+
+        Args:
+            copies: all of them.
+            restart, moving: bool[B]; the other copies keep their arrays, but for the reward.
+            seeds: int[B], of the episodes that begin.
+            action: actions of the package [B, A, ...], or a list of [B, ...], one for each agent.
+        """
+        self.reward[:] = 0
+        for i in np.flatnonzero(restart).tolist():
+            self.moved = i, 0
+            self.begin(i, copies[i].reset(int(seeds[i])))
+        for i in np.flatnonzero(moving).tolist():
+            self.moved = i, self.lengths[i] + 1
+            self.advance(i, copies[i].step([one[i] for one in action] if isinstance(action, list) else action[i]))
+        self.moved = None
+
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """Return all arrays, each with one row for each copy."""
+        own = [array for array in vars(self).values() if isinstance(array, np.ndarray)]
+        return [*own, *(array for arrays in self.parts for array in arrays.values())]
 
     def begin(self, i: int, step: CopyStep) -> None:
         """Write what copy i returned after a reset. Raises Fault: it does not fit its spaces."""

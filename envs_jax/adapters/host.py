@@ -9,10 +9,11 @@ batch, and from then on rewards are NaN and all episodes over.
 
 import dataclasses
 import functools
+import importlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +31,13 @@ from envs_jax.adapters.common import (
     join_mask,
     quiet,
 )
-from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey
+from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey, Layout
 from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, describe_bits, describe_parts
 from envs_jax.base import Array, Box, Discrete, Reduction, TimeStep, closest, pytree, setting, short_repr
 from envs_jax.batch import BatchedEnvironment, BatchState
 
 NO_SEED = -1
+_CLOSE_SECONDS = 0.5  # that closing waits for a step
 
 
 class HostStep(NamedTuple):
@@ -71,10 +73,9 @@ class HostVector:
         self._allocate(0)
 
     def _allocate(self, size: int) -> None:
-        self.arrays = CopyArrays(self.env, size)
+        self.arrays = CopyArrays(self.env.layout, size)
         self._size, self._started = size, False
         self._copies: list[Copy] = []
-        self._moved: tuple[int, int] | None = None  # the copy that moves now, and the step that it makes, 0 for a reset
 
     def advance(self, calls: Any, seeds: Any, action: Any) -> HostStep:
         """Restart copies that have a seed, and step the others; a copy whose episode has ended keeps its last arrays.
@@ -123,13 +124,12 @@ class HostVector:
                 self.start(seeds)
             else:
                 self.move(restart, moving, seeds, action)
-            self._moved = None
             self.arrays.check(restart | moving)
         except KeyboardInterrupt:
             raise
         except Fault as fault:
             if fault.copy is not None:
-                self._moved = fault.copy, self.arrays.lengths[fault.copy]
+                self.arrays.moved = fault.copy, self.arrays.lengths[fault.copy]
             self.failure = f"'{name}' failed on the host{self._where()} ({fault.what}): {fault.fix}"
         except BaseException as error:  # SystemExit too, which would end the program without a word
             what = f"failed on the host{self._where()} ({describe_error(error)})"
@@ -138,27 +138,71 @@ class HostVector:
         self.steps += int(moving.sum())
 
     def _where(self) -> str:
-        if self._moved is None:
+        if self.arrays.moved is None:
             return ""
-        copy, step = self._moved
+        copy, step = self.arrays.moved
         return f" in step {step} of copy {copy}" if step else f" in a reset of copy {copy}"
 
     def start(self, seeds: np.ndarray) -> None:
         if not self._copies:
-            self._copies = [self.env.make_copy() for _ in seeds]
+            maker = self.env.maker
+            self._copies = [maker() for _ in seeds]
         self.move(np.ones(len(seeds), np.bool_), np.zeros(len(seeds), np.bool_), seeds, np.zeros(0))
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any) -> None:
         """Restart copies, and step those that are `moving`."""
-        arrays = self.arrays
-        arrays.reward[:] = 0
-        for i in np.flatnonzero(restart).tolist():
-            self._moved = i, 0
-            arrays.begin(i, self._copies[i].reset(int(seeds[i])))
-        for i in np.flatnonzero(moving).tolist():
-            self._moved = i, arrays.lengths[i] + 1
-            chosen = [one[i] for one in action] if isinstance(action, list) else action[i]
-            arrays.advance(i, self._copies[i].step(chosen))
+        self.arrays.move(self._copies, restart, moving, seeds, action)
+
+    def close(self) -> None:
+        """End processes that step copies; the next start makes new ones."""
+
+
+class WorkerVector(HostVector):
+    """Copies that are shared out among processes; see `workers`."""
+
+    workers: Any = None
+
+    def _allocate(self, size: int) -> None:
+        self._end()
+        super()._allocate(size)
+
+    def start(self, seeds: np.ndarray) -> None:
+        adapter: Any = self.env
+        count = min(adapter.host_workers, len(seeds))
+        if self.workers is None and count > 1:
+            began = time.perf_counter()
+            workers = importlib.import_module("envs_jax.adapters.workers")  # Gymnasium, an extra
+            self.workers = workers.Workers(self.env.maker, self.env.layout, self.arrays, count)
+            self.seconds -= time.perf_counter() - began  # which are no steps
+        if self.workers is None:
+            super().start(seeds)
+        else:
+            every = np.ones(len(seeds), np.bool_)
+            self.move(every, ~every, seeds, np.zeros(len(seeds)))
+
+    def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any) -> None:
+        if self.workers is None:
+            super().move(restart, moving, seeds, action)
+            return
+        try:
+            self.workers.move(restart, moving, seeds, action)
+        except BaseException:
+            self._end()  # this batch has failed for good
+            raise
+
+    def close(self) -> None:
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+        elif (workers := self.workers) is not None:  # a step lasts
+            workers.kill()
+
+    def _end(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+            self.workers, self._started = None, False
 
 
 class AgentSpaces(NamedTuple):
@@ -182,8 +226,14 @@ class HostAdapter(Adapter):
         """Return the spaces of each agent by its name."""
         raise NotImplementedError
 
-    def make_copy(self) -> Copy:
+    @property
+    def maker(self) -> Callable[[], Copy]:
+        """Return what makes a copy, here or, pickled, in another process."""
         raise NotImplementedError
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.spaces, self.agents_leave, self.horizon, self.metric_keys)
 
     def make_vector(self) -> HostVector:
         """Return the copies of a batch, none of which is started."""
@@ -307,6 +357,21 @@ class HostAdapter(Adapter):
         return _first(_single(self).advance(state.calls, jnp.full(1, NO_SEED, jnp.int32), action[None]))
 
 
+@dataclasses.dataclass(frozen=True)
+class CopyAdapter(HostAdapter):
+    """Base class of environments that step one copy at a time, in this process or in several."""
+
+    host_workers: int = setting(
+        1,
+        "number of processes that step the copies, in training and in evaluations each; more of them pay where a step "
+        "takes long",
+        between=(1, 1024),
+    )
+
+    def make_vector(self) -> HostVector:
+        return HostVector(self) if self.host_workers == 1 else WorkerVector(self)
+
+
 @functools.cache
 def _single(env: HostAdapter) -> "HostBatch":
     return HostBatch(env)
@@ -334,6 +399,9 @@ class HostBatch(BatchedEnvironment):
     @property
     def failure(self) -> str | None:
         return self.vector.failure
+
+    def close(self) -> None:
+        self.vector.close()
 
     def describe_time(self, seconds: float) -> str | None:
         """Return a sentence about the share of `seconds` in which the host stepped; None before the first step."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.adapters.common import UnfitError, integer_counts
-from envs_jax.base import SMALLEST_IMAGE, short_repr
+from envs_jax.adapters.errors import UnfitError
+from envs_jax.settings import SMALLEST_IMAGE, short_repr
 
 MASK = "action_mask"  # where an observation or an `info` says which actions are open, by PettingZoo's convention
 
@@ -116,6 +116,25 @@ class Part(NamedTuple):
     def _space(self) -> str:
         text = " ".join(str(self.space).split())
         return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
+
+
+def integer_counts(space: Any) -> np.ndarray | None:
+    """Return the number of values of each integer of an action, int64[...]; None for a space of another kind."""
+    kind = type(space).__name__
+    if kind == "MultiBinary":
+        return np.full(space.shape, 2, np.int64)
+    for name in ("n", "num_values", "nvec", "num_categories"):
+        counts = getattr(space, name, None)
+        if counts is not None:
+            return np.asarray(counts, np.int64)
+    dtype = getattr(space, "dtype", None)
+    if dtype is None or np.dtype(dtype).kind not in "iu":
+        return None
+    low, high = (getattr(space, a, getattr(space, b, None)) for a, b in (("low", "minimum"), ("high", "maximum")))
+    if low is None or high is None:
+        return None
+    low, high = (np.asarray(bound, np.int64) for bound in (low, high))
+    return np.broadcast_to(high - low + 1, tuple(space.shape))
 
 
 def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:

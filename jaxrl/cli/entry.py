@@ -16,6 +16,7 @@ import jax
 
 from envs_jax.settings import short_repr
 from jaxrl.common.errors import UserError, one_line
+from jaxrl.common.forks import require_own_process
 
 _LATER, _AGAIN = 0.02, 1.0  # seconds until an interrupt is raised again
 
@@ -37,6 +38,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be in the output's encoding
                 sys.stdout.reconfigure(errors="backslashreplace")
         try:
+            require_own_process("a command")
             return main(sys.argv[1:] if argv is None else argv) or 0
         except UserError as error:
             print(f"error: {one_line(str(error))}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Evaluations as data: the content of evaluation.json."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,16 +48,14 @@ def make_rollout(
         return split_by_task(policy_set.env.spec, curves)
 
     def rollout_in(context: Any) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-        for index, name in enumerate(names):
-            if name in LEARNED and policy_set.seeds > 1:
-                per_seed = [play_curves(policy, index, context) for policy in policy_set.by_seed()]
-                longest = max(len(curves["length"]) for curves in per_seed)
-                yield (
-                    name,
-                    {m: np.stack([extend(curves[m], longest) for curves in per_seed], axis=1) for m in per_seed[0]},
-                )
-            else:
-                yield name, play_curves(policy_set, index, context)
+        with contextlib.closing(policy_set.env):
+            for index, name in enumerate(names):
+                if name in LEARNED and policy_set.seeds > 1:
+                    by_seed = [play_curves(policy, index, context) for policy in policy_set.by_seed()]
+                    longest = max(len(curves["length"]) for curves in by_seed)
+                    yield name, {m: np.stack([extend(one[m], longest) for one in by_seed], axis=1) for m in by_seed[0]}
+                else:
+                    yield name, play_curves(policy_set, index, context)
 
     return rollout_in
 

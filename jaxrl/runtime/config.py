@@ -140,7 +140,7 @@ class RunSettings:
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "cpu_devices", "memory_gb", "block_iterations",
     "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
-    "keep_checkpoints", "logger",
+    "keep_checkpoints", "logger", "host_workers",
 )  # fmt: skip
 TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 
@@ -413,10 +413,11 @@ def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
     """Return the configuration of a resumed run. Raises UsageError that names a setting that may not change."""
     for name, value in changes.items():
         if name not in FREE_ON_RESUME and value != config.flat()[name]:
+            free = ", ".join(free for free in FREE_ON_RESUME if free in config.flat())
             raise UsageError(
                 f"{name} cannot change on resume (the run has {short_repr(config.flat()[name])}, you gave "
                 f"{short_repr(value)}): "
-                f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
+                f"start a new run with --init_from, or change only {free}"
             )
     return apply_changes(config, changes)
 

@@ -77,9 +77,10 @@ class Policy:
         Raises:
             ValueError: the process was forked after JAX ran; shapes do not fit; observations are no real numbers or
                 (outside of tracing) not finite or, but for those of a TimeStep, far out of their box; `key` is no JAX
-                key, or JAX is told to draw other numbers; the carry is not what the last call returned, or NaN; masks or `first` are passed together with a
-                TimeStep, which has its own; or the mask is missing, holds other numbers, closes all actions of an
-                agent, is ignored by the policy, is unknown to the environment, or can only be part of a TimeStep.
+                key, or JAX is told to draw other numbers; the carry is not what the last call returned, or NaN; masks
+                or `first` are passed together with a TimeStep, which has its own; or the mask is missing, holds other
+                numbers, closes all actions of an agent, is ignored by the policy, is unknown to the environment, or
+                can only be part of a TimeStep.
         """
         self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)

@@ -1,7 +1,7 @@
 """Start a run in a new directory, or resume one exactly from its newest checkpoint; `Session` then trains it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -212,6 +212,8 @@ def _train(
         checkpoints = Checkpoints(directory / run_directory.CHECKPOINTS, settings.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
+        for env in (run.env, run.eval_env):
+            stack.enter_context(closing(env))
         session = Session(run, programs, directory, console, writers, checkpoints, monitor)
         state = session.begin(inputs) if step is None else session.restore(step)
         if run.resuming:

@@ -1,6 +1,7 @@
 """Environments of Gymnasium and a team of PettingZoo, which run on the host, for tests of their adapters."""
 
 import dataclasses
+import time
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -108,6 +109,20 @@ class Fragile(_Env):
         return observation, float(-np.square(self.place).sum()), False, False, {}
 
 
+class Slow(_Env):
+    """An environment whose step takes a minute."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Discrete(2), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(60)
+        return 1, 0.0, False, False, {}
+
+
 class Line(_Env):
     """A walk from 0 to 3 or -3, in which nothing is random; `JaxLine` is the same in JAX."""
 
@@ -155,7 +170,7 @@ class JaxLine(envs_jax.Environment):
 
 def register() -> None:
     """Make the environments known to Gymnasium."""
-    for name, kind in (("Parts", Parts), ("Screen", Screen), ("Fragile", Fragile), ("Line", Line)):
+    for name, kind in (("Parts", Parts), ("Screen", Screen), ("Fragile", Fragile), ("Line", Line), ("Slow", Slow)):
         if f"host/{name}-v0" not in gymnasium.registry:
             gymnasium.register(f"host/{name}-v0", entry_point=kind, max_episode_steps=LIMIT)
 
