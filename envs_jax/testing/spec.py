@@ -66,9 +66,10 @@ def check_spec(env: Environment) -> EnvSpec:
     reserved = set(spec.metrics) & {"return", "length", "episodes"}
     if reserved:
         fail(f"spec.metrics has '{reserved.pop()}', which every environment already has: choose another name")
-    if isinstance(spec.shares, str):
-        fail(f"spec.shares is {spec.shares!r}: name the metrics in a tuple, such as ({spec.shares!r},)")
-    for name in spec.shares:
+    shares: Any = spec.shares
+    if not isinstance(shares, tuple | list):
+        fail(f"spec.shares is {shares!r}: name the metrics in a tuple, such as ('win',)")
+    for name in shares:
         if spec.metrics.get(name, "sum") == "sum":
             chosen = [metric for metric, reduction in spec.metrics.items() if reduction != "sum"]
             fail(

@@ -34,15 +34,16 @@ def marks(steps: int) -> list[int]:
 def estimate_mean(values: np.ndarray) -> Estimate:
     """Return "mean", "std", standard "error", and "ci95", half of Student's 95 % interval, of values float[N].
 
-    One value has no "std", "error" and "ci95": they are None. Equal values have no "ci95".
+    One value has no "std", "error" and "ci95": they are None. Equal values have no "ci95". Where a value is not finite
+    all are None.
     """
     values = np.asarray(values, np.float64)
+    if not np.isfinite(values).all():
+        return dict.fromkeys(("mean", "std", "error", "ci95"))
     count = len(values)
-    with np.errstate(invalid="ignore"):  # of infinite values
-        deviation = float(values.std(ddof=1)) if count > 1 else math.nan
-        differ = bool(np.ptp(values))
+    deviation = float(values.std(ddof=1)) if count > 1 else math.nan
     error = deviation / count**0.5
-    half = float(stdtrit(count - 1, _QUANTILE)) * error if differ else math.nan
+    half = float(stdtrit(count - 1, _QUANTILE)) * error if np.ptp(values) else math.nan
     estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": half}
     return {name: finite(value) for name, value in estimate.items()}
 
@@ -58,7 +59,8 @@ def interval(values: np.ndarray, share: bool) -> Estimate:
         share: whether the values are a share.
     """
     values = _merge_seed(values)
-    estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
+    with np.errstate(invalid="ignore"):  # of infinite values
+        estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
     if estimate["mean"] is None or not share:
         return estimate
     mean, half = float(values.mean()), estimate["ci95"]
@@ -99,9 +101,11 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
     """
     with np.errstate(invalid="ignore"):  # of infinite values
         differences = _merge_seed(np.asarray(first, np.float64) - second)
+    if not np.isfinite(differences).all():
+        return {"mean": None, "low": None, "high": None}
     mean, count = float(differences.mean()), differences.shape[-1]
-    if count < MIN_EPISODES or not math.isfinite(mean):
-        return {"mean": finite(mean), "low": None, "high": None}
+    if count < MIN_EPISODES:
+        return {"mean": mean, "low": None, "high": None}
     unit = 1.0 if share else float(np.abs(differences).max()) or 1.0
     low, high = _student(differences)
     if share and differences.ndim == 1:
