@@ -163,15 +163,17 @@ def test_few_episodes_show_nothing(number):
 
 
 def test_differences_of_seeds():
-    """Variances over three seeds and over 50 episodes add up, as for two samples in Welch's test."""
+    """Variances over seeds and over 50 episodes add up, as for two samples in Welch's test; at least those of seeds."""
     random = np.random.default_rng(1)
     baseline = random.normal(0, 1, 50)
-    for seed_spread, episode_spread in ((1.0, 0.1), (0.01, 1.0)):
-        policy = 0.5 + seed_spread * random.normal(0, 1, (3, 1)) + episode_spread * random.normal(0, 1, 50)
+    for seeds, seed_spread, episode_spread in ((3, 0.01, 1.0), (2, 0.001, 1.0), (3, 1.0, 0.1), (2, 0.3, 1.0)):
+        policy = 0.5 + seed_spread * random.normal(0, 1, (seeds, 1)) + episode_spread * random.normal(0, 1, 50)
         difference = estimate_difference(policy, baseline)
         seed_means, episode_means = ((policy - baseline).mean(axis) for axis in (1, 0))
         welch = stats.ttest_ind(seed_means, episode_means, equal_var=False).confidence_interval(0.95)
-        half = (welch.high - welch.low) / 2
+        student = stats.ttest_1samp(seed_means, 0.0).confidence_interval(0.95)
+        half = max(welch.high - welch.low, student.high - student.low) / 2
+        assert (half > (welch.high - welch.low) / 2) == (seed_spread >= 0.3)
         assert ends(difference) == pytest.approx((seed_means.mean() - half, seed_means.mean() + half))
     shares = np.stack([zeros_and_ones(ones, 20) for ones in (12, 18, 20)])
     low, high = ends(estimate_difference(shares, np.zeros(20), share=True))
@@ -236,12 +238,12 @@ def test_differences_of_shares_hold_the_truth(seeds, difference):
         assert cover(seeds, episodes, difference, spread=False) > 0.93, episodes
 
 
-@pytest.mark.parametrize(("seeds", "least"), [(2, 0.78), (3, 0.86), (5, 0.9)])
-def test_seeds_that_differ_much_need_more_of_them(seeds, least):
-    """Two and three seeds fall short of 95 % where the seeds, not the episodes, make the difference; docs say so."""
-    covered = [cover(seeds, 1000, difference, spread=True) for difference in (0.0, 0.02, 0.3)]
-    assert min(covered) > least
-    assert all(cover(seeds, 6, difference, spread=True) > 0.93 for difference in (0.0, 0.02, 0.3))
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("difference", [0.0, 0.02, 0.3])
+def test_seeds_that_differ_fall_a_little_short(seeds, difference):
+    """At least in 88 % of all cases, also where the seeds make the difference; few seeds do not show their spread."""
+    for episodes in (6, 20, 100, 1000):
+        assert cover(seeds, episodes, difference, spread=True) > (0.93 if episodes == 6 else 0.88), episodes
 
 
 def test_policies_are_compared_with_the_first_of_the_run():

@@ -88,11 +88,12 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
     """Return the "mean" of first - second on the same episodes, and "low" and "high", the ends of its 95 % interval.
 
     The interval is Student's. With seeds the variances over the seeds (means of the episodes) and over the episodes
-    (means of the seeds) add up, with Satterthwaite's degrees of freedom. Where Student's knows nothing of differences
-    that were not seen, because all are -u, 0 or u (as of shares and rare events, or equal), it is at least Bonett and
-    Price's of the episodes (means of the seeds), which counts one more episode of difference u and one of -u. A share
-    of one seed has Bonett and Price's alone, which holds 0 unless McNemar's exact test excludes it. Fewer than
-    `MIN_EPISODES` have no ends.
+    (means of the seeds) add up, with Satterthwaite's degrees of freedom; it is at least Student's over the seeds.
+
+    Student's knows nothing of what was not seen. Where all differences are -u, 0 or u (of shares and rare events, or
+    where all are equal), the interval is at least Bonett and Price's of the episodes (means of the seeds), which counts
+    one more episode of difference u and one of -u. A share of one seed has Bonett and Price's alone, which holds 0
+    unless McNemar's exact test excludes it. Fewer than `MIN_EPISODES` have no ends.
 
     Args:
         first: float[N], or float[S, N].
@@ -125,14 +126,16 @@ def _merge_seed(values: np.ndarray) -> np.ndarray:
 
 
 def _student(differences: np.ndarray) -> tuple[float, float]:
-    """Return the ends of Student's interval of differences float64[N], with Satterthwaite's freedom of [S, N]."""
+    """Return the ends of Student's interval of differences float64[N] or [S, N], see `estimate_difference`."""
     parts = [differences] if differences.ndim == 1 else [differences.mean(axis) for axis in (0, 1)]
     variances = np.array([np.var(part, ddof=1) / len(part) for part in parts])
     mean, total = float(differences.mean()), float(variances.sum())
     if total == 0:
         return mean, mean
     fractions, freedom = variances / total, np.array([len(part) - 1 for part in parts])
-    half = float(stdtrit(1 / (fractions**2 / freedom).sum(), _QUANTILE)) * total**0.5
+    half = stdtrit(1 / (fractions**2 / freedom).sum(), _QUANTILE) * total**0.5
+    over_seeds = stdtrit(freedom[-1], _QUANTILE) * variances[-1] ** 0.5
+    half = float(max(half, over_seeds))
     return mean - half, mean + half
 
 
