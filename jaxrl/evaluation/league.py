@@ -165,16 +165,20 @@ def summarise_matches(
 def estimate_points(win: np.ndarray, draw: np.ndarray) -> Estimate:
     """Return the entries of `interval` for points, 1 for a win and 0.5 for a draw; float[N] or float[S, N], 0 or 1.
 
-    Without draws they are a share. With draws the ends are those of the difference of wins and defeats, halved.
+    Without draws they are a share. With draws the ends are those of the difference of wins and defeats, halved, or of
+    few games Student's, cut to [0, 1].
     """
     if not np.any(draw):
         return interval(win, share=True)
     points = interval(win + 0.5 * draw, share=False)
     margin = estimate_difference(2 * win + draw, 1.0, share=True)  # wins less defeats
-    if points["mean"] is None or margin["low"] is None or margin["high"] is None:
-        return points
-    low, high = (1 + margin["low"]) / 2, (1 + margin["high"]) / 2
-    return points | {"ci95": max(points["mean"] - low, high - points["mean"]), "low": low, "high": high}
+    mean, half = points["mean"], points["ci95"]
+    if mean is not None and margin["low"] is not None and margin["high"] is not None:
+        low, high = (1 + margin["low"]) / 2, (1 + margin["high"]) / 2
+        return points | {"ci95": max(mean - low, high - mean), "low": low, "high": high}
+    if mean is not None and half is not None:
+        return points | {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}
+    return points
 
 
 # Leagues
