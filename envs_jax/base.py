@@ -261,6 +261,8 @@ class EnvSpec:
         max_link_age: the largest age of a message, steps.
         agent_types: the type of each agent, 0 or above, for learners that do not share parameters between types; ()
             where every agent is a type of its own.
+        shares: metrics that are 0 or 1 in each episode, such as a game won, so that their mean is a share of the
+            episodes; those reduced by "any" need not be named. See `is_share`.
     """
 
     name: str
@@ -288,9 +290,15 @@ class EnvSpec:
     links: bool = False
     max_link_age: int = 0
     agent_types: tuple[int, ...] = ()
+    shares: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.name, self.num_agents, self.action, self.horizon))  # the mappings have no hash
+
+    def is_share(self, metric: str) -> bool:
+        """Return whether a metric is 0 or 1 in each episode; "metric/task" is the metric in episodes of one task."""
+        name = metric.partition("/")[0]
+        return name in self.shares or self.metrics.get(name) == "any"
 
     def label(self, metric: str) -> str:
         """Return the label of a metric with its unit; "metric/task" is the metric over the episodes of one task."""

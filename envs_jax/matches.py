@@ -1,12 +1,14 @@
 """Rules and scoring of matches between two teams.
 
-A match is a number of games of one policy against one opponent. The metrics "win", "draw" and "defeat" (0 or 1) of
-`EnvSpec.metrics` are the result of a game, `EnvSpec.score` at its end the margin.
+A match is a number of games of one policy against one opponent. The metrics OUTCOMES of `EnvSpec.metrics`, 0 or 1 and
+one of them 1, are the result of a game, `EnvSpec.score` at its end the margin.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+
+OUTCOMES = ("win", "draw", "defeat")
 
 
 @dataclasses.dataclass(frozen=True)

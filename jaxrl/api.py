@@ -20,7 +20,9 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.forks import require_own_process
 from jaxrl.common.jax_flags import check_flags
 from jaxrl.common.types import check_key
-from jaxrl.evaluation import learning_curves, policies, reports
+from jaxrl.evaluation import learning_curves, policies, reports, tables
+from jaxrl.evaluation.statistics import interval
+from jaxrl.report import tables as report_tables
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
@@ -65,10 +67,12 @@ class Evaluation:
     Attributes:
         metrics: {name: float32[episodes]}, at the end of each episode.
         baselines: {name of a scripted policy: its metrics}.
+        shares: metrics that are 0 or 1 in each episode.
     """
 
     metrics: dict[str, np.ndarray]
     baselines: dict[str, dict[str, np.ndarray]]
+    shares: tuple[str, ...] = ()
 
     def __getitem__(self, metric: str) -> np.ndarray:
         return self.metrics[metric]
@@ -77,12 +81,22 @@ class Evaluation:
         return f"Evaluation({', '.join(self.metrics)}; {', '.join(self.baselines)})"
 
     def __str__(self) -> str:
-        """Return a line for each metric: mean of the policy, then of each baseline."""
-        lines = []
-        for name, values in self.metrics.items():
-            others = "".join(f", {other} {metrics[name].mean():.4g}" for other, metrics in self.baselines.items())
-            lines.append(f"{name} {values.mean():.4g}{others}")
-        return "\n".join(lines)
+        """Return a table of one row per metric: means with their 95 % intervals, of the policy and of each baseline."""
+        rows = [
+            report_tables.Row(
+                name, [self._describe(name, metrics) for metrics in (self.metrics, *self.baselines.values())]
+            )
+            for name in self.metrics
+        ]
+        table = report_tables.make_table("", ["policy", *self.baselines], rows)
+        episodes = len(next(iter(self.metrics.values())))
+        return f"episodes: {episodes:,}; {tables.INTERVALS}\n{report_tables.to_text(table)}"
+
+    def _describe(self, name: str, metrics: dict[str, np.ndarray]) -> str:
+        if name not in metrics:  # the score of a task
+            return ""
+        estimate = {**interval(metrics[name], name in self.shares), "std": None}
+        return tables.format_estimate(estimate, tables.choose_digits([estimate]))
 
 
 def train(
@@ -263,7 +277,9 @@ def evaluate(
         name: {metric: curve[-1] for metric, curve in curves.items()}
         for name, curves in reports.rollout(policy_set, [policy_name, *scripted], episodes, seed)
     }
-    return Evaluation(metrics_by_policy.pop(policy_name), metrics_by_policy)
+    metrics = metrics_by_policy.pop(policy_name)
+    shares = tuple(filter(policy_set.env.spec.is_share, metrics))
+    return Evaluation(metrics, metrics_by_policy, shares)
 
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:

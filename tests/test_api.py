@@ -18,6 +18,7 @@ import optax
 import pytest
 from flax import linen as nn
 from helpers.tiny import Corridor, PointMass, TinyQ
+from scipy import stats
 
 import envs_jax
 import jaxrl
@@ -190,7 +191,26 @@ def test_an_evaluation_is_that_of_the_command(point: jaxrl.Policy) -> None:
     assert evaluation["return"].shape == (6,) and set(evaluation.baselines) == {"random"}
     assert np.array_equal(evaluation["return"], jaxrl.evaluate(point, episodes=6, baselines=[])["return"])
     assert not np.array_equal(evaluation["return"], jaxrl.evaluate(point, episodes=6, baselines=[], seed=1)["return"])
-    assert "return " in str(evaluation)
+    half = stats.t.ppf(0.975, 5) * np.std(evaluation["return"], ddof=1) / 6**0.5
+    head, titles, *rows = str(evaluation).splitlines()
+    assert head.startswith("episodes: 6; mean ±") and titles.split() == ["policy", "random"]
+    cells = {row.split()[0]: row.split()[1:] for row in rows}
+    assert set(cells) == {"distance", "return", "length"}
+    mean, shown = cells["return"][:2]
+    digits = len(mean.partition(".")[2])
+    assert mean == f"{evaluation['return'].mean():.{digits}f}" and shown == f"±{half:.{digits}f}"
+    assert 0.1 < float(shown[1:]) / half < 10
+
+
+def test_a_printed_evaluation_has_intervals() -> None:
+    """Wilson's of 8 of 8, of 0 of 8; equal numbers have none."""
+    ends, baseline = ({"won": np.full(8, won), "deaths": np.zeros(8)} for won in (1.0, 0.0))
+    lines = str(api.Evaluation(ends, {"[red]": baseline}, ("won",))).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["policy", "[red]"], ["won", "1.00", "[0.68,", "1.00]", "0.00", "[0.00,", "0.32]"], ["deaths", "0.000", "0.000"]
+    ]  # fmt: skip
+    assert "not finite" in str(api.Evaluation({"return": np.array([np.nan, 1.0])}, {}))
+    assert str(api.Evaluation({"return": np.array([1.5])}, {})).endswith("return    1.50")
 
 
 def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None:

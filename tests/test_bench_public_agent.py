@@ -1,6 +1,7 @@
 """Games against a program of the Jidi platform, compared with games against the environment's player."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -41,9 +42,26 @@ def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
     np.testing.assert_array_equal(ended["points"], expected["win"] + expected["draw"] / 2)
 
 
+def test_the_policy_of_the_package_plays(tmp_path, capsys):
+    (tmp_path / "submission.py").write_text(GREEDY)
+    out = tmp_path / "games.json"
+    words = ["pretrained:snakes", "--agent", str(tmp_path / "submission.py"), "--games", "6", "--out", str(out)]
+    assert public_agent.main(words) == 0
+    row = json.loads(out.read_text())["players"]["pretrained:snakes"]
+    assert row["checkpoint"] > 0 and row["agent_errors"] == 0
+    assert {name for name, estimate in row.items() if isinstance(estimate, dict) and "low" in estimate} == {
+        "win", "draw", "points"
+    }  # fmt: skip
+    assert capsys.readouterr().out.startswith("pretrained:snakes: score ")
+
+
 def test_what_is_no_player_is_refused(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     assert public_agent.main(["level9", "--agent", str(tmp_path)]) == 1
     assert "level9 is neither the directory of a run nor one of random, level1" in capsys.readouterr().err
+    assert public_agent.main(["pretrained:snake", "--agent", str(tmp_path)]) == 2
+    assert "unknown pretrained policy 'snake': did you mean 'snakes'?" in capsys.readouterr().err
+    assert public_agent.main(["pretrained:reach", "--agent", str(tmp_path)]) == 1
+    assert "pretrained:reach was trained on 'reach', which has no other team" in capsys.readouterr().err
     assert public_agent.main(["level2", "--agent", str(tmp_path / "none.py")]) == 1
     assert "none.py does not exist" in capsys.readouterr().err

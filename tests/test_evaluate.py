@@ -10,7 +10,7 @@ import pytest
 from helpers.coverage import sequential_masks
 from scipy.stats import t as student
 
-from envs_jax.base import make
+from envs_jax.base import Box, Discrete, EnvSpec, make
 from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, policies, records, reports, statistics
@@ -52,16 +52,18 @@ def test_numbers_equal_a_walk_by_hand():
     np.testing.assert_array_equal(curves["return"], step >= need)
     np.testing.assert_array_equal(curves["reached"], step >= need)
     report = reports.evaluate(evaluated, ["right"], episodes, seed)
-    summary = report["policies"]["right"]["return"]
+    summary = report["policies"]["right"]["reached"]
     values = (step >= need).astype(float)
     np.testing.assert_allclose(summary["mean"], values.mean(1), rtol=1e-6)
     np.testing.assert_allclose(summary["std"], values.std(1, ddof=1), rtol=1e-6)
     for low, high, mean in zip(summary["low"], summary["high"], values.mean(1), strict=True):  # the ends of Wilson's
         for end in {low, high} - {mean}:  # the end of a share of 0 or 1 is the share itself
             assert abs(end - mean) == pytest.approx(1.959964 * np.sqrt(end * (1 - end) / episodes), abs=1e-6)
-    length = report["policies"]["right"]["length"]
-    half = student.ppf(0.975, episodes - 1) * curves["length"].std(1, ddof=1) / np.sqrt(episodes)
-    np.testing.assert_allclose(length["ci95"], half, rtol=1e-6, atol=1e-9)
+    for metric in ("length", "return"):  # no shares, whatever their values are
+        estimate = report["policies"]["right"][metric]
+        half = student.ppf(0.975, episodes - 1) * curves[metric].std(1, ddof=1) / np.sqrt(episodes)
+        np.testing.assert_allclose([x or 0 for x in estimate["ci95"]], half, rtol=1e-6, atol=1e-9)
+        assert estimate["ci95"][0] is None and "low" not in estimate  # all episodes begin with 0
 
 
 def test_all_policies_start_alike_and_differ_later():
@@ -131,13 +133,14 @@ def test_a_limit_of_a_billion_steps_costs_what_is_played() -> None:
     assert len(records.record(long, "right", 0, seed=0).actions) == ended["length"][0]
 
 
-def _report(mode: str, **scores: np.ndarray) -> dict:
+def _report(mode: str, share: bool = False, **scores: np.ndarray) -> dict:
     """A report of these scores at the end of the same episodes."""
     policies = {
-        name: {"score": statistics.summarise(np.stack([0 * values, values]))} for name, values in scores.items()
+        name: {"score": statistics.summarise(np.stack([0 * values, values]), share)} for name, values in scores.items()
     }
+    spec = EnvSpec("known", 1, Box((1,)), Discrete(2), 1, score="score", shares=("score",) * share)
     head = {"score": "score", "score_mode": mode, "episodes": len(next(iter(scores.values())))}
-    return head | {"policies": policies, "differences": list(reports.compare(scores))}
+    return head | {"policies": policies, "differences": list(reports.compare(spec, scores))}
 
 
 START = np.linspace(-0.9, 0.9, 50)  # of the episodes: policies differ little compared with the starts
@@ -169,29 +172,33 @@ def test_conclusion_by_hand():
 
 def test_one_lucky_episode_is_not_better():
     for episodes, wins in ((1, 1), (5, 1), (5, 5), (20, 4)):
-        report = _report("max", random=np.zeros(episodes), learned=(np.arange(episodes) < wins) * 1.0)
+        report = _report("max", True, random=np.zeros(episodes), learned=(np.arange(episodes) < wins) * 1.0)
         lines = evaluation_tables.conclusion(report)
         assert "greedy is not shown to differ from random" in lines[1], lines
         assert ("6 episodes are the fewest that can." in lines[1]) == (episodes < 6)
-    lines = evaluation_tables.conclusion(_report("max", random=np.zeros(6), learned=np.ones(6)))
+    lines = evaluation_tables.conclusion(_report("max", True, random=np.zeros(6), learned=np.ones(6)))
     assert "is better than random" in lines[1]
 
 
+def test_a_metric_says_what_it_is():
+    snakes, reach, coverage = (make(name).spec for name in ("snakes_3v3", "reach", "coverage"))
+    assert [name for name in snakes.metrics if snakes.is_share(name)] == ["win", "draw", "defeat"]
+    assert [name for name in reach.metrics if reach.is_share(name)] == ["success", "success_at_end"]
+    assert not any(map(coverage.is_share, [*coverage.metrics, "return", "length"]))
+    assert reach.is_share("success/reach") and not reach.is_share("distance/reach")
+    assert not make("snakes_5p").spec.shares  # without a second team nobody wins
+
+
 def test_a_count_that_is_0_or_1_by_chance_is_no_share(monkeypatch):
-    """The return is 0 or 1 for one policy only, and "reached" for both; lengths are never shares."""
+    """All metrics are 0 or 1 in all episodes; only "reached" is declared as a share."""
     curve = np.repeat(np.arange(7)[:, None] > 3, 8, axis=1).astype(np.float32)
-    rolled = [
-        (name, {"return": scale * curve, "reached": curve, "length": curve}) for name, scale in (("a", 1), ("b", 2))
-    ]
+    rolled = [(name, {"return": curve, "reached": curve, "length": curve}) for name in ("a", "b")]
     monkeypatch.setattr(reports, "rollout", lambda *arguments: iter(rolled))
     for summaries in reports.evaluate(corridor(), ["a", "b"], 8)["policies"].values():
         assert [name for name, summary in summaries.items() if "low" in summary] == ["reached"]
-    games = [{"win": np.ones(8), "draw": np.zeros(8), "deaths": np.tile([0.0, most], 4)} for most in (1, 2)]
-    pairs = [("a", str(k), ended) for k, ended in enumerate(games)]
-    for summaries in league.summarise_matches(pairs, ["win", "draw", "deaths"]):
-        assert "low" in summaries["win"] and "low" in summaries["points"] and "low" not in summaries["deaths"]
-    for summaries in league.summarise_matches(pairs[:1], ["win", "draw", "deaths"]):
-        assert "low" in summaries["deaths"]
+    games = {"win": np.ones(8), "draw": np.zeros(8), "deaths": np.tile([0.0, 1.0], 4)}
+    (summaries,) = league.summarise_matches([("a", "b", games)], make("snakes_3v3").spec, list(games))
+    assert [name for name, summary in summaries.items() if "low" in summary] == ["win", "draw", "points"]
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
@@ -208,7 +215,7 @@ def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
     mean = report["policies"]["random"]["return"]["mean"]
     rows = out.splitlines()
     line = rows[rows.index("return") + 1]  # of "random", the first policy
-    printed = [float(word) for word in line.split()[1::3]]  # each before the two ends of its interval
+    printed = [float(word) for word in line.split()[1::3]]  # each before its interval and deviation
     assert line.startswith("random") and len(printed) == 3
     np.testing.assert_allclose(printed, [mean[k] for k in (2, 4, 6)], atol=6e-3)
     assert "random: 9 episodes" in err and all(line == line.rstrip() for line in out.splitlines())

@@ -269,7 +269,7 @@ def test_results_by_hand():
     ended["draw"] = np.array([0.0, 0, 1, 0])
     said: list[str] = []
     played = announce([("a", "b", ended)], "4 games", said.append)
-    (result,) = league.summarise_matches(played, ["score_difference", "win"])
+    (result,) = league.summarise_matches(played, make("snakes_3v3").spec, ["score_difference", "win"])
     assert (result["first"], result["second"], result["win"]["mean"]) == ("a", "b", 0.5)
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
     assert result["score_difference"] == pytest.approx(
@@ -287,6 +287,38 @@ def test_results_by_hand():
         }
     )  # Student's interval ends at -0.14 and 1.39
     assert said[1].startswith("a against b: 4 games in")
+
+
+def test_drawn_games_have_points_with_a_width():
+    """Of twelve drawn games the margin is 0, with Bonett and Price's interval; half of it is that of the points."""
+    points = league.estimate_points(np.zeros(12), np.ones(12))
+    half = 1.959964 * math.sqrt((2 / 14) / 14)
+    assert (points["mean"], points["low"], points["high"]) == pytest.approx((0.5, 0.5 - half / 2, 0.5 + half / 2))
+    assert points["ci95"] == pytest.approx(half / 2)
+    assert league.estimate_points(np.zeros(2), np.ones(2))["ci95"] is None
+    won = league.estimate_points(np.ones((2, 6)), np.zeros((2, 6)))
+    assert (won["low"], won["high"]) == pytest.approx((1 / (1 + 1.959964**2 / 12), 1.0))  # Wilson's, of 12 of 12
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        played = rng.random(10)
+        points = league.estimate_points((played < 0.05) * 1.0, (played > 0.15) * 1.0)  # 0.05 wins, 0.1 defeats
+        covered += (points["low"] or 0) <= 0.475 <= (points["high"] or 1)
+    assert covered / 400 > 0.95
+
+
+@pytest.mark.parametrize("games", [6, 20])
+def test_ratings_of_few_games(games):
+    """Also where most games are drawn, or one player wins nearly all."""
+    rng, inside = np.random.default_rng(0), []
+    for best, drawn in ((0.5, 0.8), (0.5, 0.0), (0.8, 0.1), (0.95, 0.02)):
+        true = league.ELO * math.log(best / (1 - best))
+        for _ in range(200):
+            wins, draws = np.zeros((2, 2, 2))
+            counts = rng.multinomial(games, [best - drawn / 2, 1 - best - drawn / 2, drawn])
+            wins[1, 0], wins[0, 1], draws[0, 1] = counts
+            rating, half = league.elo(wins, draws + draws.T, 0, 0.0)
+            inside.append(abs(rating[1] - true) <= half[1])
+    assert np.reshape(inside, (4, -1)).mean(1).min() > 0.88
 
 
 # The verb, with runs

@@ -20,7 +20,7 @@ from scipy import stats
 from jaxrl.cli.flags import parse
 from jaxrl.cli.runs import main
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation import run_page, run_summary
+from jaxrl.evaluation import learning_curves, run_page, run_summary
 from jaxrl.report.tables import print_parts
 from jaxrl.runtime.run_directory import lock
 
@@ -265,6 +265,84 @@ def test_a_sweep_has_a_curve_for_each_combination(tmp_path: Path) -> None:
     curves = [run_page.average_seeds(one, "eval/distance") for one in series]
     assert [curve and curve["mean"][-1] for curve in curves] == pytest.approx([0.3, 0.35])
     assert run_summary.read(run).score["mean"] == pytest.approx(0.3)  # of the better one
+
+
+def test_the_trial_of_a_sweep_that_has_the_score_is_shown(tmp_path: Path, capsys: Any) -> None:
+    """The default, 0.001 or another value, is beside no score: it was not tried."""
+    other = make_run(tmp_path / "runs/ddpg_point/0001", rows_of(SCORES[1]), 1e9, seed=1, actor_lr=0.1)
+    sweep = make_run(tmp_path / "runs/ddpg_point/0002", [], 1e9 + 1, sweep="actor_lr=0.1,0.01 gamma=0.5,0.25", seed=1)
+    for rate in ("0.1", "0.01"):
+        for gamma, seed in (("0.5", 3), ("0.25", 2)):  # the best of all ends at 0.3 - 0.1
+            folder = sweep / f"actor_lr={rate},gamma={gamma}"
+            write_rows(folder, rows_of([value - 0.1 * (rate == "0.01") for value in SCORES[seed]]))
+    empty = make_run(tmp_path / "runs/ddpg_point/0003", [], 1e9 + 2, sweep="actor_lr=0.1,0.01", seed=1)
+    listing = list_runs(other, sweep, empty, "--compare", "--json", capsys=capsys)
+    assert "trial" not in listing["runs"][0]["score"] and listing["runs"][2]["score"] is None
+    assert listing["runs"][1]["score"]["trial"] == "actor_lr=0.01,gamma=0.5"
+    assert listing["differing_settings"]["actor_lr"] == [0.1, 0.01, [0.1, 0.01]]
+    assert listing["differing_settings"]["gamma"][1] == 0.5
+    runs = run_summary.find(list(map(str, (other, sweep, empty))), pytest.fail)
+    lines = printed_lines(run_summary.compare_runs(runs), capsys)
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line and ":" not in line}
+    assert rows["actor_lr"] == ["0.1", "0.01", "0.1,0.01"] and rows["gamma"][1] == "0.5"
+    assert rows["score"] == ["0.2", "0.2", "(actor_lr=0.01,gamma=0.5)", "none"]
+    cells = page_of(other, sweep, empty, out=tmp_path / "runs.html").texts["td"]
+    assert "0.2 (actor_lr=0.01,gamma=0.5)" in cells
+    assert cells[cells.index("actor_lr") : cells.index("actor_lr") + 4] == [
+        "actor_lr",
+        "0.1,0.01",
+        "0.01",
+        "0.1",
+    ]  # newest first
+
+
+NAMES = (
+    "price_$5_and_$6", "$", "$\\frac{1$", "a$b^c_d$e", "_hidden", "__", "100%d{0}%s", "back\\slash", "x^2_i",
+    "<i>&lt;", "[red]bold", "~", "#1d2733", ' id="g"', "@TITLE@", "{title}", "'quoted\"", "-dash", "naïve 🐍",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # matplotlib's font has no snake; the page's reader may have one
+def test_names_are_no_formulas_and_no_markup(tmp_path: Path, capsys: Any) -> None:
+    """The list, the comparison, the page and the picture show the name of a run as it is."""
+    runs = [
+        make_run(tmp_path / f"runs/{name}/0001", rows_of(SCORES[1]), 1e9 + place, seed=1, gamma=0.5 + place / 100)
+        for place, name in enumerate(NAMES)
+    ]
+    names = [f"{name}/0001" for name in NAMES]
+    assert [run["name"] for run in list_runs(*runs, "--compare", "--json", capsys=capsys)["runs"]] == names
+    found = run_summary.find(list(map(str, runs)), pytest.fail)
+    table = "\n".join(
+        printed_lines(run_summary.compare_runs(found), capsys) + printed_lines(run_summary.list_runs(found), capsys)
+    )
+    page = page_of(*runs, out=tmp_path / "runs.html")
+    capsys.readouterr()
+    for name in names:
+        assert table.count(name) >= 2 and name in page.texts["td"]
+        for picture in page.pictures.values():
+            assert picture.count(f">{name}</text>") == 2, name  # over steps, over minutes
+    for name, run in zip(names, runs, strict=True):
+        page = page_of(run, out=tmp_path / "one.html")
+        assert page.texts["h1"] == [name] and all(f">{name}</text>" in picture for picture in page.pictures.values())
+
+
+@pytest.mark.parametrize("name", ["$\\frac{1$", "_score", "a$b$c"])
+def test_pictures_of_trials_show_names_as_they_are(name: str, tmp_path: Path) -> None:
+    """A metric may have any name; a formula that is none would be an error, and "_..." would not be in the legend."""
+    from matplotlib.figure import Figure
+
+    curve = {"env_steps": [1, 2], "mean": [0.5, None], "ci95": [None, 0.1]}
+    curves = {"metric": name, "of": "training episodes", "seeds": 2, "combinations": {name: curve}}
+    trial = {"combination": "", "seed": 0, "env_steps": 2, "last": None, "best": 0.5}
+    learning_curves.write(curves | {"trials": [trial]}, tmp_path)
+    assert (tmp_path / learning_curves.PLOT).stat().st_size > 0
+    figure = Figure()
+    axes = figure.subplots()
+    learning_curves.draw(axes, [1, 2], [0.5, 0.6], None, name)
+    learning_curves.add_legend(axes)
+    learning_curves.take_literally(figure)
+    (text,) = axes.get_legend().get_texts()
+    assert text.get_text() == name and not text.get_parse_math()
 
 
 # Refusals, in one sentence

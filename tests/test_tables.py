@@ -32,7 +32,10 @@ def curves(env: str, scale: float) -> dict[str, Any]:
     metrics = (spec.score, *spec.metrics, "return", "length")
     curves_by_policy = {
         policy: {
-            metric: {name: [scale * next(numbers) / 997] * (spec.horizon + 1) for name in ("mean", "std", "ci95")}
+            metric: {
+                name: [factor * next(numbers) / 997] * (spec.horizon + 1)
+                for name, factor in (("mean", scale), ("std", abs(scale)), ("ci95", abs(scale)))
+            }
             for metric in metrics
         }
         for policy in POLICIES
@@ -47,6 +50,52 @@ def curves(env: str, scale: float) -> dict[str, Any]:
     }
 
 
+def decimals_of(error: float) -> int:
+    """The rounding of the Particle Data Group: two digits of an error up to 35, else one."""
+    shown = f"{abs(error):.2e}"
+    digits, exponent = int(shown[0] + shown[2:4]), int(shown[5:])
+    return max((1 if digits < 355 else 0) - exponent, 0)
+
+
+def test_each_row_has_the_decimals_of_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    ends = {"learned": (481.2, 3.1, 20.0), "random": (4.3, 0.0211, 0.151), "ig": (0.0123, 0.00046, 0.0012)}
+    report = {
+        "steps": 1,
+        "at": [1],
+        "moments": ["step 1"],
+        "labels": {},
+        "policies": {
+            name: {"return": {key: [0.0, value] for key, value in zip(("mean", "ci95", "std"), values, strict=True)}}
+            for name, values in ends.items()
+        },
+    }
+    rows = print_plain(capsys, evaluation_tables.make_curve_table(report))[-3:]
+    assert [row.split(maxsplit=1)[1] for row in rows] == [
+        "481.2 ±3.1 (20.0)", "4.300 ±0.021 (0.151)", "0.0123 ±0.0005 (0.0012)"
+    ]  # fmt: skip
+    assert len(set(map(len, rows))) == 1  # right-aligned
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [
+        (4.3, None, "4.30"), (0.0, None, "0.000"), (480.0, None, "480"),  # nothing known of the error
+        (0.0, 0.02, "0.000 ±0.020"), (0.01, 2.5, "0.0 ±2.5"), (31_000.0, 120.0, "31000 ±120"),
+        (1.0, 1e-9, "1.0000000 ±0.0000000"),  # single precision
+        (None, None, "not finite"),
+    ],
+)  # fmt: skip
+def test_decimals(mean: float | None, half: float | None, text: str) -> None:
+    estimate = {"mean": mean, "ci95": half, "std": None}
+    assert evaluation_tables.format_estimate(estimate, evaluation_tables.choose_digits([estimate])) == text
+
+
+def test_ends_that_differ_look_different() -> None:
+    near = {"mean": 480.0, "low": 479.96, "high": 480.04}
+    assert evaluation_tables._ends(near) == "480.00 [479.96, 480.04]"
+    assert evaluation_tables._ends({"mean": 0.2, "low": 0.171, "high": 0.229}) == "0.200 [0.171, 0.229]"
+
+
 @pytest.mark.parametrize("scale", [1.0, -31_000.0])
 @pytest.mark.parametrize("env", registered())
 def test_evaluations(env: str, scale: float, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,9 +106,9 @@ def test_evaluations(env: str, scale: float, capsys: pytest.CaptureFixture[str])
     for metric in report["policies"]["learned"]:
         rows = {name: result[metric] for name, result in report["policies"].items()}
         assert make(env).spec.label(metric) in screen and "_" not in make(env).spec.label(metric)
-        digits = evaluation_tables._decimals([rows[name]["mean"][-1] for name in POLICIES])
         for name in POLICIES:
             mean, half, deviation = (rows[name][key][-1] for key in ("mean", "ci95", "std"))
+            digits = decimals_of(half)
             cell = f"{mean:.{digits}f} ±{half:.{digits}f} ({deviation:.{digits}f})"
             assert any(line.startswith(display_name(name)) and line.endswith(cell) for line in screen), cell
 
@@ -83,10 +132,19 @@ def test_matches(capsys: pytest.CaptureFixture[str]) -> None:
         assert display_name(one["first"]) in screen and one["second"] in whole.split()
         for name in names:
             share = 100 if name in evaluation_tables.OUTCOMES else 1
-            digits = 1 if name in evaluation_tables.OUTCOMES else 2
+            digits = decimals_of(share * one[name]["ci95"])
             cell = f"{share * one[name]['mean']:.{digits}f} ±{share * one[name]['ci95']:.{digits}f}"
             title = spec.label(name) + (", %" if name in evaluation_tables.OUTCOMES else "")
             assert any(line.startswith(title) and cell in line for line in screen), (title, cell)
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Square brackets are no markup, and a dollar sign no formula."""
+    names = ["[red]run[/red]", "[/]", "$x$", "50%_<b>&^\\", ":smile:"]
+    screen = print_plain(capsys, tables.make_table("[b]", names, [tables.Row(name, names) for name in names]), *names)
+    assert screen[0].split() == ["[b]", *names] and screen[-len(names) :] == names
+    for name, line in zip(names, screen[1:], strict=False):
+        assert line.split() == [name, *names]
 
 
 def test_leagues(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,9 @@
 """python -m bench.parity.public_agent PLAYER ... --agent FILE: games against a public agent of the Jidi platform.
 
 FILE is the agent's program, a submission.py of 3v3 snakes with a function `my_controller`, from its own repository; it
-is called as the platform calls it, once per snake and step. Each player is a run's directory (its policy, sampled) or a
-scripted player, such as level2. Both sides, the rules of jaxrl's environment; prints a table with 95 % intervals.
+is called as the platform calls it, once per snake and step. Each player is a run (its policy, sampled), such as
+runs/ddpg_snakes_3v3/0001 or pretrained:snakes, or a scripted player, such as level2. Both sides, the rules of jaxrl's
+environment; prints a table with 95 % intervals.
 
 The strongest heuristic agent that was found, its commit in the figures:
 https://github.com/CarlossShi/Competition_3v3snakes, agent/submit/submission.py
@@ -33,11 +34,12 @@ from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_int, add_seed
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import policies
-from jaxrl.evaluation.league import get_match_rules
+from jaxrl.evaluation.league import estimate_points, get_match_rules
 from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.statistics import interval
-from jaxrl.evaluation.tables import format_estimate
+from jaxrl.evaluation.tables import choose_digits, format_estimate
 from jaxrl.runtime.rollouts import held_out_key, learned_policy, make_step_keys, scripted_policy
+from jaxrl.runtime.run_directory import follow_latest, split_checkpoint
 from jaxrl.runtime.trainer import make_env_keys
 
 METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")
@@ -104,16 +106,19 @@ def play(
 
 
 def player(name: str) -> tuple[PolicySet, str]:
-    """Return a run's directory or a scripted player as (its environment and policies, its policy's name).
+    """Return a run, however it is named, or a scripted player as (its environment and policies, its policy's name).
 
     Raises UserError.
     """
-    if Path(name).is_dir():
-        return policies.load_run(name), "sampled"
     env: Any = make("snakes_3v3")
-    if name not in env.baselines:
+    if name in env.baselines and not Path(name).is_dir():
+        return policies.load(None, env.name, dataclasses.asdict(env)), name
+    if not follow_latest(split_checkpoint(name)[0]).is_dir():
         raise UserError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
-    return policies.load(None, env.name, dataclasses.asdict(env)), name
+    run = policies.load_run(name)
+    if run.env.env.match_rules is None:
+        raise UserError(f"{name} was trained on '{run.name}', which has no other team: name a run of snakes")
+    return run, "sampled"
 
 
 @exit_on_error
@@ -122,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     speed_up_start()
     parser = measure.parser("python -m bench.parity.public_agent", __doc__)
-    parser.add_argument("players", nargs="+", metavar="PLAYER", help="let this run directory or scripted player play")
+    parser.add_argument("players", nargs="+", metavar="PLAYER", help="let this run or scripted player play")
     parser.add_argument(
         "--agent", required=True, metavar="FILE", type=Path, help="read the public agent from this submission.py"
     )
@@ -148,9 +153,15 @@ def main(argv: Sequence[str]) -> int:
         ended, errors = play(
             evaluated, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr)
         )
-        rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
+        rows[title] = {
+            metric: estimate_points(ended["win"], ended["draw"])
+            if metric == "points"
+            else interval(ended[metric], evaluated.env.spec.is_share(metric))
+            for metric in METRICS
+        }
         means = [
-            f"{metric} {format_estimate({**estimate, 'std': None}, 3)}" for metric, estimate in rows[title].items()
+            f"{metric} {format_estimate({**estimate, 'std': None}, choose_digits([estimate]))}"
+            for metric, estimate in rows[title].items()
         ]
         print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
         rows[title] |= {"checkpoint": evaluated.step, "agent_errors": errors}

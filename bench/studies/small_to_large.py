@@ -70,7 +70,7 @@ def run_seed(
         stages[preset] = {"missions": num_missions, "selection": curve} | spent
     assert run is not None
     scores = {
-        name: {metric: interval(curves[metric][-1]) for metric in METRICS}
+        name: {metric: interval(curves[metric][-1], share=False) for metric in METRICS}
         for name, curves in rollout(policies.load_run(run), ("learned", *BASELINES), episodes, seed=0)
     }
     return {"seed": seed, "stages": stages, "policies": scores}

@@ -124,7 +124,9 @@ def interval(entries: Entry | Iterable[Entry], spec: str = ".3f", scale: float =
     for entry in [entries] if isinstance(entries, Mapping) else entries:
         last = {key: value[-1] if isinstance(value, list) else value for key, value in entry.items()}
         mean = form(last["mean"], spec, scale)
-        if "low" in last:
+        if last["ci95"] is None:
+            cells.append(mean)
+        elif "low" in last:
             cells.append(f"{mean} [{form([last['low'], last['high']], spec, scale)}]")
         else:
             cells.append(f"{mean} ± {form(last['ci95'], spec, scale)}")

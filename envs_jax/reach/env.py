@@ -55,6 +55,7 @@ class Reach(ReachConfig):
             horizon=self.horizon,
             fixed_horizon=True,
             metrics={"success": "any", "success_at_end": "last", "distance": "last"},
+            shares=("success_at_end",),
             labels={"success_at_end": "success at the end", "distance": "distance of the tool centre, m"},
             score="success",
             tie_breakers=("success_at_end", "return"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, with_default
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
-from envs_jax.matches import MatchRules
+from envs_jax.matches import OUTCOMES, MatchRules
 from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, respawn, reward, rules, spawn, stale_observation, teams, timesteps
 from envs_jax.snakes.types import SnakesConfig, State
@@ -33,6 +33,7 @@ class Snakes(SnakesConfig):
             horizon=self.max_steps,
             full_length=True,  # a board that is full, or without room for a respawn, ends a game earlier
             metrics={name: metric.reduction for name, metric in metrics.items()},
+            shares=tuple(name for name in OUTCOMES if name in metrics),
             labels={name: metric.label for name, metric in metrics.items()},
             score="score_difference" if self.teams == 2 else "score",
             action_order=self.observation == "obs_heading",

@@ -326,7 +326,11 @@ class Check:
         task = timestep.task if spec.num_tasks > 1 else np.int32(0)
         links = timestep.links if spec.links else np.full((1, 1, 1), -1)
         absent = ~timestep.present[..., None] if spec.absent_agents else np.bool_(False)
-        flags = {name: timestep.metrics[name] for name, reduction in spec.metrics.items() if reduction == "any"}
+        for name in filter(spec.is_share, spec.metrics):
+            values = timestep.metrics[name]
+            declared = "reduced by 'any'" if spec.metrics[name] == "any" else "one of spec.shares"
+            if (wrong := ~np.isin(values, (0.0, 1.0))).any():
+                self.fail(f"metric '{name}' is {declared} but is {values[wrong][0]:.6g} {when}: make it 0 or 1")
         self._refuse(
             ((task < 0) | (task >= spec.num_tasks), f"task lies outside 0 to {spec.num_tasks - 1} {when}: set "
              "spec.num_tasks, or number from 0"),
@@ -336,8 +340,6 @@ class Check:
              "diagonal"),
             ((links >= 0) & absent, f"links say that agent <1>, which is absent, hears agent <2> {when} (copy <0>): "
              "write -1 in its row"),
-            *((~np.isin(x, (0.0, 1.0)), f"metric '{name}' is reduced by 'any' but is {x.max():.6g} {when}: make it 0 "
-               "or 1") for name, x in flags.items()),
             (timestep.terminated & timestep.truncated, f"terminated and truncated are both true {when}: let truncated "
              "be limit & ~terminated"),
         )  # fmt: skip

@@ -66,6 +66,16 @@ def check_spec(env: Environment) -> EnvSpec:
     reserved = set(spec.metrics) & {"return", "length", "episodes"}
     if reserved:
         fail(f"spec.metrics has '{reserved.pop()}', which every environment already has: choose another name")
+    shares: Any = spec.shares
+    if not isinstance(shares, tuple | list):
+        fail(f"spec.shares is {shares!r}: name the metrics in a tuple, such as ('win',)")
+    for name in shares:
+        if spec.metrics.get(name, "sum") == "sum":
+            chosen = [metric for metric, reduction in spec.metrics.items() if reduction != "sum"]
+            fail(
+                f"spec.shares names '{name}', which is no metric that is 0 or 1 in each episode: choose from "
+                f"{', '.join(chosen) or 'none'}, reduced by last, max or any"
+            )
     if spec.score not in {*spec.metrics, "return"}:
         fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
     for name in spec.tie_breakers:

@@ -91,7 +91,8 @@ def chart(record: Record, metric: str, extra_lines: Sequence[Line]) -> tuple[Pan
 
     for name, mean in means.items():
         ink = colour[name]
-        curve, upper, lower = (at(steps, mean[:, 0] + sign * mean[:, 1]) for sign in (0, 1, -1))
+        half = np.nan_to_num(mean[:, 1])  # not known where all episodes are equal
+        curve, upper, lower = (at(steps, mean[:, 0] + sign * half) for sign in (0, 1, -1))
         band = area(f"band-{ink[1:]}", [*upper, *lower[::-1]])
         add(curve, label(name), ink, band, path(f"mean-{ink[1:]}", curve))
     for level in levels:

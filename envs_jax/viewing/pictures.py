@@ -79,9 +79,9 @@ class _Sheet:
         return self._panel(self.chart, self.left, _TOP + _ABOVE, 3.6, step)
 
     def _text(self, left: float, top: float, words: str, **look: Any) -> Any:
-        """Text in inches from the figure's top left corner."""
+        """Text in inches from the figure's top left corner; a "$" is no formula."""
         w, h = self.figure.get_size_inches()
-        return self.figure.text(left / w, 1 - top / h, words, **look)
+        return self.figure.text(left / w, 1 - top / h, words, parse_math=False, **look)
 
     def _legend(self) -> None:
         from matplotlib.lines import Line2D
@@ -96,9 +96,11 @@ class _Sheet:
                 else Line2D((), (), marker=marker, linestyle="", markersize=8, color=style.fill, alpha=style.opacity,
                             markeredgecolor=style.stroke if style.stroke != "none" else style.fill)
             )  # fmt: skip
-        names = [entry.words for entry in self.drawing.legend]
-        self.figure.legend(handles, names, loc="lower left", bbox_to_anchor=(0.02, 0), ncols=4, frameon=False,
-                           fontsize=9, labelcolor=SOFT, handlelength=2.2, columnspacing=1.5)  # fmt: skip
+        places = [str(place) for place in range(len(handles))]
+        legend = self.figure.legend(handles, places, loc="lower left", bbox_to_anchor=(0.02, 0), ncols=4, frameon=False,
+                                    fontsize=9, labelcolor=SOFT, handlelength=2.2, columnspacing=1.5)  # fmt: skip
+        for text, entry in zip(legend.get_texts(), self.drawing.legend, strict=True):
+            text.set(text=entry.words, parse_math=False)  # words as they are, also with "$", or "_" in front
 
     def board(self, position: int, step: int, words: str) -> list[Any]:
         """Draw all panels at a time step in the place of a board, with words above; return what was drawn."""
@@ -130,7 +132,7 @@ class _Sheet:
         axes.set(xlim=panel.box[::2], ylim=panel.box[:0:-2])
         for shape in (*panel.still, *panel.steps[step]):
             _draw(axes, shape, self.styles[shape.style], step, 72 * width / panel.size[0])
-        axes.text(0.02, 0.97, panel.title, transform=axes.transAxes, va="top", fontsize=8, color=SOFT)
+        axes.text(0.02, 0.97, panel.title, transform=axes.transAxes, va="top", fontsize=8, color=SOFT, parse_math=False)
         return axes
 
 
@@ -146,7 +148,7 @@ def _draw(axes: Any, shape: Shape, style: Style, step: int, unit: float) -> None
 
     if shape.kind == "text":
         axes.text(*shape.parts[0], shape.value, color=style.fill, fontsize=style.size * unit, alpha=style.opacity,
-                  ha=_ANCHORS[style.anchor], weight="bold", clip_on=True)  # fmt: skip
+                  ha=_ANCHORS[style.anchor], weight="bold", clip_on=True, parse_math=False)  # fmt: skip
     elif shape.parts:
         outlines = []
         for points in (np.reshape(part, (-1, 2)) for part in shape.parts):

@@ -187,7 +187,7 @@ def summarise(
         played = {outcome.policy: outcome.ends for outcome in outcomes if outcome.condition == condition.name}
         policies: dict[str, dict[str, Any]] = {}
         for name, ends in played.items():
-            policies[name] = {metric: _describe(values) for metric, values in ends.items()}
+            policies[name] = {metric: _describe(values, spec.is_share(metric)) for metric, values in ends.items()}
             score = np.asarray(ends[spec.score], np.float64)
             level = 1 - WORST if worse_is_larger else WORST
             with np.errstate(invalid="ignore"):  # of infinite scores
@@ -198,15 +198,15 @@ def summarise(
             if bound is not None:
                 met = score <= bound if worse_is_larger else score >= bound
                 policies[name][spec.score]["failed"] = float((~met).mean())  # a score that is NaN has failed
-        differences = list(reports.compare({name: ends[spec.score] for name, ends in played.items()}))
+        differences = list(reports.compare(spec, {name: ends[spec.score] for name, ends in played.items()}))
         report[condition.name] = {"set": condition.settings, "policies": policies, "differences": differences}
     return {**reports.head(policy_set, episodes, seed), "bound": bound, "worst": WORST, "conditions": report}
 
 
-def _describe(values: np.ndarray) -> dict[str, Any]:
+def _describe(values: np.ndarray, share: bool) -> dict[str, Any]:
     values = np.asarray(values, np.float64)
     seeds = {"iqm": finite(interquartile_mean(values.mean(-1)))} if values.ndim > 1 else {}
-    return {**interval(values), "median": finite(np.median(values)), **seeds}
+    return {**interval(values, share), "median": finite(np.median(values)), **seeds}
 
 
 def to_csv(outcomes: Sequence[Outcome]) -> str:

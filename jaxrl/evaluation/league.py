@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.base import closest, short_repr
-from envs_jax.matches import MatchRules
+from envs_jax.base import EnvSpec, closest, short_repr
+from envs_jax.matches import OUTCOMES, MatchRules
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import LEARNED, PolicySet, no_player
-from jaxrl.evaluation.statistics import interval, is_share
+from jaxrl.evaluation.statistics import Estimate, estimate_difference, interval
 from jaxrl.runtime.rollouts import Opponent, held_out_key, learned_policy
 
 ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
@@ -147,22 +147,38 @@ def apply_match_settings(policy_set: PolicySet) -> PolicySet:
 
 
 def summarise_matches(
-    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
+    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], spec: EnvSpec, metrics: Collection[str]
 ) -> list[dict[str, Any]]:
     """Summarise matches: {"first", "second", metric: see `statistics.interval`}, and so for "points".
 
-    Points are the share of games won, draws as half. A metric is a share if it is 0 or 1 in all games of all matches.
+    Points are the share of games won, draws as half.
     """
-    played, summaries = list(played), []
-    shares = {name: all(is_share(final_metrics[name]) for *_, final_metrics in played) for name in metrics}
+    summaries = []
     for first, second, final_metrics in played:
+        shares = {name: name in OUTCOMES or spec.is_share(name) for name in metrics}
         summary = {name: interval(final_metrics[name], share) for name, share in shares.items()}
-        points = interval(final_metrics["win"] + 0.5 * final_metrics["draw"])
-        if "low" not in points and (mean := points["mean"]) is not None and (half := points["ci95"]) is not None:
-            points |= {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}  # games were drawn
-        summary["points"] = points
-        summaries.append({"first": first, "second": second, **summary})
+        points = estimate_points(final_metrics["win"], final_metrics["draw"])
+        summaries.append({"first": first, "second": second, **summary, "points": points})
     return summaries
+
+
+def estimate_points(win: np.ndarray, draw: np.ndarray) -> Estimate:
+    """Return the entries of `interval` for points, 1 for a win and 0.5 for a draw; float[N] or float[S, N], 0 or 1.
+
+    Without draws they are a share. With draws the ends are those of the difference of wins and defeats, halved, or of
+    few games Student's, cut to [0, 1].
+    """
+    if not np.any(draw):
+        return interval(win, share=True)
+    points = interval(win + 0.5 * draw, share=False)
+    margin = estimate_difference(2 * win + draw, 1.0, share=True)  # wins less defeats
+    mean, half = points["mean"], points["ci95"]
+    if mean is not None and margin["low"] is not None and margin["high"] is not None:
+        low, high = (1 + margin["low"]) / 2, (1 + margin["high"]) / 2
+        return points | {"ci95": max(mean - low, high - mean), "low": low, "high": high}
+    if mean is not None and half is not None:
+        return points | {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}
+    return points
 
 
 # Leagues

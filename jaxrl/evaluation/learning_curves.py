@@ -184,8 +184,25 @@ def write(curves: dict[str, Any], directory: Path) -> None:
         draw(axes, curve["env_steps"], curve["mean"], half, name or "mean over seeds")
     axes.set_xlabel("environment steps")
     axes.set_ylabel(f"{curves['metric']}, {curves['of']}")
-    axes.legend()
+    add_legend(axes)
+    take_literally(figure)
     figure.savefig(directory / PLOT, bbox_inches="tight")
+
+
+def add_legend(axes: Any, **look: Any) -> None:
+    """Add a legend of all curves, also of those whose label begins with "_", which matplotlib leaves out."""
+    lines = axes.get_lines()
+    legend = axes.legend(lines, [str(place) for place in range(len(lines))], **look)
+    for text, line in zip(legend.get_texts(), lines, strict=True):
+        text.set_text(line.get_label())
+
+
+def take_literally(figure: Any) -> None:
+    """Let a figure show names of runs and metrics as they are; matplotlib takes "$...$" for a formula."""
+    from matplotlib.text import Text  # slow to import
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
 
 
 def draw(axes: Any, x: Sequence[float], mean: Sequence[float | None], half: Any, label: str) -> None:

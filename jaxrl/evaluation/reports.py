@@ -11,7 +11,7 @@ import numpy as np
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league, simulator
 from jaxrl.evaluation.policies import LEARNED, PolicySet, announce, display_name
-from jaxrl.evaluation.statistics import estimate_difference, is_share, marks, summarise
+from jaxrl.evaluation.statistics import estimate_difference, marks, summarise
 from jaxrl.runtime import run_directory
 from jaxrl.runtime.rollouts import extend, held_out_key, split_by_task
 from jaxrl.runtime.scoring import Scoring
@@ -83,10 +83,8 @@ def evaluate(
     longest = max(len(curves[spec.score]) for curves in all_curves.values())  # after its end an episode does not change
     policies: dict[str, dict[str, Any]] = {name: {} for name in names}
     for metric in _order(spec, all_curves[names[0]]):
-        # A metric is a share if it is 0 or 1 in all episodes of all policies.
-        share = metric != "length" and all(is_share(curves[metric]) for curves in all_curves.values())
         for name, curves in all_curves.items():
-            policies[name][metric] = summarise(extend(curves[metric], longest), share)
+            policies[name][metric] = summarise(extend(curves[metric], longest), spec.is_share(metric))
     at = marks(longest - 1)
     return {
         **head(policy_set, episodes, seed),
@@ -95,21 +93,23 @@ def evaluate(
         "at": at,
         "moments": [policy_set.env.env.step_label(step) for step in at],
         "policies": policies,
-        "differences": list(compare({name: curves[spec.score][-1] for name, curves in all_curves.items()})),
+        "differences": list(compare(spec, {name: curves[spec.score][-1] for name, curves in all_curves.items()})),
     }
 
 
-def compare(scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+def compare(spec: EnvSpec, scores: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yield the difference between the run's first policy and every other one, on the same episodes.
 
     Entries are "first" and "second", the names, and what `estimate_difference` returns.
 
     Args:
+        spec: of the environment, which says what its score is.
         scores: {policy: float[N], or float[S, N]}, at the end of the episodes; see `statistics`.
     """
     first = next((name for name in LEARNED if name in scores), "")
     for second in [name for name in scores if first and name != first]:
-        yield {"first": first, "second": second, **estimate_difference(scores[first], scores[second])}
+        difference = estimate_difference(scores[first], scores[second], spec.is_share(spec.score))
+        yield {"first": first, "second": second, **difference}
 
 
 def play_matches(
@@ -132,14 +132,15 @@ def play_matches(
     score_of = {(first, second): ended[spec.score] for first, second, ended in played}
     learned = [name for name in names if name in LEARNED]
     means = {name: np.mean([score_of[name, opponent] for opponent in rules.opponents], axis=0) for name in learned}
-    margins = [{"first": a, "second": b, **estimate_difference(score)} for (a, b), score in score_of.items()]
+    share = spec.is_share(spec.score)
+    margins = [{"first": a, "second": b, **estimate_difference(x, share=share)} for (a, b), x in score_of.items()]
     return {
         **head(policy_set, games, seed),
         "set": {name: policy_set.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
-        "matches": league.summarise_matches(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
+        "matches": league.summarise_matches(played, spec, dict.fromkeys((spec.score, *spec.metrics, "return"))),
         "margins": margins,
-        "differences": list(compare(means)),
+        "differences": list(compare(spec, means)),
     }
 
 
@@ -154,7 +155,7 @@ def play_league(
     spec = next(iter(players.runs.values())).env.spec
     metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
     played = announce(players.play(games, seed, chunk), f"{games:,} games", say)
-    matches = league.summarise_matches(played, metrics)
+    matches = league.summarise_matches(played, spec, metrics)
     return {
         "format": FORMAT,
         "runs": {name: head(run, games, seed) for name, run in players.runs.items()},

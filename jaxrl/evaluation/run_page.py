@@ -21,6 +21,7 @@ _IGNORED_SETTINGS = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chun
     "total_env_steps", "total_episodes", "max_seconds",
 }  # fmt: skip
 _INK = "#1d2733"  # of what a chart writes in the colour of the page
+_TAG = r"<[^>]*>"  # of an SVG element
 _GROUPS = {"eval": "selection episodes", "rollout": "training episodes", "train": "learning", "time": "speed"}
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -183,13 +184,20 @@ def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) 
         for title, curve in curves.items():
             learning_curves.draw(axes, curve["x"], curve["mean"], curve.get("ci95"), title)
         if curves:
-            axes.legend(fontsize="small", frameon=False)
+            learning_curves.add_legend(axes, fontsize="small", frameon=False)
+        learning_curves.take_literally(figure)
         file = io.StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=metadata)
     svg = file.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in svg else "", svg)
+    svg = svg[svg.index("<svg") :]
+    used = set(re.findall(r'[("]#([^")]+)', " ".join(re.findall(_TAG, svg))))
+
+    def adapt(tag: re.Match[str]) -> str:  # the names between tags stay as they are
+        text = tag[0].replace(_INK, "currentColor")
+        return re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+
+    return re.sub(_TAG, adapt, svg)
 
 
 def _label(name: str, runs: Sequence[RunSummary]) -> str:

@@ -57,6 +57,15 @@ class RunSummary:
         return {folder: iteration for folder, iteration in at.items() if iteration is not None}
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings; a swept one is that of the trial whose score is shown, or a list while there is none."""
+        shown = (self.score or {}).get("trial")
+        tried = [trial.config.plain() for trial in self.trials if shown in (None, trial.combination)]
+        swept = [word.partition("=")[0] for word in self.config.run.sweep.split()]
+        values = {name: list(dict.fromkeys(one[name] for one in tried)) for name in swept}
+        return self.config.plain() | {name: one[0] if len(one) == 1 else one for name, one in values.items()}
+
+    @property
     def env_steps(self) -> int:
         return max(map(learning_curves.count_env_steps, self.rows.values()))
 
@@ -159,12 +168,13 @@ def summarise_score(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring:
     Returns:
         {"metric", "label", "mode": "min" if less is better, else "max", "of": "selection episodes" or "training
         episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}. A sweep has the
-        values of its best combination.
+        values of its best combination, whose name is "trial".
     """
     curves = learning_curves.summarise_rows(rows, all_trials, scoring)
     if curves is None:
         return None
-    curve = curves["combinations"][learning_curves.find_best(curves)]
+    trial = learning_curves.find_best(curves)
+    curve = curves["combinations"][trial]
     return {
         "metric": scoring.score,
         "label": scoring.label(scoring.score),
@@ -172,6 +182,7 @@ def summarise_score(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring:
         "of": curves["of"],
         "mean": curve["mean"][-1],
         "ci95": curve["ci95"][-1] if curves["seeds"] > 1 else None,
+        **({"trial": trial} if trial else {}),
     }
 
 
@@ -204,8 +215,11 @@ def count_minutes(rows: Rows) -> list[tuple[float, float]]:
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """Return the settings in which runs differ, with the value of each; None where a run has no such setting."""
-    settings = [run.config.plain() for run in runs]
+    """Return the settings in which runs differ, with the value of each; None where a run has no such setting.
+
+    Swept settings are those of the trial whose score is shown, see `RunSummary.settings`.
+    """
+    settings = [run.settings for run in runs]
     names = dict.fromkeys(name for one in settings for name in one if name != "runs")
     values = {name: [one.get(name) for one in settings] for name in names}
     return {name: per_run for name, per_run in values.items() if any(value != per_run[0] for value in per_run)}
@@ -231,13 +245,17 @@ def list_runs(runs: Sequence[RunSummary]) -> list[Table | str]:
 
 
 def _score(run: RunSummary) -> str:
-    """Return the score at the end of a run, with half of its interval over seeds; empty before its first episode."""
+    """Return the score at the end of a run, with half of its interval over seeds and the trial of a sweep that has it.
+
+    Empty before its first episode.
+    """
     if run.score is None:
         return ""
     half = "" if run.score["ci95"] is None else f" ±{run.score['ci95']:.2g}"
     if run.score["mean"] is None:
         return "failed" if len(run.failed) == len(run.trials) else "not finite"
-    return f"{run.score['mean']:.4g}{half}"
+    trial = f" ({run.score['trial']})" if "trial" in run.score else ""
+    return f"{run.score['mean']:.4g}{half}{trial}"
 
 
 def _minutes(run: RunSummary) -> str:

@@ -1,10 +1,11 @@
 """Means of episodes and of seeds, differences of policies on the same episodes, and their 95 % intervals.
 
-- Values that are all 0 or 1 are a share: Wilson's interval, which has a width even where all episodes end alike.
-- Other values, and means of seeds: Student's interval of the mean.
+- A share is a metric that is 0 or 1 in each episode, see `EnvSpec.is_share`: Wilson's interval, which has a width even
+  where all episodes end alike.
+- Other values, and means of seeds: Student's interval of the mean; where all of them are equal nothing is known of it.
 - Policies are compared episode by episode, see `estimate_difference`.
 
-Arrays are float[N] of N episodes, or float[S, N] of S seeds that play the same N episodes.
+Arrays are float[N] of N episodes, or float[S, N] of S seeds that play the same N episodes; one seed is as none.
 
 References:
     Wilson 1927, JASA 22; Satterthwaite 1946, Biometrics Bulletin 2; McNemar 1947, Psychometrika 12; Bonett and Price
@@ -30,27 +31,24 @@ def marks(steps: int) -> list[int]:
     return sorted({max(1, round(steps * share / 3)) for share in (1, 2, 3)})
 
 
-def is_share(values: np.ndarray) -> bool:
-    """Whether all values are 0 or 1, so that their mean is a share of the episodes."""
-    return bool(np.isin(values, (0, 1)).all())
-
-
 def estimate_mean(values: np.ndarray) -> Estimate:
     """Return "mean", "std", standard "error", and "ci95", half of Student's 95 % interval, of values float[N].
 
-    One value has no "std", "error" and "ci95": they are None.
+    One value has no "std", "error" and "ci95": they are None. Equal values have no "ci95". Where a value is not finite
+    all are None.
     """
     values = np.asarray(values, np.float64)
+    if not np.isfinite(values).all():
+        return dict.fromkeys(("mean", "std", "error", "ci95"))
     count = len(values)
-    with np.errstate(invalid="ignore"):  # of infinite values
-        deviation = float(values.std(ddof=1)) if count > 1 else math.nan
+    deviation = float(values.std(ddof=1)) if count > 1 else math.nan
     error = deviation / count**0.5
-    factor = float(stdtrit(count - 1, _QUANTILE)) if count > 1 else math.nan
-    estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": factor * error}
+    half = float(stdtrit(count - 1, _QUANTILE)) * error if np.ptp(values) else math.nan
+    estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": half}
     return {name: finite(value) for name, value in estimate.items()}
 
 
-def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
+def interval(values: np.ndarray, share: bool) -> Estimate:
     """Return the entries of `estimate_mean` for episodes, or over the means of seeds; a share also has "low", "high".
 
     These are the ends of its interval: Wilson's over episodes; over seeds Student's, cut to [0, 1], and at least
@@ -58,11 +56,12 @@ def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
 
     Args:
         values: float[N], or float[S, N].
-        share: whether the values are a share; None: if they are all 0 or 1.
+        share: whether the values are a share.
     """
-    values = np.asarray(values, np.float64)
-    estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
-    if estimate["mean"] is None or not (is_share(values) if share is None else share):
+    values = _merge_seed(values)
+    with np.errstate(invalid="ignore"):  # of infinite values
+        estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
+    if estimate["mean"] is None or not share:
         return estimate
     mean, half = float(values.mean()), estimate["ci95"]
     low, high = _wilson(round(values.sum()), values.size)
@@ -71,52 +70,84 @@ def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
     return estimate | {"ci95": max(mean - low, high - mean), "low": low, "high": high}
 
 
-def summarise(curve: np.ndarray, share: bool | None = None) -> dict[str, list[float | None]]:
+def summarise(curve: np.ndarray, share: bool) -> dict[str, list[float | None]]:
     """Return {"mean", "std", "ci95"}, of a share also {"low", "high"}, at every step of a curve; see `interval`.
 
     Numbers have seven significant digits.
 
     Args:
         curve: float[T + 1, N], or float[T + 1, S, N].
-        share: whether the values are a share; None: if they are 0 or 1 at all steps.
+        share: whether the values are a share.
     """
-    share = is_share(curve) if share is None else share
     rows = [interval(row, share) for row in curve]
     names = ("mean", "std", "ci95", *(("low", "high") if share else ()))
-    return {name: [_round(row[name]) for row in rows] for name in names}
+    return {name: [_round(row.get(name)) for row in rows] for name in names}
 
 
-def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0) -> Estimate:
+def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, share: bool = False) -> Estimate:
     """Return the "mean" of first - second on the same episodes, and "low" and "high", the ends of its 95 % interval.
 
-    The interval is Student's; where all differences are -1, 0 or 1 (as of shares, or of games won) Bonett and
-    Price's, which counts one more episode of difference 1 and one of -1, and which holds 0 unless McNemar's exact test
-    excludes it. With seeds the variances over the seeds (means of the episodes) and over the episodes (means of the
-    seeds) add up, with Satterthwaite's degrees of freedom. Fewer than `MIN_EPISODES` have no ends.
+    The interval is Student's. With seeds the variances over the seeds (means of the episodes) and over the episodes
+    (means of the seeds) add up, with Satterthwaite's degrees of freedom; it is at least Student's over the seeds.
+
+    Student's knows nothing of what was not seen. Where all differences are -u, 0 or u (of shares and rare events, or
+    where all are equal), the interval is at least Bonett and Price's of the episodes (means of the seeds), which counts
+    one more episode of difference u and one of -u. A share of one seed has Bonett and Price's alone, which holds 0
+    unless McNemar's exact test excludes it. Fewer than `MIN_EPISODES` have no ends.
 
     Args:
         first: float[N], or float[S, N].
         second: float[N], float[S, N] of the same seeds, or a number.
+        share: whether both are shares, so that no difference is below -1 or above 1.
     """
     with np.errstate(invalid="ignore"):  # of infinite values
-        differences = np.asarray(first, np.float64) - second
+        differences = _merge_seed(np.asarray(first, np.float64) - second)
+    if not np.isfinite(differences).all():
+        return {"mean": None, "low": None, "high": None}
     mean, count = float(differences.mean()), differences.shape[-1]
-    if count < MIN_EPISODES or not math.isfinite(mean):
-        return {"mean": finite(mean), "low": None, "high": None}
-    bound = 1.0 if np.isin(differences, (-1, 0, 1)).all() else math.inf
-    if bound == 1 and differences.ndim == 1:
-        padded = np.append(differences, (1.0, -1.0))
-        center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / (count + 2) ** 0.5
-        low, high = max(center - half, -bound), min(center + half, bound)
-        if not _differ(int((differences > 0).sum()), int((differences != 0).sum())):
-            low, high = min(low, 0.0), max(high, 0.0)
-        return {"mean": mean, "low": low, "high": high}
+    if count < MIN_EPISODES:
+        return {"mean": mean, "low": None, "high": None}
+    unit = 1.0 if share else float(np.abs(differences).max()) or 1.0
+    low, high = _student(differences)
+    if share and differences.ndim == 1:
+        low, high = _bonett_price(differences, unit)
+    elif share or low == high or np.isin(differences, (-unit, 0, unit)).all():
+        least = _bonett_price(differences, unit)
+        low, high = min(low, least[0]), max(high, least[1])
+    if share:
+        low, high = max(low, -1.0), min(high, 1.0)
+    return {"mean": mean, "low": low, "high": high}
+
+
+def _merge_seed(values: np.ndarray) -> np.ndarray:
+    """Return float64[N] of one seed's float[1, N], other values as they are."""
+    values = np.asarray(values, np.float64)
+    return values[0] if values.ndim == 2 and len(values) == 1 else values
+
+
+def _student(differences: np.ndarray) -> tuple[float, float]:
+    """Return the ends of Student's interval of differences float64[N] or [S, N], see `estimate_difference`."""
     parts = [differences] if differences.ndim == 1 else [differences.mean(axis) for axis in (0, 1)]
     variances = np.array([np.var(part, ddof=1) / len(part) for part in parts])
-    freedom = np.array([len(part) - 1 for part in parts])
-    total = float(variances.sum())
-    half = float(stdtrit(total**2 / (variances**2 / freedom).sum(), _QUANTILE)) * total**0.5 if total else 0.0
-    return {"mean": mean, "low": max(mean - half, -bound), "high": min(mean + half, bound)}
+    mean, total = float(differences.mean()), float(variances.sum())
+    if total == 0:
+        return mean, mean
+    fractions, freedom = variances / total, np.array([len(part) - 1 for part in parts])
+    half = stdtrit(1 / (fractions**2 / freedom).sum(), _QUANTILE) * total**0.5
+    over_seeds = stdtrit(freedom[-1], _QUANTILE) * variances[-1] ** 0.5
+    half = float(max(half, over_seeds))
+    return mean - half, mean + half
+
+
+def _bonett_price(differences: np.ndarray, unit: float) -> tuple[float, float]:
+    """Return the ends of Bonett and Price's interval of differences float64[N] or [S, N] from -unit to unit."""
+    by_episode = differences if differences.ndim == 1 else differences.mean(0)
+    padded = np.append(by_episode, (unit, -unit))
+    center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / len(padded) ** 0.5
+    low, high = center - half, center + half
+    if differences.ndim == 1 and not _differ(int((differences > 0).sum()), int((differences != 0).sum())):
+        low, high = min(low, 0.0), max(high, 0.0)
+    return low, high
 
 
 def tail_mean(values: np.ndarray, share: float, largest: bool) -> np.ndarray:

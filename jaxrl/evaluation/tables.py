@@ -8,15 +8,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from envs_jax.matches import OUTCOMES
 from jaxrl.evaluation.policies import LEARNED, display_name
 from jaxrl.evaluation.statistics import MIN_EPISODES, find_sign
 from jaxrl.report import tables
 from jaxrl.runtime.scoring import find_label
 
-OUTCOMES = ("win", "draw", "defeat")
 POINTS = "points"  # share of games won, draws as half
 _COLUMNS = 4  # metrics in one table of conditions
-_INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
+INTERVALS = "mean ± half of its 95 % interval, of a share [both ends]"
 
 
 def show(report: dict[str, Any], title: str) -> None:
@@ -24,24 +24,24 @@ def show(report: dict[str, Any], title: str) -> None:
     sentences: list[str] = []
     if "conditions" in report:
         heading = f"{title}: {len(report['conditions'])} conditions, {report['episodes']:,} held-out episodes of each"
-        legend = f"{_INTERVALS}; seed {report['seed']}{_seeds_text(report)}"
+        legend = f"{INTERVALS}; seed {report['seed']}{_seeds_text(report)}"
         blocks = [make_condition_table(report), *make_metric_tables(report)]
     elif "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
         actions = ", ".join(dict.fromkeys(report["actions"].values()))
-        legend = f"{fixed}; below {_INTERVALS}, for the first player; actions {actions}"
+        legend = f"{fixed}; below {INTERVALS}, for the first player; actions {actions}"
         blocks = make_league_tables(report)
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
-        legend = f"{_INTERVALS}; {settings}{_seeds_text(report)}"
+        legend = f"{INTERVALS}; {settings}{_seeds_text(report)}"
         blocks, sentences = [make_match_table(report)], verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
-        legend = f"{_INTERVALS} (standard deviation), after equal numbers of steps{_seeds_text(report)}"
+        legend = f"{INTERVALS} (standard deviation), after equal numbers of steps{_seeds_text(report)}"
         blocks, sentences = [make_curve_table(report)], conclusion(report)
     spaced = [part for block in blocks for part in (Text(), block)]
     tables.print_parts([Text(heading, "bold"), Text(legend, "dim"), *spaced, *([""] if sentences else []), *sentences])
@@ -68,11 +68,11 @@ def make_curve_table(report: dict[str, Any]) -> Table:
         titles.append(words if moment == f"step {step}" else f"{words}\n({moment})")
     for metric in next(iter(policies.values())):
         curves = {name: result[metric] for name, result in policies.items()}
-        digits = _decimals(curve["mean"][step] for curve in curves.values() for step in at)
         rows.append(tables.Row(get_label(report, metric)))
         for name, curve in curves.items():
-            cells = [format_estimate({key: values[step] for key, values in curve.items()}, digits) for step in at]
-            rows.append(_policy_row(name, cells))
+            estimates = [{key: values[step] for key, values in curve.items()} for step in at]
+            digits = choose_digits(estimates)
+            rows.append(_policy_row(name, [format_estimate(estimate, digits) for estimate in estimates]))
     return tables.make_table("policy", titles, rows)
 
 
@@ -86,9 +86,9 @@ def make_condition_table(report: dict[str, Any]) -> Table:
     rows = []
     for condition, played in report["conditions"].items():
         scores = {policy: metrics[score] for policy, metrics in played["policies"].items()}
-        digits = _decimals(values["mean"] for values in scores.values())
         rows.append(tables.Row(condition))
         for policy, values in scores.items():
+            digits = choose_digits([values])
             ends = ("not finite" if values[key] is None else f"{values[key]:.{digits}f}" for key in keys)
             cells = [format_estimate({**values, "std": None}, digits), *ends]
             cells += [] if report["bound"] is None else [f"{100 * values['failed']:.1f}"]
@@ -102,15 +102,12 @@ def make_metric_tables(report: dict[str, Any]) -> list[Table]:
     metrics = [metric for metric in dict.fromkeys(itertools.chain(*all_rows)) if metric != report["score"]]
 
     def make_table(names: Sequence[str]) -> Table:
-        digits = {name: _decimals(row[name]["mean"] for row in all_rows if name in row) for name in names}
         rows = []
         for condition, played in report["conditions"].items():
             rows.append(tables.Row(condition))
             for policy, values in played["policies"].items():
-                cells = [
-                    format_estimate({**values[name], "std": None}, digits[name]) if name in values else ""
-                    for name in names
-                ]
+                estimates = [{**values[name], "std": None} if name in values else None for name in names]
+                cells = ["" if one is None else format_estimate(one, choose_digits([one])) for one in estimates]
                 rows.append(_policy_row(policy, cells))
         return tables.make_table("policy", [get_label(report, name) for name in names], rows)
 
@@ -125,6 +122,20 @@ def _decimals(means: Iterable[float | None]) -> int:
     """Return the decimals that show three significant digits of the largest mean."""
     largest = max((abs(mean) for mean in means if mean is not None), default=0.0)
     return min(max(2 - math.floor(math.log10(largest * 0.9999)), 0), 8) if largest else 3
+
+
+def choose_digits(estimates: Iterable[Mapping[str, float | None]], scale: float = 1) -> int:
+    """Return the decimals of a row: the smallest of its errors has two digits up to 35, else one.
+
+    That is the rounding of the Particle Data Group. Rows without errors show three significant digits of the largest
+    mean; no row shows more than four digits more.
+    """
+    estimates = list(estimates)
+    means = [scale * mean for row in estimates if (mean := row["mean"]) is not None]
+    halves = [scale * half for row in estimates if (half := row["ci95"])]
+    if not halves:
+        return _decimals(means)
+    return min(max(-math.floor(math.log10(min(halves) / 3.55)), 0), _decimals(means) + 4)
 
 
 def format_estimate(values: Mapping[str, float | None], digits: int, scale: float = 1) -> str:
@@ -174,6 +185,8 @@ def _ends(estimate: dict[str, Any], absolute: bool = False) -> str:
     if absolute and values[0] < 0:
         values = [-values[0], -values[2], -values[1]]
     digits = _decimals(values)
+    if len(values) == 3 and values[2] > values[1]:  # ends that differ look different
+        digits = max(digits, choose_digits([{"mean": values[0], "ci95": (values[2] - values[1]) / 2}]))
     mean, *ends = (f"{value:.{digits}f}" for value in values)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
@@ -220,8 +233,8 @@ def _title(report: dict[str, Any], metric: str) -> str:
 
 
 def _end(match: dict[str, Any], metric: str) -> str:
-    share, digits = (100, 1) if metric in (*OUTCOMES, POINTS) else (1, 2)
-    return format_estimate({**match[metric], "std": None}, digits, share)
+    scale = 100 if metric in (*OUTCOMES, POINTS) else 1
+    return format_estimate({**match[metric], "std": None}, choose_digits([match[metric]], scale), scale)
 
 
 def verdict(report: dict[str, Any]) -> list[str]:

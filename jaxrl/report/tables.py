@@ -1,5 +1,6 @@
 """Tables on the console, by rich."""
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,8 +35,16 @@ def make_table(corner: str, titles: Sequence[str], rows: Sequence[Row]) -> Table
 
 def print_parts(parts: Sequence[Table | Text | str]) -> None:
     """Print tables and sentences to stdout, in colour for a terminal."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBOUNDED)
+    print(_render(parts, Console(highlight=False, width=None if sys.stdout.isatty() else _UNBOUNDED)))
+
+
+def to_text(table: Table) -> str:
+    """Return a table as plain text, its rows as wide as they are."""
+    return _render([table], Console(file=io.StringIO(), width=_UNBOUNDED, color_system=None))
+
+
+def _render(parts: Sequence[Table | Text | str], console: Console) -> str:
     with console.capture() as capture:
         for part in parts:
             console.print(Text(part) if isinstance(part, str) else part, soft_wrap=not isinstance(part, Table))
-    print(*(line.rstrip() for line in capture.get().splitlines()), sep="\n")
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -40,6 +40,7 @@ class Corridor(Environment):
             action=Discrete(2),
             horizon=self.horizon,
             metrics={"reached": "max"},
+            shares=("reached",),
             critic_input_spec=Box((size + self.num_agents * size + self.num_agents,), jnp.float32, 0.0, 1.0),
             critic_input=self._critic_input,
         )
