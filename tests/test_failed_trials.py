@@ -216,11 +216,30 @@ def test_a_seed_whose_environment_fails(rare: Path, capsys: pytest.CaptureFixtur
     assert f"warning: {name} failed at iteration {failed[name]}" in capsys.readouterr().err
     assert json.loads(file.read_text())["seeds"] == 2
     with pytest.raises(
-        UserError, match=rf"no policy of a trial that has failed \({name} failed at iteration .* name ano"
+        UserError, match=rf"every trial of .*{name} has failed \({name} failed at iteration .* name ano"
     ):
         jaxrl.load(rare / name, best=False)
     alive = next(f"seed_{seed}" for seed in range(3) if f"seed_{seed}" != name)
     np.testing.assert_array_equal(params(rare), params(rare / alive))
+
+
+def test_a_best_checkpoint_from_before_a_seed_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the run only the other seeds are played; the seed itself, and the checkpoint by its number, can be."""
+    directory = sweep("weights_at=0,21", tmp_path, "--num_seeds 2")
+    best = Checkpoints(directory / "checkpoints").best_step()
+    assert best is not None and best < 21, best
+    capsys.readouterr()
+    config = (directory / "weights_at=21" / "config.yaml").read_text()
+    assert "num_seeds: 2" in config
+    with pytest.raises(UserError, match=r"every trial of .*weights_at=21 has failed"):
+        jaxrl.load(directory / "weights_at=21")
+    for policy in (
+        jaxrl.load(directory / "weights_at=21" / "seed_1"),
+        jaxrl.load(directory / "weights_at=21", checkpoint=best),
+    ):
+        assert policy.step == best and np.isfinite(policy.params).all()
+    assert jaxrl.load(directory / "weights_at=0").step == best
+    assert not capsys.readouterr().err
 
 
 def test_a_seed_whose_mask_closes_every_action(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

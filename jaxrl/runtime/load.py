@@ -118,9 +118,9 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
     """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
 
     It is the checkpoint that was named, else the best one if `best` and intact, else the newest. Trials that had failed
-    by then are left out.
+    by then are left out; of several trials also those that have failed since, unless the checkpoint was named.
 
-    Raises UserError: all of them had failed.
+    Raises UserError: all of them have failed.
     """
     shapes = _without_optimizers(_state_shapes(saved.algo).replicated)
     root, config, indices = locate(saved.directory)
@@ -137,28 +137,22 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
                 raise
             checkpoint = checkpoints.restore(shapes, prefix="algo.replicated")
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
-    step, replicated, meta = checkpoint
+        step, replicated, meta = checkpoint
+        failed = meta.get("failed", {})
+        if saved.checkpoint is None and len(indices) > 1 and step != checkpoints.steps()[-1]:
+            failed = checkpoints.newest()[1].get("failed", {}) | failed
     if count == 1:
         return [AlgoState(replicated, ())], step
-    folders = {index: all_trials[index].folder for index in indices}
-    indices = _leave_out_failed(folders, meta.get("failed", {}), f"checkpoint {step} of {root}")
-    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices], step
-
-
-def _leave_out_failed(folders: dict[int, str], failed: dict[str, int], checkpoint: str) -> list[int]:
-    """Return which of the trials {index: folder} had not failed at a checkpoint; say which others are left out.
-
-    Raises UserError: all of them had failed.
-    """
-    lost = {name: iteration for name, iteration in failed.items() if name in folders.values()}
-    if len(lost) == len(folders):
+    lost = {k: failed[all_trials[k].folder] for k in indices if all_trials[k].folder in failed}
+    described = describe_failed({all_trials[k].folder: iteration for k, iteration in lost.items()})
+    if len(lost) == len(indices):
         raise UserError(
-            f"{checkpoint} holds no policy of a trial that has failed ({describe_failed(lost)}): name another trial, "
-            "or an earlier checkpoint if there is one"
+            f"every trial of {saved.directory} has failed ({described}): name another one, or the number of an earlier "
+            "checkpoint if there is one"
         )
     if lost:
-        print(f"warning: {describe_failed(lost)}, and {checkpoint} holds no policy of that: left out", file=sys.stderr)
-    return [index for index, name in folders.items() if name not in lost]
+        print(f"warning: {described}, and is left out", file=sys.stderr)
+    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices if k not in lost], step
 
 
 def _state_shapes(algo: Algorithm) -> AlgoState:
