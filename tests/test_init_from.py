@@ -33,7 +33,7 @@ SAC: dict[str, Any] = {
 }  # fmt: skip
 DDPG: dict[str, Any] = {
     "algo": "ddpg", "env": "snakes_1v1", "hidden_size": 8, "batch_size": 8, "buffer_size": 256, "num_envs": 8,
-    "total_env_steps": 64,
+    "total_env_steps": 64, "learning_starts": 0, "random_steps": 0,
 }  # fmt: skip
 TEAM: dict[str, Any] = {"message_passing": "attention", "num_minibatches": 1, "message_heads": 2}
 DELAYED: dict[str, Any] = TEAM | {"delay": 1}
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], tuple[str
                              ("memory", "memory_layers")),
     "another memory": (PPO, {"memory": "gru", "num_minibatches": 1}, {"memory": "lstm", "num_minibatches": 1},
                        ("memory",)),
-    "parameters": (PPO, {"share_parameters": False}, {}, ("share_parameters",)),
+    "parameters": (PPO, {"share_parameters": False, "num_minibatches": 2}, {}, ("share_parameters",)),
     "parameters and messages": (PPO, TEAM | {"share_parameters": False}, TEAM, ("share_parameters",)),
     "hidden size": (PPO, {"hidden_size": 12}, {}, ("hidden_size",)),
     "hidden layers": (PPO, {"depth": 2}, {}, ("depth",)),
@@ -64,8 +64,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], tuple[str
     "statistics": (PPO, {"normalize_observation": "always"}, {"normalize_observation": "never"},
                    ("normalize_observation",)),
     "cues": (PPO, {"cues": 4}, {}, ("cues",)),
-    "an environment": (PPO, {}, {"env": "helpers.tiny:Corridor"}, ("env",)),
-    "an environment and a size": (PPO, {}, {"env": "helpers.tiny:Corridor", "hidden_size": 4},
+    "an environment": (PPO, {}, {"env": "helpers.tiny:Corridor", "num_minibatches": 1}, ("env",)),
+    "an environment and a size": (PPO, {}, {"env": "helpers.tiny:Corridor", "hidden_size": 4, "num_minibatches": 1},
                                   ("env", "hidden_size")),
     "coma's view": (COMA, {"egocentric": True}, {"egocentric": False}, ("egocentric",)),
     "coma's stride": (COMA, {"stride": 2}, {"stride": 1}, ("stride",)),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], tuple[str
     "coma's messages": (COMA, {"message_passing": "attention", "message_heads": 2}, {},
                         ("message_passing", "message_heads")),
     "coma's parameters": (COMA, {"share_parameters": False}, {}, ("share_parameters",)),
-    "coma's agents": (COMA, {"num_agents": 3}, {}, ("num_agents",)),
+    "coma's actions": (COMA, {"num_actions": 4}, {"num_actions": 6}, ("num_actions",)),
     "sac's size": (SAC, {"hidden_size": 12}, {}, ("hidden_size",)),
     "sac's room": (SAC, {"dimensions": 3}, {}, ("dimensions",)),
     "ddpg's observation": (DDPG, {"observation": "obs_full"}, {"observation": "obs26"}, ("observation",)),
