@@ -76,11 +76,14 @@ def has_effect(name: str, settings: Mapping[str, Any]) -> bool:
 def _replace(here: Config, there: Config, names: Collection[str]) -> Config:
     if ENV in names:
         here = dataclasses.replace(here, env=there.env, env_settings=there.env_settings)
-    sections = {
-        section: {name: getattr(there, section)[name] if name in names else value for name, value in values.items()}
-        for section, values in (("env_settings", here.env_settings), ("algo_settings", here.algo_settings))
-    }
-    return dataclasses.replace(here, **sections)
+
+    def pick(values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+        return {name: others[name] if name in names else value for name, value in values.items()}
+
+    env_settings = pick(here.env_settings, there.env_settings)
+    return dataclasses.replace(
+        here, env_settings=env_settings, algo_settings=pick(here.algo_settings, there.algo_settings)
+    )
 
 
 def _shapes_of(config: Config, custom: Custom) -> Any:
