@@ -102,5 +102,5 @@ def test_reports_show_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert (row["attempts"] == "") == (row["condition"] == "plain")
     output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if "random" in line]
-    assert "RMSE of the" in output and "40.0 ±0.0" in output and "10.00 ±0.00" in output
+    assert "RMSE of the" in output and re.search(r" 40\.0 .* 10\.00 ", output)
     assert len(lines) > 4 and "attempts" in output

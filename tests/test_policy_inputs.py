@@ -81,10 +81,10 @@ def observe(part: str, value: Any) -> dict[str, Any]:
         ("bytes", np.array([[[1, 2], [3, 250]]], np.int64), 256),
         ("bytes", np.array([[[1, 2], [3, 250]]], np.float64), 256),
         ("bytes", np.ones((1, 2, 2), bool), 4),
-        ("each", np.array([[-1.15, 109]]), 107.85),  # a tenth of the width
+        ("each", np.array([[-2.9, 199]]), 196.1),  # not further away than the box is wide
         ("each", np.array([[1, 100]], np.int8), 101),
         ("flag", np.array([[1]]), 1),
-        ("half", np.array([[-0.1]]), -0.1),
+        ("half", np.array([[-0.9]]), -0.9),
         ("open", np.array([[1e30, 0, 0]], np.float64), 1e30),
         ("open", jnp.array([[2, 0, 0]], jnp.bfloat16), 2),
     ],
@@ -108,8 +108,8 @@ def test_other_dtypes_with_the_same_meaning_are_taken(part: str, value: Any, tot
         ("bytes", np.full((1, 2, 2), 0.5), "are whole numbers of uint8, and 0.5 is none: give them in the units of"),
         ("bytes", np.full((1, 2, 2), np.nan), "hold NaN: find out which step made them"),
         ("bytes", np.full((1, 2, 2), np.inf), "hold inf, which is not finite"),
-        ("each", np.array([[0.0, 111]]), "observations each of 'mixed' hold 111, outside of their box of 0 to 100"),
-        ("each", np.array([[-1.3, 0]]), "hold -1.3, outside of their box of -1 to 1"),
+        ("each", np.array([[0.0, 201]]), "observations each of 'mixed' hold 201, outside of their box of 0 to 100"),
+        ("each", np.array([[-3.5, 0]]), "hold -3.5, outside of their box of -1 to 1"),
         ("flag", np.array([[2]]), "hold 2, outside of their box of 0 to 1"),
         ("half", np.array([[-5.0]]), "hold -5, outside of their box of 0 to inf"),
         ("open", np.array([[0, np.inf, 0]]), "hold inf, which is not finite in float32"),

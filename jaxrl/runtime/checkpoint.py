@@ -442,8 +442,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf], added: Collection[
     return jax.tree.unflatten(structure, map(make_leaf, leaves, values, shardings))
 
 
-# leaves that older checkpoints lack, whose runs do not read them; their values
-_ADDED = {"timestep.links": -1, "timestep.present": True, "timestep.cut": False}
+_ADDED = {"timestep.links": -1}  # leaves that older checkpoints lack, whose runs do not read them; their values
 
 # Until commit abbf87e fields of the environments' states had other names.
 _FORMER_FIELDS = {

@@ -3,9 +3,9 @@
 It reads checkpoints and builds no run; `api` and `evaluation` turn policies into results.
 """
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.common.files import is_file
-from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, hosts, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
@@ -26,6 +25,7 @@ from jaxrl.runtime.digests import digest_arrays
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.saved_run import locate, read_run
 from jaxrl.runtime.trials import describe_failed, trials
+from jaxrl.runtime.weight_shapes import find_causes, has_effect, state_shapes, weight_shapes
 
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
@@ -122,7 +122,7 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
 
     Raises UserError: all of them have failed.
     """
-    shapes = _without_optimizers(_state_shapes(saved.algo).replicated)
+    shapes = _without_optimizers(state_shapes(saved.algo).replicated)
     root, config, indices = locate(saved.directory)
     all_trials = trials(config)
     count = len(all_trials)
@@ -153,12 +153,6 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
     if lost:
         print(f"warning: {described}, and is left out", file=sys.stderr)
     return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices if k not in lost], step
-
-
-def _state_shapes(algo: Algorithm) -> AlgoState:
-    with usage_errors(traced=True):
-        shapes: AlgoState = jax.eval_shape(lambda: algo.init(jax.random.key(0), None))
-    return shapes
 
 
 def _without_optimizers(tree: Any) -> Any:
@@ -270,39 +264,45 @@ def load_weights(name: str, run: Run) -> Any:
 
         key = jax.random.fold_in(jax.random.key(run.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(name, run.algo, key))
-    saved = _open_run(name)
+    saved, custom = _open_run(name), Custom(run.algo.custom.networks)
     if saved.config.algo != run.config.algo:
         raise UsageError(
             f"{name} was trained with '{saved.config.algo}', not '{run.config.algo}': its weights do not match"
         )
-    here, there = run.config.flat(), saved.config.flat()
-    names: Iterable[str] = run.algo.compatible_settings
-    if other_shapes := _weight_shapes(build_algorithm(run.config, run.algo.custom)) != _weight_shapes(saved.algo):
-        settings = (*run.config.env_settings, *run.config.algo_settings)
-        names = settings if here["env"] == there["env"] else ("env",)
-    different = [name for name in names if here[name] != there[name]]
-    if other_shapes:
-        different = [name for name in different if _makes_other_networks(run.config, {name: there[name]})] or different
-    if different:
-        built = [", ".join(f"{name} {flat[name]}" for name in different) for flat in (there, here)]
-        raise UsageError(f"the networks of {name} do not match: they were built with {built[0]}; here {built[1]}")
-    if other_shapes:
-        raise UsageError(
-            f"the networks of {name} do not match: they were built by another version of '{saved.config.algo}'"
-        )
+    if custom.networks:
+        with contextlib.suppress(UserError):  # its settings do not go with these networks, as is found below
+            saved = saved._replace(algo=build_algorithm(saved.config, custom))
+    _check_weights(name, run, saved)
     return _read_weights(saved, best=True)
 
 
-def _weight_shapes(algo: Algorithm) -> Any:
-    """Return the shapes and dtypes of the weights. Raises UsageError."""
-    weights = jax.eval_shape(algo.weights, _state_shapes(algo))
-    return jax.tree.map(lambda x: (x.shape, x.dtype), weights)
+def _check_weights(name: str, run: Run, saved: _SavedRun) -> None:
+    """Raise UsageError, with the settings to change, if the weights of a saved run do not fit a run."""
+    here, there = run.config, saved.config
+    flat, saved_flat = here.flat(), there.flat()
+    names = [
+        setting
+        for setting in run.algo.compatible_settings
+        if flat[setting] != saved_flat[setting] and (has_effect(setting, flat) or has_effect(setting, saved_flat))
+    ]
+    other_shapes = weight_shapes(build_algorithm(here, run.algo.custom)) != weight_shapes(saved.algo)
+    if other_shapes:
+        causes = find_causes(here, there, run.algo.custom)
+        names = causes + [setting for setting in names if setting not in causes]
+    if names:
+        built = [", ".join(f"{setting} {values[setting]}" for setting in names) for values in (saved_flat, flat)]
+        remedy = " ".join(f"--{setting} {_word(saved_flat[setting])}" for setting in names)
+        raise UsageError(
+            f"the networks of {name} do not match: they were built with {built[0]}; here {built[1]}: give {remedy}, or "
+            "leave out init_from"
+        )
+    if other_shapes:
+        cause = "with other networks=" if run.algo.custom.networks else f"by another version of '{there.algo}'"
+        raise UsageError(f"the networks of {name} do not match: they were built {cause}")
 
 
-def _makes_other_networks(config: Config, changes: dict[str, Any]) -> bool:
-    """Return whether these changes of settings are possible and change the shapes of the weights."""
-    try:
-        changed = build_algorithm(configuration.apply_changes(config, changes))
-        return bool(_weight_shapes(changed) != _weight_shapes(build_algorithm(config)))
-    except UserError:
-        return False
+def _word(value: Any) -> str:
+    """Return a setting's value as the command line takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec
 
-_SLACK = 0.1  # of a box's width, by which floats may leave it: noise and rounding of a user's own sensors
+_SLACK = 1.0  # widths of a box by which floats may leave it, such as by noise of a user's sensors
 _LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -74,10 +74,10 @@ class Policy:
             actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
         else:
             actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
-        actions = self._to_package(actions)
+        chosen = self._to_package(actions)
         if single:
-            actions = [one[0] for one in actions] if isinstance(actions, list) else actions[0]
-        return (actions, carry) if "memory" in settings else actions
+            chosen = [one[0] for one in chosen] if isinstance(chosen, list) else chosen[0]
+        return (chosen, carry) if "memory" in settings else chosen
 
     def _check(self, observation: np.ndarray) -> None:
         """Raise ValueError for observations that cannot be meant."""

@@ -66,9 +66,10 @@ class ActionUnits:
 
     def convert(self, action: Array) -> list[Array]:
         """Return actions [A, ...] of the spec as the environment's, one array [A, ...], or [...] of each agent."""
+        if isinstance(self.env, Adapter) and isinstance(self.env.spec.action, Box):
+            return [self.env.to_package_action(action)]
         if not self.tables:
-            is_box = isinstance(self.env, Adapter) and not isinstance(self.env.spec.action, Discrete)
-            return [self.env.to_package_action(action) if is_box else action]
+            return [action]
         if len(self.tables) == 1:
             return [jnp.take(self.tables[0], action, axis=0, mode="clip")]
         chosen = [jnp.take(table, action[agent], axis=0, mode="clip") for agent, table in enumerate(self.tables)]
@@ -106,10 +107,14 @@ def describe_bounds(env: Environment) -> dict[str, dict[str, Any]]:
 
 def _plain(bound: np.ndarray) -> Any:
     """Return a bound for JSON: one number where all are equal, None for an infinite one."""
-    if bound.size and (bound == bound.flat[0]).all():
-        bound = bound.flat[0]
-    numbers = np.where(np.isfinite(bound), bound, None)
-    return numbers.tolist()
+
+    def replace_infinite(values: Any) -> Any:
+        if isinstance(values, list):
+            return list(map(replace_infinite, values))
+        return values if math.isfinite(values) else None
+
+    is_one = bound.size > 0 and (bound == bound.flat[0]).all()
+    return replace_infinite(bound.flat[0].item() if is_one else bound.tolist())
 
 
 def describe_environment(env: Environment) -> dict[str, Any]:
@@ -125,9 +130,10 @@ def describe_environment(env: Environment) -> dict[str, Any]:
         ones = [jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), one) for one in step.observations]
         units = [np.asarray(join(one)) for join, one in zip(joined, ones, strict=True)]
     agents = list(ActionUnits.from_env(env).agents)
-    spaces = list(env.package_spaces().values()) if isinstance(env, HostAdapter) else [(None, None)] * len(joined)
+    is_on_host = isinstance(env, HostAdapter)
+    spaces = [one.observation for one in env.package_spaces().values()] if is_on_host else [None] * len(joined)
     kinds: dict[Any, dict[str, Any]] = {}
-    for agent, (join, unit, (space, _)) in enumerate(zip(joined, units, spaces, strict=True)):
+    for agent, (join, unit, space) in enumerate(zip(joined, units, spaces, strict=True)):
         parts = _describe_parts(join, unit, dict(_leaf_spaces(space)) if space is not None else {})
         kind = kinds.setdefault(json.dumps(parts), {"agents": [], "parts": parts})
         kind["agents"].append(agents[agent] if agents else agent)
