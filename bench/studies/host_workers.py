@@ -88,6 +88,46 @@ def measure(name: str, workers: int) -> float:
     return steps / seconds
 
 
+def measure_comparison() -> dict[str, float]:
+    """Return CPU microseconds of a step of CartPole on the host, and of comparing its observation with the space."""
+    import envs_jax
+    from envs_jax.adapters.host import NO_SEED, HostVector
+
+    copies, calls = COPIES["CartPole-v1"], 100
+    env: Any = envs_jax.make("gymnasium:CartPole-v1")
+    vector, rng = HostVector(env), np.random.default_rng(0)
+    seeds, rows = np.arange(copies, dtype=np.int32), np.ones(copies, np.bool_)
+    step = vector.advance(0, seeds, np.zeros((copies, 1), np.int32))
+    value, arrays = np.zeros(4, np.float32), vector.arrays
+    dtype, shape = value.dtype, value.shape
+
+    def take_steps() -> None:
+        nonlocal step
+        for action in rng.integers(0, 2, (calls, copies, 1), np.int32):
+            over = step.terminated | step.truncated
+            step = vector.advance(step.calls, np.where(over, seeds, np.int32(NO_SEED)), action)
+
+    def compare() -> None:
+        for _ in range(calls):
+            for _ in range(copies):
+                type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
+            arrays.check(rows)
+
+    def loop() -> None:
+        for _ in range(calls):
+            for _ in range(copies):
+                pass
+
+    seconds: dict[Any, list[float]] = {take_steps: [], compare: [], loop: []}
+    for _ in range(4 * ROUNDS):
+        for call, sample in seconds.items():
+            began = time.process_time()
+            call()
+            sample.append((time.process_time() - began) / calls / copies)
+    steps, compared, empty = (1e6 * statistics.median(sample) for sample in seconds.values())
+    return {"step_us": steps, "comparison_us": compared - empty, "share": (compared - empty) / steps}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both checkouts in turns and write the result."""
     from bench.harness import measure as harness
@@ -105,7 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for when, workers in variants:
                 environment = os.environ | {"PYTHONPATH": str(roots[when])}
                 command = [sys.executable, __file__, name, str(workers)]
-                rate = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+                rate = float(
+                    subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+                )
                 key = f"{when}, {max(workers, 1)} process{'es' if workers > 1 else ''}"
                 rates[name].setdefault(key, []).append(rate)
                 print(f"{name}, {key}: {rate:,.0f} steps/s", file=sys.stderr)
@@ -118,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "gymnasium": gymnasium.__version__,
         "commits": commits,
         "copies": COPIES,
+        "comparison": measure_comparison(),
         "steps_per_second": {
             name: {key: {"median": statistics.median(one), "all": one} for key, one in by_key.items()}
             for name, by_key in rates.items()
