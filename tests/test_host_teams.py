@@ -215,6 +215,14 @@ def test_a_complete_team_ends_at_once(end: str, monkeypatch: pytest.MonkeyPatch)
     assert not jax.tree.leaves((steps.present, steps.cut))
 
 
+def test_a_terminated_agent_needs_no_last_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "unseen", BOTH)
+    for complete_team in (False, True):
+        rows = [Row(BOTH), Row(NOBODY, terminated=BOTH)]
+        steps, failure = play(rows, monkeypatch, complete_team)
+        assert failure is None and steps.terminated[1, 0] and not steps.observation[1].any()
+
+
 SMALL = f"--env {TEAM} --num_envs 2 --hidden_size 4 --total_env_steps 32 --eval_every 0 --memory_gb 8"
 
 

@@ -27,7 +27,7 @@ class CopyStep(NamedTuple):
     # terminated, truncated: of the episode
     terminated: bool = False
     truncated: bool = False
-    # present, cut: see `TimeStep`; of each agent, () where all are present
+    # present, cut: see `TimeStep`; of each agent, () of environments for one
     present: Sequence[bool] = ()
     cut: Sequence[bool] = ()
 
@@ -186,7 +186,7 @@ class CopyArrays:
 
     def _write(self, i: int, step: CopyStep) -> None:
         observations, infos = step.observations, step.infos
-        if self.agents_leave:
+        if step.present:
             self.present[i], self.cut[i] = step.present, step.cut
             self.seen[i] = [observation is not None for observation in observations]
         for agent in self._maskless:
@@ -195,7 +195,7 @@ class CopyArrays:
                 raise Fault(f"info has an {MASK}, but had none after the first reset", fix)
         for agent, part, shape, dtype, stored, row in self._rows:
             value = observations[agent]
-            if value is None and self.agents_leave:
+            if value is None and step.present:  # of an agent that is over, or not there
                 continue
             if part.path:
                 if part.in_info and MASK not in infos[agent] and not self._acts_next(i, agent):
