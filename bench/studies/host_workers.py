@@ -58,7 +58,8 @@ class Slow(gymnasium.Env):
 
 def register() -> None:
     """Make the environments known to Gymnasium."""
-    for name, kind in (("Image-v0", Image), ("Slow-v0", Slow)):
+    kinds: dict[str, Any] = {"Image-v0": Image, "Slow-v0": Slow}
+    for name, kind in kinds.items():
         gymnasium.register(name, entry_point=kind, max_episode_steps=1000)
 
 
@@ -74,7 +75,7 @@ def measure(name: str, workers: int) -> float:
 
     def take_step(carry: Any, key: Any) -> tuple[Any, Any]:
         action = jax.random.randint(key, (copies, 1), 0, 2, "int32")
-        state, timestep = batch.step(*carry, action)
+        state, timestep = batch.step(carry[0], carry[1], action)
         return (state, timestep), timestep.observation.mean()
 
     run = jax.jit(lambda carry, key: jax.lax.scan(take_step, carry, jax.random.split(key, 20)))
