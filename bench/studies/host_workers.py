@@ -58,7 +58,8 @@ class Slow(gymnasium.Env):
 
 def register() -> None:
     """Make the environments known to Gymnasium."""
-    for name, kind in (("Image-v0", Image), ("Slow-v0", Slow)):
+    kinds: dict[str, Any] = {"Image-v0": Image, "Slow-v0": Slow}
+    for name, kind in kinds.items():
         gymnasium.register(name, entry_point=kind, max_episode_steps=1000)
 
 
@@ -74,7 +75,7 @@ def measure(name: str, workers: int) -> float:
 
     def take_step(carry: Any, key: Any) -> tuple[Any, Any]:
         action = jax.random.randint(key, (copies, 1), 0, 2, "int32")
-        state, timestep = batch.step(*carry, action)
+        state, timestep = batch.step(carry[0], carry[1], action)
         return (state, timestep), timestep.observation.mean()
 
     run = jax.jit(lambda carry, key: jax.lax.scan(take_step, carry, jax.random.split(key, 20)))
@@ -86,6 +87,46 @@ def measure(name: str, workers: int) -> float:
         steps += 20 * copies
     assert batch.failure is None, batch.failure
     return steps / seconds
+
+
+def measure_comparison() -> dict[str, float]:
+    """Return CPU microseconds of a step of CartPole on the host, and of comparing its observation with the space."""
+    import envs_jax
+    from envs_jax.adapters.host import NO_SEED, HostVector
+
+    copies, calls = COPIES["CartPole-v1"], 100
+    env: Any = envs_jax.make("gymnasium:CartPole-v1")
+    vector, rng = HostVector(env), np.random.default_rng(0)
+    seeds, rows = np.arange(copies, dtype=np.int32), np.ones(copies, np.bool_)
+    step = vector.advance(0, seeds, np.zeros((copies, 1), np.int32))
+    value, arrays = np.zeros(4, np.float32), vector.arrays
+    dtype, shape = value.dtype, value.shape
+
+    def take_steps() -> None:
+        nonlocal step
+        for action in rng.integers(0, 2, (calls, copies, 1), np.int32):
+            over = step.terminated | step.truncated
+            step = vector.advance(step.calls, np.where(over, seeds, np.int32(NO_SEED)), action)
+
+    def compare() -> None:
+        for _ in range(calls):
+            for _ in range(copies):
+                type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
+            arrays.check(rows)
+
+    def loop() -> None:
+        for _ in range(calls):
+            for _ in range(copies):
+                pass
+
+    seconds: dict[Any, list[float]] = {take_steps: [], compare: [], loop: []}
+    for _ in range(4 * ROUNDS):
+        for call, sample in seconds.items():
+            began = time.process_time()
+            call()
+            sample.append((time.process_time() - began) / calls / copies)
+    steps, compared, empty = (1e6 * statistics.median(sample) for sample in seconds.values())
+    return {"step_us": steps, "comparison_us": compared - empty, "share": (compared - empty) / steps}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "gymnasium": gymnasium.__version__,
         "commits": commits,
         "copies": COPIES,
+        "comparison": measure_comparison(),
         "steps_per_second": {
             name: {key: {"median": statistics.median(one), "all": one} for key, one in by_key.items()}
             for name, by_key in rates.items()
