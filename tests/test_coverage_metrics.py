@@ -1,6 +1,7 @@
 """Metrics of missions for reports: error of the map, path length and measurements, by hand."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,5 +103,5 @@ def test_reports_show_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert (row["attempts"] == "") == (row["condition"] == "plain")
     output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if "random" in line]
-    assert "RMSE of the" in output and re.search(r" 40\.0 .* 10\.00 ", output)
+    assert "RMSE of the" in output and re.search(r"\nrandom +40\.0 ", output) and " 10.00\n" in output
     assert len(lines) > 4 and "attempts" in output

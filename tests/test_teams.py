@@ -358,5 +358,5 @@ def test_teams_are_trained(algo: str, tmp_path: Path) -> None:
         algo, "coverage", q=3, budget=3, num_agents=6, team_sizes=(2, 4, 6), loss_rate=0.1, total_env_steps=320, **sizes
     )
     assert 1 < np.nanmean(done.metrics["rollout/uavs"]) < 4.5
-    with pytest.raises(UsageError, match="does not know which UAVs are absent"):
+    with pytest.raises(UsageError, match="does not know which agents are absent"):
         agent_settings(done.policy)

@@ -89,13 +89,13 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
         }
-    if spec.absent_agents:
-        raise UsageError(
-            "the numpy format does not know which UAVs are absent: choose --format stablehlo or onnx, or a run without "
-            "team_sizes and loss_rate"
-        )
     rule = "each" if spec.next_mask is independent_mask else "sequential"
     masking = rule if algo.respects_masks and policy._blank.action_mask is not None else "none"
+    if spec.absent_agents and masking == "sequential":
+        raise UsageError(
+            "the numpy format does not know which agents are absent, and their actions would close those of others: "
+            "choose --format stablehlo or onnx, or a run without absent agents (of coverage: team_sizes, loss_rate)"
+        )
     settings |= {"actions": "discrete", "masking": masking}
     if masking == "sequential" and isinstance(policy.env, Coverage):
         settings["moves"] = MOVES[spec.action.n].tolist()
