@@ -286,12 +286,13 @@ def _check_weights(name: str, run: Run, saved: _SavedRun) -> None:
         if flat[setting] != saved_flat[setting] and (has_effect(setting, flat) or has_effect(setting, saved_flat))
     ]
     other_shapes = weight_shapes(build_algorithm(here, run.algo.custom)) != weight_shapes(saved.algo)
+    needed = names
     if other_shapes:
-        causes = find_causes(here, there, run.algo.custom)
-        names = causes + [setting for setting in names if setting not in causes]
+        causes, all_causes = find_causes(here, there, run.algo.custom)
+        names, needed = causes or names, all_causes or names
     if names:
         built = [", ".join(f"{setting} {values[setting]}" for setting in names) for values in (saved_flat, flat)]
-        remedy = " ".join(f"--{setting} {_word(saved_flat[setting])}" for setting in names)
+        remedy = " ".join(f"--{setting} {_word(saved_flat[setting])}" for setting in needed)
         raise UsageError(
             f"the networks of {name} do not match: they were built with {built[0]}; here {built[1]}: give {remedy}, or "
             "leave out init_from"

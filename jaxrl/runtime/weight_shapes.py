@@ -29,10 +29,11 @@ def weight_shapes(algo: Algorithm) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype), weights)
 
 
-def find_causes(here: Config, there: Config, custom: Custom) -> list[str]:
+def find_causes(here: Config, there: Config, custom: Custom) -> tuple[list[str], list[str]]:
     """Return the settings, as few as possible, whose values in `there` give `here` weights of the shapes of `there`.
 
-    The environment is one setting, `ENV`, where the two have another one. [] where settings are not the cause.
+    First those that have an effect by themselves, then all of them: layers of a memory need the memory. The environment
+    is one setting, `ENV`, where the two have another one. Both are [] where settings are not the cause.
 
     Args:
         here, there: of runs of one algorithm, whose weights have other shapes.
@@ -49,7 +50,7 @@ def find_causes(here: Config, there: Config, custom: Custom) -> list[str]:
     different = find_differences(here, there)
     target, own = find_shapes(different), find_shapes(())
     if target is None or target == own:
-        return []
+        return [], []
     causes = different
     for name in different:
         rest = [other for other in causes if other != name]
@@ -57,7 +58,7 @@ def find_causes(here: Config, there: Config, custom: Custom) -> list[str]:
         # a setting without which the others are impossible is a cause only if it has an effect by itself
         if shapes == target or (shapes is None and find_shapes([name]) == own):
             causes = rest
-    return causes
+    return [name for name in causes if find_shapes([name]) != own] or causes, causes
 
 
 def find_differences(here: Config, there: Config) -> list[str]:
