@@ -23,7 +23,10 @@ from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("pettingzoo")
 from gymnasium import spaces  # noqa: E402
+
+pytestmark = pytest.mark.needs("gymnasium", "pettingzoo", "onnx", "onnxruntime", "flatbuffers", "safetensors")
 
 ROWS = 8  # episodes, of LIMIT steps
 LIMIT = 3
@@ -120,7 +123,6 @@ def run_numpy(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.n
 
 
 def run_stablehlo(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
-    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     export(policy, "stablehlo", folder)
     exported = jax.export.deserialize(bytearray((folder / "policy.stablehlo").read_bytes()))
     names = [row["name"] for row in json.loads((folder / "policy.json").read_text())["inputs"]]
@@ -128,10 +130,10 @@ def run_stablehlo(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[
 
 
 def run_onnx(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
-    pytest.importorskip("onnx", reason="needs the package onnx")
-    runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
+    import onnxruntime
+
     export(policy, "onnx", folder)
-    session = runtime.InferenceSession(str(folder / "policy.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(folder / "policy.onnx"), providers=["CPUExecutionProvider"])
     return list(session.run(None, {x.name: arrays[x.name] for x in session.get_inputs()}))
 
 
@@ -180,7 +182,6 @@ def test_other_algorithms(algo: Any, tmp_path: Path) -> None:
 
 def test_a_team_whose_actions_have_different_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hunters choose two integers, the prey one; each has an output of its own."""
-    pytest.importorskip("pettingzoo")
     from helpers import hunt
 
     rows: list[tuple[int, dict[str, Any]]] = []
@@ -236,7 +237,6 @@ class Pixels(Recorder):
 
 
 def test_the_manifest_says_how_observations_are_built(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="needs the package onnx")
     for kind in (Kinds, Pixels):
         if f"units/{kind.__name__}-v0" not in gymnasium.registry:
             gymnasium.register(f"units/{kind.__name__}-v0", entry_point=kind, max_episode_steps=LIMIT)
@@ -267,17 +267,16 @@ def test_the_manifest_says_how_observations_are_built(tmp_path: Path) -> None:
 
 
 def test_safetensors_have_the_bounds(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors")
+    import safetensors
+
     export(gymnasium_policy("unequal"), "safetensors", tmp_path)
-    with library.safe_open(str(tmp_path / "policy.safetensors"), framework="numpy") as file:
+    with safetensors.safe_open(str(tmp_path / "policy.safetensors"), framework="numpy") as file:
         bounds = json.loads(file.metadata()["bounds"])
     assert bounds["action"] == {"low": [0, -200], "high": [1, 200]}
     assert bounds["observation"] == {"low": None, "high": None}
 
 
 def test_json_of_bounds_is_strict(tmp_path: Path) -> None:
-    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
-
     def refuse(word: str) -> None:
         raise AssertionError(word)
 

@@ -24,7 +24,8 @@ from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime.rollouts import Evaluator, scripted_policy
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+pytest.importorskip("pettingzoo")
+pytestmark = [pytest.mark.needs("gymnasium", "pettingzoo"), pytest.mark.filterwarnings("ignore")]  # of the packages
 host.register()
 COPIES = 3
 
@@ -201,7 +202,6 @@ def test_a_team_of_pettingzoo(ends: str) -> None:
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_team_of_several_types(enabled: bool) -> None:
     """By hand: padding, masks, integers of each agent, an agent that leaves, returns by type; with x64 too."""
-    pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
     with jax.enable_x64(enabled):
         env = envs_jax.make("pettingzoo:helpers.hunt")
         check_types(env)
@@ -222,10 +222,9 @@ def test_a_team_of_several_types(enabled: bool) -> None:
     assert [bool(row.truncated[0]) for row in rows] == [False, False, False, True, False]
 
 
+@pytest.mark.needs("mpe2")
 def test_tag_steps_as_pettingzoo_does() -> None:
     """Adversaries see 16 numbers and the agent 14, after which zeros come."""
-    pytest.importorskip("mpe2", reason="mpe2, which has the MPE of PettingZoo, is not installed")
-    pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
     tag = importlib.import_module("mpe2.simple_tag_v3").parallel_env()
     env = envs_jax.make("pettingzoo:mpe2.simple_tag_v3")
     assert env.spec.agent_types == (0, 0, 0, 1)
@@ -242,9 +241,11 @@ def test_tag_steps_as_pettingzoo_does() -> None:
     assert rows[-1].truncated[0] and not any(row.truncated[0] for row in rows[:-1])
 
 
+@pytest.mark.needs("envpool")
 def test_envpool() -> None:
     """The pool itself, made with the same seed; both restart an ended copy in the next step."""
-    envpool = pytest.importorskip("envpool", reason="envpool is not installed (extra 'envpool')")
+    import envpool
+
     env = envs_jax.make("envpool:CartPole-v1", horizon=15)
     actions = np.random.default_rng(0).integers(0, 2, (50, COPIES, 1))
     rows, _ = roll(batched(env), actions)
@@ -260,8 +261,8 @@ def test_envpool() -> None:
     assert sum(row.first.sum() for row in rows) > 2 * COPIES
 
 
+@pytest.mark.needs("envpool")
 def test_an_episode_of_envpool_that_has_ended_rests_without_auto_reset() -> None:
-    pytest.importorskip("envpool", reason="envpool is not installed (extra 'envpool')")
     batch = batched(envs_jax.make("envpool:CartPole-v1", horizon=12))
     state, timestep = batch.reset(jax.random.split(jax.random.key(0), COPIES))
     step, timestep = jax.jit(batch.step_without_reset), jax.device_get(timestep)
@@ -435,8 +436,6 @@ def test_large_arrays_on_one_core_end_in_time() -> None:
     ],
 )
 def test_refusals(name: str, settings: dict[str, Any], sentence: str) -> None:
-    if name.startswith("pettingzoo"):
-        pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
     with pytest.raises(ValueError, match=sentence):
         envs_jax.make(name, **settings)
 

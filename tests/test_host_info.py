@@ -16,8 +16,9 @@ import envs_jax
 from jaxrl.cli import evaluate, train
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
+pytest.importorskip("pettingzoo")
 spaces: Any = gymnasium.spaces
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+pytestmark = [pytest.mark.needs("gymnasium", "pettingzoo"), pytest.mark.filterwarnings("ignore")]  # of the packages
 counter = itertools.count()
 
 
@@ -156,7 +157,6 @@ def test_refused_keys(keys: str, sentence: str) -> None:
 
 
 def test_teams_have_the_mean_of_the_agents_that_have_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
     first, second = AGENTS
     infos = [{}, {first: {"x": 1}, second: {"x": 2}}, {first: {"x": 7}, second: {"y": 3}}]
     monkeypatch.setattr(Plan, "_infos", lambda self: infos[self.t])

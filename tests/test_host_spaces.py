@@ -15,8 +15,9 @@ from envs_jax.adapters.gymnasium import GymnasiumEnv
 from jaxrl.cli import evaluate, train
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
+pytest.importorskip("pettingzoo")
 spaces: Any = gymnasium.spaces
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+pytestmark = [pytest.mark.needs("gymnasium", "pettingzoo"), pytest.mark.filterwarnings("ignore")]  # of the packages
 host.register()
 counter = itertools.count()
 

@@ -25,6 +25,8 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.cli import train
 from jaxrl.rl.data_parallel import DataParallel
 
+pytestmark = pytest.mark.needs("gymnasium", "pettingzoo")
+
 pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
 pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
 A, B = AGENTS

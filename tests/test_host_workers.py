@@ -22,7 +22,8 @@ from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli import evaluate, train
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+pytest.importorskip("pettingzoo")
+pytestmark = [pytest.mark.needs("gymnasium", "pettingzoo"), pytest.mark.filterwarnings("ignore")]  # of the packages
 host.register()
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
@@ -56,8 +57,6 @@ def roll(batch: BatchedEnvironment, copies: int, steps: int) -> list[Any]:
 )
 def test_the_numbers_of_one_process(name: str, settings: dict[str, Any], workers: int) -> None:
     """Five copies are no equal parts, and no more than five processes start for them."""
-    if name.startswith("pettingzoo"):
-        pytest.importorskip("pettingzoo", reason="pettingzoo is not installed (extra 'pettingzoo')")
     alone = roll(batched(envs_jax.make(name, **settings)), 5, 40)
     batch = batched(envs_jax.make(name, host_workers=workers, **settings))
     rows = roll(batch, 5, 40)
