@@ -178,7 +178,7 @@ def test_differences_of_seeds():
     shares = np.stack([zeros_and_ones(ones, 20) for ones in (12, 18, 20)])
     low, high = ends(estimate_difference(shares, np.zeros(20), share=True))
     assert low < 0.5 and high == 1  # no share differs by more
-    assert ends(estimate_difference(shares, np.zeros(20)))[1] > 1  # a count may
+    assert ends(estimate_difference(shares, np.zeros(20), share=False))[1] > 1  # a count may
 
 
 def bonett_price(differences: np.ndarray, unit: float = 1.0) -> tuple[float, float]:
@@ -193,10 +193,13 @@ def test_what_was_not_seen_has_a_width():
     """Twelve games that both won, as one seed or as seeds of six, do not show that there is no difference."""
     won = np.ones(12)
     assert ends(estimate_difference(won, won, share=True)) == pytest.approx(bonett_price(won - won), abs=1e-6)
-    for share in (True, False):
+    for share in (True, None):  # declared, or by the values
         for seeds in (2, 5):
             same = estimate_difference(np.ones((seeds, 6)), np.ones(6), share)
             assert ends(same) == pytest.approx(bonett_price(np.zeros(6)), abs=1e-6) and same["mean"] == 0
+    for value in (1.0, 1e-4):  # of no share: equal values do not say what a difference would be
+        equal = estimate_difference(np.full((2, 6), value), np.full(6, value), share=False)
+        assert equal == {"mean": 0.0, "low": None, "high": None}
     low, high = ends(estimate_difference(np.ones((2, 6)), np.zeros(6), share=True))
     assert low == pytest.approx(bonett_price(np.ones(6))[0], abs=1e-6) and high == 1
 
@@ -205,10 +208,10 @@ def test_what_was_not_seen_has_a_width():
 def test_equal_differences_have_a_width_of_their_size(unit):
     """Two policies without randomness: one is better by the same in all episodes."""
     for differences in (np.full(20, unit), np.full((3, 20), unit)):
-        low, high = ends(estimate_difference(differences))
+        low, high = ends(estimate_difference(differences, share=False))
         assert (low, high) == pytest.approx(bonett_price(np.ones(20), unit)) and 0 < low < unit < high
     rare = np.r_[np.zeros(19), unit]  # in one of 20 episodes: Student's has this episode, and no other
-    low, high = ends(estimate_difference(rare))
+    low, high = ends(estimate_difference(rare, share=False))
     student = stats.ttest_1samp(rare, 0.0).confidence_interval(0.95)
     assert low == pytest.approx(min(student.low, bonett_price(rare, unit)[0])) and low < 0
     assert high == pytest.approx(max(student.high, bonett_price(rare, unit)[1]))

@@ -48,7 +48,7 @@ def estimate_mean(values: np.ndarray) -> Estimate:
     return {name: finite(value) for name, value in estimate.items()}
 
 
-def interval(values: np.ndarray, share: bool) -> Estimate:
+def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
     """Return the entries of `estimate_mean` for episodes, or over the means of seeds; a share also has "low", "high".
 
     These are the ends of its interval: Wilson's over episodes; over seeds Student's, cut to [0, 1], and at least
@@ -56,9 +56,10 @@ def interval(values: np.ndarray, share: bool) -> Estimate:
 
     Args:
         values: float[N], or float[S, N].
-        share: whether the values are a share.
+        share: whether the values are a share; None where nobody has declared it: if all are 0 or 1.
     """
     values = _merge_seed(values)
+    share = _looks_like_share(values) if share is None else share
     with np.errstate(invalid="ignore"):  # of infinite values
         estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
     if estimate["mean"] is None or not share:
@@ -70,21 +71,22 @@ def interval(values: np.ndarray, share: bool) -> Estimate:
     return estimate | {"ci95": max(mean - low, high - mean), "low": low, "high": high}
 
 
-def summarise(curve: np.ndarray, share: bool) -> dict[str, list[float | None]]:
+def summarise(curve: np.ndarray, share: bool | None = None) -> dict[str, list[float | None]]:
     """Return {"mean", "std", "ci95"}, of a share also {"low", "high"}, at every step of a curve; see `interval`.
 
     Numbers have seven significant digits.
 
     Args:
         curve: float[T + 1, N], or float[T + 1, S, N].
-        share: whether the values are a share.
+        share: whether the values are a share, see `interval`.
     """
+    share = _looks_like_share(curve) if share is None else share
     rows = [interval(row, share) for row in curve]
     names = ("mean", "std", "ci95", *(("low", "high") if share else ()))
     return {name: [_round(row.get(name)) for row in rows] for name in names}
 
 
-def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, share: bool = False) -> Estimate:
+def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, share: bool | None = None) -> Estimate:
     """Return the "mean" of first - second on the same episodes, and "low" and "high", the ends of its 95 % interval.
 
     The interval is Student's. With seeds the variances over the seeds (means of the episodes) and over the episodes
@@ -93,21 +95,23 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
     Student's knows nothing of what was not seen. Where all differences are -u, 0 or u (of shares and rare events, or
     where all are equal), the interval is at least Bonett and Price's of the episodes (means of the seeds), which counts
     one more episode of difference u and one of -u. A share of one seed has Bonett and Price's alone, which holds 0
-    unless McNemar's exact test excludes it. Fewer than `MIN_EPISODES` have no ends.
+    unless McNemar's exact test excludes it. Fewer than `MIN_EPISODES` have no ends, nor have values of no share that are
+    all equal: nothing says what a difference of them would be.
 
     Args:
         first: float[N], or float[S, N].
         second: float[N], float[S, N] of the same seeds, or a number.
-        share: whether both are shares, so that no difference is below -1 or above 1.
+        share: whether both are shares, so that no difference is below -1 or above 1; None as in `interval`.
     """
+    share = _looks_like_share(first) and _looks_like_share(np.asarray(second)) if share is None else share
     with np.errstate(invalid="ignore"):  # of infinite values
         differences = _merge_seed(np.asarray(first, np.float64) - second)
     if not np.isfinite(differences).all():
         return {"mean": None, "low": None, "high": None}
     mean, count = float(differences.mean()), differences.shape[-1]
-    if count < MIN_EPISODES:
+    if count < MIN_EPISODES or not (share or differences.any()):
         return {"mean": mean, "low": None, "high": None}
-    unit = 1.0 if share else float(np.abs(differences).max()) or 1.0
+    unit = 1.0 if share else float(np.abs(differences).max())
     low, high = _student(differences)
     if share and differences.ndim == 1:
         low, high = _bonett_price(differences, unit)
@@ -117,6 +121,10 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
     if share:
         low, high = max(low, -1.0), min(high, 1.0)
     return {"mean": mean, "low": low, "high": high}
+
+
+def _looks_like_share(values: np.ndarray) -> bool:
+    return bool(np.isin(values, (0, 1)).all())
 
 
 def _merge_seed(values: np.ndarray) -> np.ndarray:
