@@ -96,17 +96,23 @@ def baseline_threads(sampler: Sampler, rounds: int) -> tuple[int | None, str]:
 
 
 def find_baseline(request: Request, notes: list[str]) -> baselines.Baseline | None:
-    """Return what JAX is compared with, None where there is nothing; `notes` then gets the reason."""
+    """Return what JAX is compared with, None where there is nothing; `notes` then gets the reason.
+
+    Raises UsageError: the baseline lacks settings that were asked for.
+    """
     if not request.baseline:
         return None
     entry = baselines.find(request.env)
     if entry is None:
         notes.append(f"'{request.env}' has no baseline (see bench.baselines): only JAX is measured")
         return None
+    settings = next(iter(request.variants.values()))
     try:
-        return entry.baseline(next(iter(request.variants.values())), request.policy, 0)
+        return entry.baseline(settings, request.policy, 0)
     except ValueError as error:
-        notes.append(f"no baseline for these settings ({error}): only JAX is measured")
+        if settings != dataclasses.asdict(environments.make(request.env)):
+            raise UsageError(f"{error}, or give --no_baseline") from None
+        notes.append(f"no baseline for the default settings ({error}): only JAX is measured")
         return None
 
 

@@ -229,6 +229,7 @@ def test_the_page_has_the_tables() -> None:
         for name in system.names:
             assert f"`{name.theirs}`" in text or f"`{name.ours}`" in text.split("The same here: ", 1)[1], name
             assert name.note in text
+            assert f"`{name.theirs}`" in PAGE.read_text()  # also where nobody has built the site
     assert "<!-- names" not in text
     assert "| `constraints.spacing` | none | moves are of 5 m |" in text
 

@@ -6,7 +6,7 @@ does. A training step rolls out `horizon` steps in every environment, one episod
 learns in this order:
 
 1. The target critic Q' gives the targets of all transitions, y_t = r_t + d_t ((1 - l) Q'(s', a') + l y_{t+1}), where
-   d_t = gamma (1 - terminated) and l = lambda (1 - done): `compute_targets`.
+   d_t = gamma (1 - terminated) and l = lambda (1 - done): `compute_targets`. Agents that leave: `lambda_targets`.
 2. Every `target_update_period` training steps Q' becomes a copy of Q: `begin_learning`. With `tau` it moves towards Q
    by this share instead, before the first minibatch of each epoch: `learn_step`.
 3. Each epoch first takes a step of the critic on every minibatch, with the loss mean w (Q(s, a) - y)^2:

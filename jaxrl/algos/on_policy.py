@@ -182,9 +182,9 @@ def lambda_targets(
 
     y_t = r + gamma (1 - terminated) ((1 - l) v_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = v after step T. A
     truncated episode bootstraps from the value of its last observation, which has a row of its own; an agent that is
-    not present in the next step has terminated, or was truncated alone where `TimeStep.cut`. `value` is v
-    float32[T, B, A], or [T, B, A, K]; `last` is the time step after the trajectory, and `last_value` its v [B, A], or
-    [B, A, K].
+    not present in the next step has terminated (no value follows), or was truncated alone where `TimeStep.cut` (l = 0).
+    `value` is v float32[T, B, A], or [T, B, A, K]; `last` is the time step after the trajectory, and `last_value` its v
+    [B, A], or [B, A, K].
     """
 
     def over_agents(x: Array) -> Array:
