@@ -81,8 +81,8 @@ TEAM = {"memory": "gru", "message_passing": "attention", "hidden_size": 8, "memo
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [
-        ("ppo", {**TEAM, "depth": 1, "critic": "central"}),
-        pytest.param("ppo", {"hidden_size": 8}, marks=pytest.mark.long),
+        pytest.param("ppo", {**TEAM, "depth": 1, "critic": "central"}, marks=pytest.mark.long),
+        ("ppo", {"hidden_size": 8}),
         pytest.param("coma", {"hidden_size": 8, "egocentric": True}, marks=pytest.mark.long),
         pytest.param("coma", {**TEAM, "depth": 1}, marks=pytest.mark.long),
     ],
@@ -163,6 +163,7 @@ def test_what_a_program_must_know_is_not_joined() -> None:
     assert Ruled(q=3).join([Ruled(q=3, failure_rate=0.5)]) is None
 
 
+@pytest.mark.long
 def test_groups_are_played_in_turn_and_reported_in_order(programs: list[Any]) -> None:
     policy_set = policies.load(None, "coverage", {**TINY, "num_agents": 2})
     settings = [{}, {"q": 4}, {"failure_rate": 1.0}, {"q": 4, "failure_rate": 1.0}]
