@@ -110,7 +110,8 @@ def find_baseline(request: Request, notes: list[str]) -> baselines.Baseline | No
     try:
         return entry.baseline(settings, request.policy, 0)
     except ValueError as error:
-        if settings != dataclasses.asdict(environments.make(request.env)):
+        defaults: Any = environments.make(request.env)  # a dataclass
+        if settings != dataclasses.asdict(defaults):
             raise UsageError(f"{error}, or give --no_baseline") from None
         notes.append(f"no baseline for the default settings ({error}): only JAX is measured")
         return None

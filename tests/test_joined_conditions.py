@@ -78,13 +78,20 @@ MIXED: list[dict[str, Any]] = [
 TEAM = {"memory": "gru", "message_passing": "attention", "hidden_size": 8, "memory_size": 8, "message_heads": 2}
 
 
+def test_one_program_plays_numbers_of_two(programs: list[Any]) -> None:
+    together = check_same(make_policies("ppo", {"hidden_size": 8}, num_agents=3), MIXED[:2], ["learned"])
+    assert len(programs) == 2 * (1 + 2)
+    assert {"uavs", "delivered"} <= set(together[1].ends)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [
-        pytest.param("ppo", {**TEAM, "depth": 1, "critic": "central"}, marks=pytest.mark.long),
+        ("ppo", {**TEAM, "depth": 1, "critic": "central"}),
         ("ppo", {"hidden_size": 8}),
-        pytest.param("coma", {"hidden_size": 8, "egocentric": True}, marks=pytest.mark.long),
-        pytest.param("coma", {**TEAM, "depth": 1}, marks=pytest.mark.long),
+        ("coma", {"hidden_size": 8, "egocentric": True}),
+        ("coma", {**TEAM, "depth": 1}),
     ],
     ids=["memory-and-messages", "ppo", "coma", "coma-team"],
 )

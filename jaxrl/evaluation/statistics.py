@@ -95,8 +95,8 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
     Student's knows nothing of what was not seen. Where all differences are -u, 0 or u (of shares and rare events, or
     where all are equal), the interval is at least Bonett and Price's of the episodes (means of the seeds), which counts
     one more episode of difference u and one of -u. A share of one seed has Bonett and Price's alone, which holds 0
-    unless McNemar's exact test excludes it. Fewer than `MIN_EPISODES` have no ends, nor have values of no share that are
-    all equal: nothing says what a difference of them would be.
+    unless McNemar's exact test excludes it. Fewer than `MIN_EPISODES` have no ends. Nor have values of no share that
+    are all equal: nothing says what a difference of them would be.
 
     Args:
         first: float[N], or float[S, N].

@@ -130,8 +130,9 @@ def describe_environment(env: Environment) -> dict[str, Any]:
         ones = [jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), one) for one in step.observations]
         units = [np.asarray(join(one)) for join, one in zip(joined, ones, strict=True)]
     agents = list(ActionUnits.from_env(env).agents)
-    is_on_host = isinstance(env, HostAdapter)
-    spaces = [one.observation for one in env.package_spaces().values()] if is_on_host else [None] * len(joined)
+    spaces = [None] * len(joined)
+    if isinstance(env, HostAdapter):
+        spaces = [one.observation for one in env.package_spaces().values()]
     kinds: dict[Any, dict[str, Any]] = {}
     for agent, (join, unit, space) in enumerate(zip(joined, units, spaces, strict=True)):
         parts = _describe_parts(join, unit, dict(_leaf_spaces(space)) if space is not None else {})
