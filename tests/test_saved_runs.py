@@ -395,6 +395,38 @@ def test_small_runs_are_compared_too(run: Path, capsys: Any) -> None:
         jaxrl.load(small)
 
 
+def test_a_configuration_above_the_runs_that_is_no_run_is_passed_over(run: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "project", tmp_path / "project" / "runs"):
+        folder.mkdir()
+        (folder / "config.yaml").write_text("name: my project\n")
+    moved = Path(shutil.move(run, tmp_path / "project" / "runs" / "0001"))
+    assert jaxrl.load(moved).step == 2
+    assert saved_run.locate(moved)[0] == moved
+
+
+def test_a_checkpoint_that_is_amended_while_it_is_read_is_no_damaged_one(run: Path, monkeypatch: Any) -> None:
+    """A reader has the manifest from before, and finds the new meta.json."""
+    folder, before = run / "checkpoints" / "0000000002", []
+    meta = manifest.read_meta(folder, read_manifest(folder)) | {"seconds": 123.0}
+
+    def read_older(path: Path) -> manifest.Manifest:
+        return before.pop() if before and path == folder else read_manifest(path)
+
+    monkeypatch.setattr(manifest, "read_manifest", read_older)
+    with Checkpoints(run / "checkpoints", warn=pytest.fail) as checkpoints:
+        for read in (
+            lambda: manifest.verify(folder).step,
+            lambda: checkpoints.newest()[0],
+            lambda: (saved_run._read_newest(run) or (0,))[0],
+            lambda: checkpoints.restore((), 2, prefix="algo.replicated")[0],
+        ):
+            older = read_manifest(folder)
+            meta["seconds"] += 1
+            manifest.amend(folder, json.dumps(meta), best=True)
+            before[:] = [older]
+            assert read() == 2 and not before
+
+
 # versions.json
 
 

@@ -290,7 +290,7 @@ class Checkpoints:
         step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
         folder = self.directory / _folder_name(step)
         try:
-            return step, manifest.read_meta(folder, manifest.read_manifest(folder))
+            return step, manifest.read_both(folder)[1]
         except ValueError as error:
             raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
 
@@ -388,8 +388,8 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
     if obstacle := run_directory.find_obstacle(folder, writing=False):
         raise CheckpointError(f"checkpoint {folder} cannot be read where {obstacle}: rename that folder")
     try:
-        contents = manifest.read_manifest(folder)
-        meta, leaves = manifest.read_meta(folder, contents), contents.leaves
+        contents, meta = manifest.read_both(folder)
+        leaves = contents.leaves
         by_name = {leaf.name: leaf for leaf in leaves}
         stored = _with_vectors(like, by_name, prefix)
         expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.list_leaves(stored, prefix)]

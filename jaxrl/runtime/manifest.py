@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxrl.common.files import write_atomically
 ARRAYS, META, MANIFEST = "arrays", "meta.json", "manifest.json"
 CHANGING = ""  # in place of the digest of META while it is replaced, see `amend`
 _WIDE = ("float64", "int64", "uint64", "complex128")  # types that there are only with JAX_ENABLE_X64
+_Result = TypeVar("_Result")
 
 
 class Leaf(NamedTuple):
@@ -177,6 +179,24 @@ def read_meta(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return meta
 
 
+def read_both(folder: Path) -> tuple[Manifest, dict[str, Any]]:
+    """Return manifest and JSON object of a checkpoint. Raises ValueError: one is absent or damaged."""
+    return _read_with_manifest(folder, lambda manifest: (manifest, read_meta(folder, manifest)))
+
+
+def _read_with_manifest(folder: Path, read: Callable[[Manifest], _Result]) -> _Result:
+    """Return what `read` makes of the manifest; reads again if `amend` has replaced it meanwhile."""
+    manifest = read_manifest(folder)
+    while True:
+        try:
+            return read(manifest)
+        except ValueError:
+            newer = read_manifest(folder)
+            if newer == manifest:
+                raise
+            manifest = newer
+
+
 def check_sizes(folder: Path, step: int, arrays: Path | None = None) -> None:
     """Check that all files of a checkpoint are there, with their sizes, which notices no changed bytes but is quick.
 
@@ -197,7 +217,10 @@ def check_sizes(folder: Path, step: int, arrays: Path | None = None) -> None:
 
 def verify(folder: Path) -> Manifest:
     """Return the manifest of a committed checkpoint that is intact. Raises ValueError: the damage."""
-    manifest = read_manifest(folder)
+    return _read_with_manifest(folder, lambda manifest: _verify(folder, manifest))
+
+
+def _verify(folder: Path, manifest: Manifest) -> Manifest:
     if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied
         raise ValueError(f"it holds step {manifest.step}")
     for name, digest in manifest.files.items():

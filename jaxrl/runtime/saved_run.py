@@ -17,6 +17,7 @@ from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, for_this_device,
 from jaxrl.runtime.run_directory import (
     CHECKPOINTS,
     CONFIG,
+    VERSIONS,
     check_spaces,
     check_version,
     checkpoint_folder,
@@ -73,12 +74,17 @@ def locate(directory: Path, with_env: bool = True) -> tuple[Path, Config, Sequen
     """
     directory = directory.absolute()
     for root in reversed(directory.parents[:2]):  # the folder of a combination has a configuration, too
-        if (root / CONFIG).is_file():
+        if (root / CONFIG).is_file() and _is_run(root):
             config, name = _read_root(root, with_env), directory.relative_to(root).as_posix()
             if indices := [k for k, trial in enumerate(trials(config)) if name in (trial.folder, trial.combination)]:
                 return root, config, indices
     config = _read_root(directory, with_env)
     return directory, config, range(len(trials(config)))
+
+
+def _is_run(directory: Path) -> bool:
+    """Return whether a folder with a configuration is a run: somebody's own config.yaml may lie above the runs."""
+    return (directory / CHECKPOINTS).is_dir() or (directory / VERSIONS).is_file()
 
 
 def _read_root(directory: Path, with_env: bool) -> Config:
@@ -101,8 +107,7 @@ def _read_newest(directory: Path) -> tuple[int, dict[str, Any]] | None:
     for step in reversed(committed_steps(directory / CHECKPOINTS)):
         folder = checkpoint_folder(directory, step)
         try:
-            stored = manifest.read_manifest(folder)
-            meta = manifest.read_meta(folder, stored)
+            stored, meta = manifest.read_both(folder)
         except ValueError:  # damaged, or deleted by a training run since it was listed
             continue
         if not (stored.run and run_id and stored.run != run_id):
