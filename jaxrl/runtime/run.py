@@ -145,11 +145,11 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
         step, meta = checkpoints.newest()
     if meta.get(SMALL):
         raise UsageError(f"{directory} holds only weights, which cannot be resumed: start a run with --init_from")
-    saved_run.check_meta(meta, step, directory, len(run.algo.phases))
-    folders = [".", *(trial.folder for trial in trials.trials(run.config))]
+    folders = [trial.folder for trial in trials.trials(run.config)]
+    saved_run.check_meta(meta, step, directory, len(run.algo.phases), folders)
 
     def check_metrics() -> None:
-        for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
+        for folder, mark in zip([".", *folders], meta.get("metrics") or [], strict=False):
             check_same_run(directory / folder, mark)
 
     hosts.call_on_host_0(check_metrics)

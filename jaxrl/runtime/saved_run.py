@@ -6,7 +6,7 @@ that may change when a run is resumed are not compared.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,12 @@ def check_resume_settings(
     require_same_settings(settings, meta["settings"], _describe_checkpoint(step, directory), free)
 
 
-def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int) -> None:
-    """Raise CheckpointError if the metadata of checkpoint `step` are not what a run of so many phases writes."""
+def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int, folders: Sequence[str]) -> None:
+    """Raise CheckpointError if the metadata of checkpoint `step` are not what a run writes.
+
+    The run has so many phases, and a trial in each of these folders.
+    """
+    lines = len(folders) if len(folders) > 1 else 0  # of metrics, besides those of the whole run
     position = dict.fromkeys(Position.__dataclass_fields__, _is_count)
     forms: dict[str, Callable[[Any], bool]] = {
         **position,
@@ -152,12 +156,16 @@ def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int)
     }
     optional: dict[str, Callable[[Any], bool]] = {
         "best_ties": lambda value: _is_list_of(value, _is_number),
-        "trial_groups": lambda value: _is_list_of(value, _is_group),
-        "metrics": lambda value: value is None or _is_list_of(value, _is_mark),
+        "best_trials": lambda value: _is_mapping_of(value, folders, lambda each: _is_list_of(each, _is_number)),
+        "failed": lambda value: _is_mapping_of(value, folders, _is_count),
+        "metrics": lambda value: value is None or (_is_list_of(value, _is_mark) and len(value) == 1 + lines),
         "finished": lambda value: isinstance(value, bool),
     }
+    (forms if lines else optional)["trial_groups"] = lambda value: _is_list_of(value, _is_group) and len(value) == lines
     wrong = [name for name, fits in forms.items() if name not in meta or not fits(meta[name])]
     wrong += [name for name, fits in optional.items() if name in meta and not fits(meta[name])]
+    if not wrong and not _fits_all(meta.get("best_trials", {}), set(folders) - set(meta.get("failed", {}))):
+        wrong = ["best_trials"]
     if not wrong and meta["phase"] >= phases:
         wrong = ["phase"]
     if not wrong and meta["iterations"] != step:
@@ -179,6 +187,16 @@ def _is_count(value: Any) -> bool:
 
 def _is_list_of(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_mapping_of(value: Any, names: Collection[str], fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(name in names and fits(each) for name, each in value.items())
+
+
+def _fits_all(best_trials: Mapping[str, Any], folders: Collection[str]) -> bool:
+    """Return whether the scores are there of all trials that go on, each with the same number of tie breakers."""
+    lengths = {len(scores) for scores in best_trials.values()}
+    return not best_trials or (len(lengths) == 1 and 0 not in lengths and best_trials.keys() >= folders)
 
 
 def _is_group(value: Any) -> bool:
