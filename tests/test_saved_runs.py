@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl
+import jaxrl.runtime.run
 from jaxrl.cli import doctor, evaluate, export, render, runs, train
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.yaml_files import read_mapping
@@ -295,6 +296,47 @@ def test_a_run_whose_folder_vanishes_ends_in_a_sentence(
     assert harmed[0].exists() == (harm is replace)
     if harm is replace:
         assert not list(harmed[0].glob("checkpoints/*"))
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("harm", [vanish, move, replace])
+def test_nothing_is_written_before_the_first_file_if_the_folder_has_gone(
+    harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints, Writer(tmp_path / "run") as writer:
+        harm(tmp_path / "run")
+        left = files_in(tmp_path)
+        with pytest.raises(CheckpointError, match=r"the run's folder was deleted, moved or replaced\)"):
+            checkpoints.save(1, STATE, {})
+        for write in (lambda: writer.write(1, {"x": 1}), lambda: writer.trim(0)):
+            with pytest.raises(MetricsError, match=r"run is no longer the folder of this run: it, or a folder above"):
+                write()
+    assert files_in(tmp_path) == left
+
+
+@pytest.mark.parametrize("harm", [vanish, move, replace])
+@pytest.mark.parametrize("moment", ["begin", "_compile"])
+def test_a_run_whose_folder_vanishes_before_it_writes_ends_in_a_sentence(
+    moment: str, harm: Callable[[Path], None], run: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """On resuming without a checkpoint: after the directory is announced, and while the programs are compiled."""
+    shutil.rmtree(run / "checkpoints")
+    place = Session if moment == "begin" else jaxrl.runtime.run
+    original, left = getattr(place, moment), []
+
+    def harm_first(*arguments: Any) -> Any:
+        harm(run)
+        left[:] = files_in(run.parent)
+        return original(*arguments)
+
+    monkeypatch.setattr(place, moment, harm_first)
+    sentence = refuse(train.main, "--resume", run, capsys=capsys)
+    assert f"{run} is no longer the folder of this run: it, or a folder above it, was deleted, moved" in sentence
+    assert files_in(run.parent) == left
 
 
 # Settings
