@@ -131,12 +131,12 @@ def read_manifest(folder: Path) -> Manifest:
 def _check_types(manifest: Manifest) -> None:
     """Raise ValueError if entries have other types than they are written with."""
     wrong = {
-        "step": not _is_count(manifest.step),
+        "step": not is_count(manifest.step),
         "leaves": not isinstance(manifest.leaves, list) or not all(map(_is_leaf, manifest.leaves)),
         "files": not isinstance(manifest.files, dict) or not all(map(_is_file, manifest.files.items())),
         "best": not isinstance(manifest.best, bool),
         "run": not isinstance(manifest.run, str),
-        "sizes": not isinstance(manifest.sizes, dict) or not all(map(_is_count, manifest.sizes.values())),
+        "sizes": not isinstance(manifest.sizes, dict) or not all(map(is_count, manifest.sizes.values())),
     }
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise ValueError(f"its entry '{names[0]}' has another form than it is written in")
@@ -146,7 +146,8 @@ def _check_types(manifest: Manifest) -> None:
         raise ValueError(f"it does not list {META}")
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Return whether a value of JSON is an integer that counts something."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -154,7 +155,7 @@ def _is_leaf(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 3:
         return False
     name, kind, shape = value
-    return isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list) and all(map(_is_count, shape))
+    return isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list) and all(map(is_count, shape))
 
 
 def _is_file(item: tuple[str, Any]) -> bool:

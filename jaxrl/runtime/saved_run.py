@@ -13,7 +13,8 @@ from typing import Any
 import envs_jax
 from jaxrl.runtime import manifest
 from jaxrl.runtime.checkpoint import CheckpointError, committed_steps
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, for_this_device, read_run_yaml, rename_settings
+from jaxrl.runtime.config import NOT_COMPARED, Config, build, for_this_device, read_run_yaml, rename_settings
+from jaxrl.runtime.manifest import is_count
 from jaxrl.runtime.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -27,7 +28,7 @@ from jaxrl.runtime.run_directory import (
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trials import trials
 
-_FREE = (*FREE_ON_RESUME, "rollout_chunk", "learn_chunk")  # the chunks follow the devices
+_FREE = (*NOT_COMPARED, "learn_chunk")  # which changes no result on the same devices only
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
@@ -134,7 +135,7 @@ def check_resume_settings(
     settings: Mapping[str, Any], meta: Mapping[str, Any], step: int, devices: int, directory: Path
 ) -> None:
     """Raise CheckpointError if a run with these settings cannot continue, on so many devices, from a checkpoint."""
-    free = _FREE if meta["devices"] != devices else tuple(name for name in _FREE if name != "learn_chunk")
+    free = _FREE if meta["devices"] != devices else NOT_COMPARED
     require_same_settings(settings, meta["settings"], _describe_checkpoint(step, directory), free)
 
 
@@ -144,20 +145,20 @@ def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int,
     The run has so many phases, and a trial in each of these folders.
     """
     lines = len(folders) if len(folders) > 1 else 0  # of metrics, besides those of the whole run
-    position = dict.fromkeys(Position.__dataclass_fields__, _is_count)
+    position = dict.fromkeys(Position.__dataclass_fields__, is_count)
     forms: dict[str, Callable[[Any], bool]] = {
         **position,
         "seconds": lambda value: _is_number(value) and math.isfinite(value) and value >= 0,
         "best": lambda value: value is None or _is_number(value),
-        "evaluated": _is_count,
+        "evaluated": is_count,
         "group": _is_group,
-        "devices": _is_count,
+        "devices": is_count,
         "settings": lambda value: isinstance(value, dict),
     }
     optional: dict[str, Callable[[Any], bool]] = {
         "best_ties": lambda value: _is_list_of(value, _is_number),
         "best_trials": lambda value: _is_mapping_of(value, folders, lambda each: _is_list_of(each, _is_number)),
-        "failed": lambda value: _is_mapping_of(value, folders, _is_count),
+        "failed": lambda value: _is_mapping_of(value, folders, is_count),
         "metrics": lambda value: value is None or (_is_list_of(value, _is_mark) and len(value) == 1 + lines),
         "finished": lambda value: isinstance(value, bool),
     }
@@ -179,10 +180,6 @@ def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int,
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > 1e300
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_list_of(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -216,4 +213,4 @@ def _is_mark(value: Any) -> bool:
     """Return whether a value is that of `Writer.mark`."""
     if not isinstance(value, dict):
         return value is None
-    return _is_count(value.get("bytes")) and isinstance(value.get("first", ""), str)
+    return is_count(value.get("bytes")) and isinstance(value.get("first", ""), str)
