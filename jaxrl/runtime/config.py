@@ -143,8 +143,8 @@ FREE_ON_RESUME = (
     "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "logger", "host_workers",
 )  # fmt: skip
-# Those in which the settings of a run and of its checkpoints may differ.
-NOT_COMPARED = (*FREE_ON_RESUME, "rollout_chunk")  # depends on the number of devices, and changes no result
+# Settings in which a run and its checkpoints may differ; rollout_chunk follows the devices, and changes no result.
+NOT_COMPARED = (*FREE_ON_RESUME, "rollout_chunk")
 TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 
 

@@ -193,7 +193,7 @@ def _is_mapping_of(value: Any, names: Collection[str], fits: Callable[[Any], boo
 def _fits_all(best_trials: Mapping[str, Any], folders: Collection[str]) -> bool:
     """Return whether the scores are there of all trials that go on, each with the same number of tie breakers."""
     lengths = {len(scores) for scores in best_trials.values()}
-    return not best_trials or (len(lengths) == 1 and 0 not in lengths and best_trials.keys() >= folders)
+    return not best_trials or (len(lengths) == 1 and 0 not in lengths and all(name in best_trials for name in folders))
 
 
 def _is_group(value: Any) -> bool:
