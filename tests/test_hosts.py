@@ -281,6 +281,16 @@ def test_digests_of_the_users_own_modules_and_files(tmp_path: Path, monkeypatch:
     assert digest_files(settings) != files
 
 
+def test_digests_of_lists_of_files_and_of_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    files = digest_files({"demos": f"{tmp_path}/one, {tmp_path}/two ,"})
+    assert list(files) == [f"the file {tmp_path}/one of demos", f"the file {tmp_path}/two of demos"]
+    unreadable = "/proc/self/mem"  # also for root
+    with pytest.raises(UsageError, match=f"^{unreadable} cannot be read .*: make it readable on every host$"):
+        digest_files({"init_from": unreadable})
+
+
 def test_digests_of_arrays() -> None:
     """Other numbers, types and places are told apart."""
     trees = [{"a": np.arange(4.0)}, {"b": np.arange(4.0)}, {"a": np.arange(4.0) + 1e-9}, {"a": np.zeros(4)}]
@@ -300,7 +310,6 @@ def test_a_port_that_is_taken_is_refused() -> None:
 EXCHANGE = """
 import json, time
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts
 
 def refuse():

@@ -25,15 +25,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl
+import jaxrl.runtime.run
 from jaxrl.cli import doctor, evaluate, export, render, runs, train
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.yaml_files import read_mapping
-from jaxrl.report.writer import METRICS, MetricsError, Writer
+from jaxrl.report.metrics import MetricAggregator, Throughput
+from jaxrl.report.writer import METRICS, MetricsError, NullWriter, Writer, describe_lost_rows
 from jaxrl.runtime import manifest, run_directory, saved_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.manifest import read_manifest
 from jaxrl.runtime.run_directory import RunError
 from jaxrl.runtime.session import Session
+from jaxrl.runtime.trials import describe_failed, trials
 
 STATE = {"a": jnp.arange(4.0), "b": {"c": jnp.ones((3, 2))}}
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
@@ -295,6 +298,47 @@ def test_a_run_whose_folder_vanishes_ends_in_a_sentence(
         assert not list(harmed[0].glob("checkpoints/*"))
 
 
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("harm", [vanish, move, replace])
+def test_nothing_is_written_before_the_first_file_if_the_folder_has_gone(
+    harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints, Writer(tmp_path / "run") as writer:
+        harm(tmp_path / "run")
+        left = files_in(tmp_path)
+        with pytest.raises(CheckpointError, match=r"the run's folder was deleted, moved or replaced\)"):
+            checkpoints.save(1, STATE, {})
+        for write in (lambda: writer.write(1, {"x": 1}), lambda: writer.trim(0)):
+            with pytest.raises(MetricsError, match=r"run is no longer the folder of this run: it, or a folder above"):
+                write()
+    assert files_in(tmp_path) == left
+
+
+@pytest.mark.parametrize("harm", [vanish, move, replace])
+@pytest.mark.parametrize("moment", ["begin", "_compile"])
+def test_a_run_whose_folder_vanishes_before_it_writes_ends_in_a_sentence(
+    moment: str, harm: Callable[[Path], None], run: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """On resuming without a checkpoint: after the directory is announced, and while the programs are compiled."""
+    shutil.rmtree(run / "checkpoints")
+    place = Session if moment == "begin" else jaxrl.runtime.run
+    original, left = getattr(place, moment), []
+
+    def harm_first(*arguments: Any) -> Any:
+        harm(run)
+        left[:] = files_in(run.parent)
+        return original(*arguments)
+
+    monkeypatch.setattr(place, moment, harm_first)
+    sentence = refuse(train.main, "--resume", run, capsys=capsys)
+    assert f"{run} is no longer the folder of this run: it, or a folder above it, was deleted, moved" in sentence
+    assert files_in(run.parent) == left
+
+
 # Settings
 
 
@@ -395,6 +439,38 @@ def test_small_runs_are_compared_too(run: Path, capsys: Any) -> None:
         jaxrl.load(small)
 
 
+def test_a_configuration_above_the_runs_that_is_no_run_is_passed_over(run: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "project", tmp_path / "project" / "runs"):
+        folder.mkdir()
+        (folder / "config.yaml").write_text("name: my project\n")
+    moved = Path(shutil.move(run, tmp_path / "project" / "runs" / "0001"))
+    assert jaxrl.load(moved).step == 2
+    assert saved_run.locate(moved)[0] == moved
+
+
+def test_a_checkpoint_that_is_amended_while_it_is_read_is_no_damaged_one(run: Path, monkeypatch: Any) -> None:
+    """A reader has the manifest from before, and finds the new meta.json."""
+    folder, before = run / "checkpoints" / "0000000002", []
+    meta = manifest.read_meta(folder, read_manifest(folder)) | {"seconds": 123.0}
+
+    def read_older(path: Path) -> manifest.Manifest:
+        return before.pop() if before and path == folder else read_manifest(path)
+
+    monkeypatch.setattr(manifest, "read_manifest", read_older)
+    with Checkpoints(run / "checkpoints", warn=pytest.fail) as checkpoints:
+        for read in (
+            lambda: manifest.verify(folder).step,
+            lambda: checkpoints.newest()[0],
+            lambda: (saved_run._read_newest(run) or (0,))[0],
+            lambda: checkpoints.restore((), 2, prefix="algo.replicated")[0],
+        ):
+            older = read_manifest(folder)
+            meta["seconds"] += 1
+            manifest.amend(folder, json.dumps(meta), best=True)
+            before[:] = [older]
+            assert read() == 2 and not before
+
+
 # versions.json
 
 
@@ -491,16 +567,63 @@ def victim(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.fixture(scope="module")
+def victim_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two seeds, which has evaluated them."""
+    root = tmp_path_factory.mktemp("two")
+    words = ["--num_seeds", "2", "--eval_every", "32", "--eval_episodes", "8", "--log_every", "4"]
+    assert train.main([*TINY.split(), *words, "--runs", str(root)]) == 0
+    return root / "helpers.tiny-TinyQ_helpers.tiny-Corridor" / "0001"
+
+
 @settings(max_examples=120, derandomize=True, deadline=None, database=None)
 @given(data=st.data())
 def test_forged_files_are_read_or_refused_in_one_sentence(victim: Path, data: st.DataObject) -> None:
     """With the right digests; whatever is in them, no other error than ours."""
+    forge_and_read(victim, data, ["manifest", "meta", "versions"])
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@given(data=st.data())
+def test_forged_metadata_of_several_trials(victim_of_two: Path, data: st.DataObject) -> None:
+    forge_and_read(victim_of_two, data, ["meta"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("failed", ["x"]),
+        ("failed", None),
+        ("failed", {"seed_1": "a"}),
+        ("failed", {"seed_7": 1}),
+        ("best_trials", {"seed_0": []}),
+        ("best_trials", {"seed_0": [1.0]}),
+        ("best_trials", {"seed_0": [1.0], "seed_1": [1.0, 2.0]}),
+        ("best_trials", {"seed_0": ["a"], "seed_1": ["b"]}),
+        ("best_trials", {"seed_0": [1.0], "seed_1": [1.0], "seed_7": [1.0]}),
+        ("trial_groups", []),
+        ("trial_groups", ...),
+        ("metrics", [None]),
+    ],
+)
+def test_forged_entries_of_trials_are_named(victim_of_two: Path, name: str, value: Any, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(victim_of_two, tmp_path / "run"))
+    folder = run / "checkpoints" / "0000000002"
+    meta = manifest.read_meta(folder, read_manifest(folder))
+    manifest.amend(folder, json.dumps(forge(meta, (name,), value)), best=True)
+    for read in (lambda: jaxrl.load(run), lambda: look_at_resume_point(run)):
+        with pytest.raises(CheckpointError, match=f"cannot be used: the entry '{name}' of its meta.json is absent or "):
+            read()
+
+
+def forge_and_read(victim: Path, data: st.DataObject, files: list[str]) -> None:
+    """Forge a part of one of the files, read the run in all ways, and put the files back."""
     folder = victim / "checkpoints" / "0000000002"
     intact = {
         path: path.read_text() for path in (folder / "manifest.json", folder / "meta.json", victim / "versions.json")
     }
     try:
-        which = data.draw(st.sampled_from(["manifest", "meta", "versions"]))
+        which = data.draw(st.sampled_from(files))
         part = data.draw(VALUES | st.just(...))
         contents = json.loads(intact[folder / "manifest.json"])["contents"]
         if which == "manifest":
@@ -534,12 +657,24 @@ def test_forged_files_are_read_or_refused_in_one_sentence(victim: Path, data: st
 
 
 def look_at_resume_point(run: Path) -> None:
-    """Do what a resume does before it trains."""
+    """Do what a resume does before it trains, and until a trial fails."""
     directory, config = saved_run.read_training_run(run)
+    folders = [trial.folder for trial in trials(config)]
     with Checkpoints(directory / "checkpoints") as checkpoints:
         step, meta = checkpoints.newest()
-    saved_run.check_meta(meta, step, directory, phases=1)
+    saved_run.check_meta(meta, step, directory, 1, folders)
     saved_run.check_resume_settings(config.plain(), meta, step, 1, directory)
+    writers = [NullWriter(directory / folder) for folder in ([".", *folders] if len(folders) > 1 else ["."])]
+    groups = [meta["group"], *meta.get("trial_groups", [])]
+    lines = [MetricAggregator(writer, 1, 2, group) for writer, group in zip(writers, groups, strict=True)]
+    for writer, mark in zip(writers, meta.get("metrics") or [None] * len(writers), strict=True):
+        describe_lost_rows(writer._directory, mark, step)
+    for line in lines:
+        line.flush({"iteration": step}, Throughput(0, 0))
+    describe_failed(failed := meta.get("failed", {}))
+    if best_trials := meta.get("best_trials"):
+        for values in zip(*(best_trials[folder] for folder in folders if folder not in failed), strict=True):
+            np.mean(values)
 
 
 @pytest.mark.parametrize(

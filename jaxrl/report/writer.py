@@ -37,11 +37,13 @@ class MetricsError(UserError):
 class Writer:
     """Appends to `directory/metrics.jsonl` and to an event file under `directory/events`.
 
-    Files are made by the first write or `trim`. Use it as a context manager, or call `close`.
+    Files are made by the first write or `trim`, unless the directory has gone by then. Use it as a context
+    manager, or call `close`.
     """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
+        self._folder = _stat(self._directory)  # None if there is none yet
         self._lines: RawIOBase | None = None
         self._events: _Events | None = None
 
@@ -70,17 +72,22 @@ class Writer:
             self._events.write(row)
 
     def _open(self) -> tuple[RawIOBase, "_Events"]:
-        (self._directory / EVENTS).mkdir(parents=True, exist_ok=True)
+        self._require_folder()
+        (self._directory / EVENTS).mkdir(parents=self._folder is None, exist_ok=True)
         return (self._directory / METRICS).open("ab", buffering=0), _Events(self._directory / EVENTS)
+
+    def _require_folder(self) -> None:
+        """Raise MetricsError if the path no longer leads to the folder that it led to at first."""
+        if self._folder is not None and not _leads_to(self._directory, self._folder):
+            raise MetricsError(
+                f"{self._directory} is no longer the folder of this run: it, or a folder above it, was deleted, moved "
+                "or replaced; put it back, then continue with --resume"
+            )
 
     def _require_place(self, lines: RawIOBase) -> None:
         """Raise MetricsError if the path leads to another file than the open one, or to none."""
         path = self._directory / METRICS
-        try:
-            is_in_place = os.path.samestat(os.fstat(lines.fileno()), path.stat())
-        except OSError:
-            is_in_place = False
-        if not is_in_place:
+        if not _leads_to(path, os.fstat(lines.fileno())):
             raise MetricsError(
                 f"{path} is no longer the file that this run writes: it, or a folder above it, was deleted, moved or "
                 "replaced; put it back, then continue with --resume"
@@ -115,6 +122,7 @@ class Writer:
         Raises MetricsError: a file cannot be written, or a line at the end is damaged.
         """
         self.close()
+        self._require_folder()
         path, problem = self._directory / METRICS, ""
         with _errors_in_one_sentence(self._directory):
             if after_iteration == 0 and mark is None and path.exists() and path.stat().st_size:
@@ -270,6 +278,18 @@ def describe_lost_rows(directory: Path | str, mark: Mapping[str, Any] | None, it
         f"{path} holds {size:,} of the {expected:,} bytes that were written up to iteration {iteration:,}: the other "
         "rows are lost, the run continues without them"
     )
+
+
+def _leads_to(path: Path, expected: os.stat_result) -> bool:
+    current = _stat(path)
+    return current is not None and os.path.samestat(expected, current)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _number(value: Any) -> int | float:

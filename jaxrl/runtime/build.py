@@ -26,7 +26,7 @@ from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, largest_divisor, logical_shards, make_mesh
 from jaxrl.runtime import hosts, memory_plan
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, RunSettings, for_this_device
+from jaxrl.runtime.config import NOT_COMPARED, Config, RunSettings, for_this_device
 from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
@@ -67,8 +67,7 @@ class Run:
 
 def fixed_settings(run: Run) -> dict[str, Any]:
     """Return the settings that must not change within a run, as JSON returns them."""
-    free = (*FREE_ON_RESUME, "rollout_chunk")  # depends on the number of devices, and changes no result
-    fixed = {name: value for name, value in run.config.plain().items() if name not in free}
+    fixed = {name: value for name, value in run.config.plain().items() if name not in NOT_COMPARED}
     return dict(json.loads(json.dumps(fixed)))
 
 

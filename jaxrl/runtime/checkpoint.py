@@ -59,7 +59,7 @@ def _print_warning(sentence: str) -> None:
 
 
 class Checkpoints:
-    """The checkpoints in a directory of one run, which the first save makes.
+    """The checkpoints in a directory of one run, which the first save makes, unless the run's folder has gone by then.
 
     Only a process that holds the run's lock may call `save` or `discard_after`; other processes may read. With
     several hosts every process makes the same calls, and process 0 commits and deletes.
@@ -75,7 +75,9 @@ class Checkpoints:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory).absolute()
         self._run_id = run_directory.read_run_id(self.directory.parent)
-        self._run_folder: os.stat_result | None = None  # at the first save
+        self._run_folder = run_directory.stat_folder(
+            self.directory.parent
+        )  # None until the first save if there is none
         self._keep, self._warn = keep, warn
         self._manager: Any = None  # of orbax; made by the first save
         self._best: int | None = None  # the best one, once there is a manager
@@ -179,18 +181,16 @@ class Checkpoints:
         manifest.check_sizes(arrays.parent, step, arrays)
 
     def _require_run_folder(self) -> None:
-        """Make the folder at the first save; later raise OSError if the run's folder is no longer the one of then."""
+        """Make the folder of checkpoints. Raises OSError: the run's folder is no longer the one that it was."""
         if self._run_folder is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
             self._run_folder = self.directory.parent.stat()
         elif not self._is_in_place():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self.directory.mkdir(exist_ok=True)
 
     def _is_in_place(self) -> bool:
-        try:
-            return self._run_folder is None or os.path.samestat(self._run_folder, self.directory.parent.stat())
-        except OSError:
-            return False
+        return self._run_folder is None or run_directory.is_same_folder(self.directory.parent, self._run_folder)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return which of the checkpoints, oldest first, are kept: what orbax asks of a `PreservationPolicy`.
@@ -290,7 +290,7 @@ class Checkpoints:
         step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
         folder = self.directory / _folder_name(step)
         try:
-            return step, manifest.read_meta(folder, manifest.read_manifest(folder))
+            return step, manifest.read_both(folder)[1]
         except ValueError as error:
             raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
 
@@ -388,8 +388,8 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
     if obstacle := run_directory.find_obstacle(folder, writing=False):
         raise CheckpointError(f"checkpoint {folder} cannot be read where {obstacle}: rename that folder")
     try:
-        contents = manifest.read_manifest(folder)
-        meta, leaves = manifest.read_meta(folder, contents), contents.leaves
+        contents, meta = manifest.read_both(folder)
+        leaves = contents.leaves
         by_name = {leaf.name: leaf for leaf in leaves}
         stored = _with_vectors(like, by_name, prefix)
         expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.list_leaves(stored, prefix)]

@@ -137,11 +137,14 @@ class RunSettings:
 
 # Settings that may change when a run is resumed. Devices change the order in which floats are added; no other of these
 # settings changes the result of the next iteration.
+# host_workers is a setting of environments: how many processes step them follows the machine, as devices do.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "cpu_devices", "memory_gb", "block_iterations",
     "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "logger", "host_workers",
 )  # fmt: skip
+# Settings in which a run and its checkpoints may differ; rollout_chunk follows the devices, and changes no result.
+NOT_COMPARED = (*FREE_ON_RESUME, "rollout_chunk")
 TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 
 

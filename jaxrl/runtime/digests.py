@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 import envs_jax
+from jaxrl.common.errors import UsageError
 from jaxrl.common.files import is_file
 from jaxrl.runtime.config import Config
 
@@ -42,10 +43,9 @@ def digest_code(config: Config) -> dict[str, str]:
 
 
 def digest_files(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"the file NAME of SETTING": digest} of the files that settings name."""
-    texts = [
-        (setting, text) for setting, value in settings.items() if isinstance(value, str) for text in value.split(",")
-    ]
+    """Return {"the file NAME of SETTING": digest} of the files that settings name. Raises UsageError: unreadable."""
+    lists = {setting: value.split(",") for setting, value in settings.items() if isinstance(value, str)}
+    texts = [(setting, text.strip()) for setting, listed in lists.items() for text in listed]
     files = {f"the file {text} of {setting}": Path(text) for setting, text in texts if text and is_file(Path(text))}
     return {name: _digest_files({"": path}) for name, path in files.items()}
 
@@ -55,7 +55,8 @@ def digest_arrays(tree: Any) -> str:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
     kinds = [(array.dtype.str, array.shape) for array in arrays]
-    return _digest([f"{structure} {kinds}".encode(), *(array.tobytes() for array in arrays)])
+    parts = [f"{structure} {kinds}".encode(), *(array.tobytes() for array in arrays)]
+    return _combine(hashlib.sha256(part).digest() for part in parts)
 
 
 def _package_files(folder: Path) -> dict[str, Path]:
@@ -76,11 +77,25 @@ def _is_installed(file: str) -> bool:
 
 
 def _digest_files(files: Mapping[str, Path]) -> str:
-    return _digest(part for name, path in files.items() for part in (name.encode(), path.read_bytes()))
+    """Return a digest of names and contents of files. Raises UsageError: one cannot be read."""
+    return _combine(
+        digest
+        for name, path in files.items()
+        for digest in (hashlib.sha256(name.encode()).digest(), _digest_file(path))
+    )
 
 
-def _digest(parts: Iterable[bytes]) -> str:
+def _digest_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable on every host") from None
+
+
+def _combine(digests: Iterable[bytes]) -> str:
+    """Return a digest of a list of digests, of which no two lists have the same."""
     total = hashlib.sha256()
-    for part in parts:
-        total.update(hashlib.sha256(part).digest())  # so that no two lists of parts are alike
+    for digest in digests:
+        total.update(digest)
     return total.hexdigest()[:12]

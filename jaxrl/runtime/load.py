@@ -23,7 +23,7 @@ from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.digests import digest_arrays
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.saved_run import locate, read_run
+from jaxrl.runtime.saved_run import check_meta, locate, read_run
 from jaxrl.runtime.trials import describe_failed, trials
 from jaxrl.runtime.weight_shapes import find_causes, has_effect, state_shapes, weight_shapes
 
@@ -138,11 +138,15 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
             checkpoint = checkpoints.restore(shapes, prefix="algo.replicated")
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
         step, replicated, meta = checkpoint
+        if count == 1:
+            return [AlgoState(replicated, ())], step
+        folders = [trial.folder for trial in all_trials]
+        check_meta(meta, step, root, len(saved.algo.phases), folders)
         failed = meta.get("failed", {})
         if saved.checkpoint is None and len(indices) > 1 and step != checkpoints.steps()[-1]:
-            failed = checkpoints.newest()[1].get("failed", {}) | failed
-    if count == 1:
-        return [AlgoState(replicated, ())], step
+            newest, newest_meta = checkpoints.newest()
+            check_meta(newest_meta, newest, root, len(saved.algo.phases), folders)
+            failed = newest_meta.get("failed", {}) | failed
     lost = {k: failed[all_trials[k].folder] for k in indices if all_trials[k].folder in failed}
     described = describe_failed({all_trials[k].folder: iteration for k, iteration in lost.items()})
     if len(lost) == len(indices):

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxrl.common.files import write_atomically
 ARRAYS, META, MANIFEST = "arrays", "meta.json", "manifest.json"
 CHANGING = ""  # in place of the digest of META while it is replaced, see `amend`
 _WIDE = ("float64", "int64", "uint64", "complex128")  # types that there are only with JAX_ENABLE_X64
+_Result = TypeVar("_Result")
 
 
 class Leaf(NamedTuple):
@@ -129,12 +131,12 @@ def read_manifest(folder: Path) -> Manifest:
 def _check_types(manifest: Manifest) -> None:
     """Raise ValueError if entries have other types than they are written with."""
     wrong = {
-        "step": not _is_count(manifest.step),
+        "step": not is_count(manifest.step),
         "leaves": not isinstance(manifest.leaves, list) or not all(map(_is_leaf, manifest.leaves)),
         "files": not isinstance(manifest.files, dict) or not all(map(_is_file, manifest.files.items())),
         "best": not isinstance(manifest.best, bool),
         "run": not isinstance(manifest.run, str),
-        "sizes": not isinstance(manifest.sizes, dict) or not all(map(_is_count, manifest.sizes.values())),
+        "sizes": not isinstance(manifest.sizes, dict) or not all(map(is_count, manifest.sizes.values())),
     }
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise ValueError(f"its entry '{names[0]}' has another form than it is written in")
@@ -144,7 +146,8 @@ def _check_types(manifest: Manifest) -> None:
         raise ValueError(f"it does not list {META}")
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Return whether a value of JSON is an integer that counts something."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -152,7 +155,7 @@ def _is_leaf(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 3:
         return False
     name, kind, shape = value
-    return isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list) and all(map(_is_count, shape))
+    return isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list) and all(map(is_count, shape))
 
 
 def _is_file(item: tuple[str, Any]) -> bool:
@@ -177,6 +180,24 @@ def read_meta(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return meta
 
 
+def read_both(folder: Path) -> tuple[Manifest, dict[str, Any]]:
+    """Return manifest and JSON object of a checkpoint. Raises ValueError: one is absent or damaged."""
+    return _read_with_manifest(folder, lambda manifest: (manifest, read_meta(folder, manifest)))
+
+
+def _read_with_manifest(folder: Path, read: Callable[[Manifest], _Result]) -> _Result:
+    """Return what `read` makes of the manifest; reads again if `amend` has replaced it meanwhile."""
+    manifest = read_manifest(folder)
+    while True:
+        try:
+            return read(manifest)
+        except ValueError:
+            newer = read_manifest(folder)
+            if newer == manifest:
+                raise
+            manifest = newer
+
+
 def check_sizes(folder: Path, step: int, arrays: Path | None = None) -> None:
     """Check that all files of a checkpoint are there, with their sizes, which notices no changed bytes but is quick.
 
@@ -197,7 +218,10 @@ def check_sizes(folder: Path, step: int, arrays: Path | None = None) -> None:
 
 def verify(folder: Path) -> Manifest:
     """Return the manifest of a committed checkpoint that is intact. Raises ValueError: the damage."""
-    manifest = read_manifest(folder)
+    return _read_with_manifest(folder, lambda manifest: _verify(folder, manifest))
+
+
+def _verify(folder: Path, manifest: Manifest) -> Manifest:
     if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied
         raise ValueError(f"it holds step {manifest.step}")
     for name, digest in manifest.files.items():

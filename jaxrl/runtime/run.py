@@ -1,5 +1,6 @@
 """Start a run in a new directory, or resume one exactly from its newest checkpoint; `Session` then trains it."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -62,9 +63,9 @@ def start(
         spec = run.env.spec
         facts = Scoring.from_spec(spec).entry() | {run_directory.SPACES: run_directory.describe_spaces(spec)}
         arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
-        with _lock_directory(lambda: run_directory.create(*arguments)) as directory:
+        with _lock_directory(lambda: run_directory.create(*arguments)) as (directory, folder):
             hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
-            return _train(run, programs, directory, console, inputs)
+            return _train(run, programs, directory, folder, console, inputs)
 
 
 def resume_or_start(name: str, config: Config, changes: dict[str, Any], source: str = "") -> RunOutcome:
@@ -98,7 +99,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     hosts.call_on_host_0(lambda: loggers.check(new_config.run.logger))
     run = build_run(new_config, resuming=True)
     run_directory.check_spaces(directory, config.env, run.env.spec)
-    with _lock_directory(lambda: directory), Console(run.env.spec.label) as console:
+    with _lock_directory(lambda: directory) as (_, folder), Console(run.env.spec.label) as console:
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
         step, meta, inputs = None, None, None
@@ -118,12 +119,12 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
         if (schedule := run.config.run.schedule_env_steps) < run.config.run.total_env_steps:
             console.say(f"schedules, such as learning rates, end after {schedule:,} environment steps as before")
         programs = _compile(run, inputs, meta, console)
-        return _train(run, programs, directory, console, inputs, step)
+        return _train(run, programs, directory, folder, console, inputs, step)
 
 
 @contextmanager
-def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
-    """Lock the run directory that `find` returns; host 0 calls `find` and locks."""
+def _lock_directory(find: Callable[[], Path]) -> Iterator[tuple[Path, os.stat_result | None]]:
+    """Lock the run directory that `find` returns, and tell which folder it is; host 0 calls `find` and locks."""
     with ExitStack() as stack:
 
         def find_and_lock() -> str:
@@ -133,7 +134,7 @@ def _lock_directory(find: Callable[[], Path]) -> Iterator[Path]:
 
         directory = Path(hosts.call_on_host_0(find_and_lock))
         hosts.require_visible(directory)
-        yield directory
+        yield directory, run_directory.stat_folder(directory)
 
 
 def _find_resume_point(directory: Path, run: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
@@ -145,11 +146,11 @@ def _find_resume_point(directory: Path, run: Run, before: Config, console: Conso
         step, meta = checkpoints.newest()
     if meta.get(SMALL):
         raise UsageError(f"{directory} holds only weights, which cannot be resumed: start a run with --init_from")
-    saved_run.check_meta(meta, step, directory, len(run.algo.phases))
-    folders = [".", *(trial.folder for trial in trials.trials(run.config))]
+    folders = [trial.folder for trial in trials.trials(run.config)]
+    saved_run.check_meta(meta, step, directory, len(run.algo.phases), folders)
 
     def check_metrics() -> None:
-        for folder, mark in zip(folders, meta.get("metrics") or [], strict=False):
+        for folder, mark in zip([".", *folders], meta.get("metrics") or [], strict=False):
             check_same_run(directory / folder, mark)
 
     hosts.call_on_host_0(check_metrics)
@@ -197,10 +198,17 @@ def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Consol
 
 
 def _train(
-    run: Run, programs: CompiledRun, directory: Path, console: Console, inputs: Any, step: int | None = None
+    run: Run,
+    programs: CompiledRun,
+    directory: Path,
+    folder: os.stat_result | None,
+    console: Console,
+    inputs: Any,
+    step: int | None = None,
 ) -> RunOutcome:
-    """Train from the checkpoint `step`, or from the beginning with `inputs`."""
+    """Train from the checkpoint `step`, or from the beginning with `inputs`; `directory` was this `folder`."""
     console.say(f"run directory: {directory}")
+    hosts.call_on_host_0(lambda: run_directory.require_same_folder(directory, folder))
     settings, folders = run.config.run, [trial.folder for trial in trials.trials(run.config)]
     with ExitStack() as stack:
         writer: Writer = NullWriter(directory)

@@ -393,6 +393,29 @@ def lock(run: Path) -> Iterator[None]:
         yield
 
 
+def stat_folder(path: Path) -> os.stat_result | None:
+    """Return what tells a folder from others that its path may lead to later; None if there is none."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def is_same_folder(path: Path, folder: os.stat_result | None) -> bool:
+    """Return whether a path leads to this folder."""
+    current = stat_folder(path)
+    return folder is not None and current is not None and os.path.samestat(folder, current)
+
+
+def require_same_folder(run: Path, folder: os.stat_result | None) -> None:
+    """Raise RunError unless a run directory is still the folder that was locked."""
+    if not is_same_folder(run, folder):
+        raise RunError(
+            f"{run} is no longer the folder of this run: it, or a folder above it, was deleted, moved or replaced; put "
+            "it back, then continue with --resume"
+        )
+
+
 def in_use(run: Path) -> bool:
     """Return whether a process holds the lock of a run; shares the lock for a moment if none does."""
     try:

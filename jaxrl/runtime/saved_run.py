@@ -6,17 +6,19 @@ that may change when a run is resumed are not compared.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import envs_jax
 from jaxrl.runtime import manifest
 from jaxrl.runtime.checkpoint import CheckpointError, committed_steps
-from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, for_this_device, read_run_yaml, rename_settings
+from jaxrl.runtime.config import NOT_COMPARED, Config, build, for_this_device, read_run_yaml, rename_settings
+from jaxrl.runtime.manifest import is_count
 from jaxrl.runtime.run_directory import (
     CHECKPOINTS,
     CONFIG,
+    VERSIONS,
     check_spaces,
     check_version,
     checkpoint_folder,
@@ -26,7 +28,7 @@ from jaxrl.runtime.run_directory import (
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trials import trials
 
-_FREE = (*FREE_ON_RESUME, "rollout_chunk", "learn_chunk")  # the chunks follow the devices
+_FREE = (*NOT_COMPARED, "learn_chunk")  # which changes no result on the same devices only
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
@@ -73,12 +75,17 @@ def locate(directory: Path, with_env: bool = True) -> tuple[Path, Config, Sequen
     """
     directory = directory.absolute()
     for root in reversed(directory.parents[:2]):  # the folder of a combination has a configuration, too
-        if (root / CONFIG).is_file():
+        if (root / CONFIG).is_file() and _is_run(root):
             config, name = _read_root(root, with_env), directory.relative_to(root).as_posix()
             if indices := [k for k, trial in enumerate(trials(config)) if name in (trial.folder, trial.combination)]:
                 return root, config, indices
     config = _read_root(directory, with_env)
     return directory, config, range(len(trials(config)))
+
+
+def _is_run(directory: Path) -> bool:
+    """Return whether a folder with a configuration is a run: somebody's own config.yaml may lie above the runs."""
+    return (directory / CHECKPOINTS).is_dir() or (directory / VERSIONS).is_file()
 
 
 def _read_root(directory: Path, with_env: bool) -> Config:
@@ -101,8 +108,7 @@ def _read_newest(directory: Path) -> tuple[int, dict[str, Any]] | None:
     for step in reversed(committed_steps(directory / CHECKPOINTS)):
         folder = checkpoint_folder(directory, step)
         try:
-            stored = manifest.read_manifest(folder)
-            meta = manifest.read_meta(folder, stored)
+            stored, meta = manifest.read_both(folder)
         except ValueError:  # damaged, or deleted by a training run since it was listed
             continue
         if not (stored.run and run_id and stored.run != run_id):
@@ -129,30 +135,38 @@ def check_resume_settings(
     settings: Mapping[str, Any], meta: Mapping[str, Any], step: int, devices: int, directory: Path
 ) -> None:
     """Raise CheckpointError if a run with these settings cannot continue, on so many devices, from a checkpoint."""
-    free = _FREE if meta["devices"] != devices else tuple(name for name in _FREE if name != "learn_chunk")
+    free = _FREE if meta["devices"] != devices else NOT_COMPARED
     require_same_settings(settings, meta["settings"], _describe_checkpoint(step, directory), free)
 
 
-def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int) -> None:
-    """Raise CheckpointError if the metadata of checkpoint `step` are not what a run of so many phases writes."""
-    position = dict.fromkeys(Position.__dataclass_fields__, _is_count)
+def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int, folders: Sequence[str]) -> None:
+    """Raise CheckpointError if the metadata of checkpoint `step` are not what a run writes.
+
+    The run has so many phases, and a trial in each of these folders.
+    """
+    lines = len(folders) if len(folders) > 1 else 0  # of metrics, besides those of the whole run
+    position = dict.fromkeys(Position.__dataclass_fields__, is_count)
     forms: dict[str, Callable[[Any], bool]] = {
         **position,
         "seconds": lambda value: _is_number(value) and math.isfinite(value) and value >= 0,
         "best": lambda value: value is None or _is_number(value),
-        "evaluated": _is_count,
+        "evaluated": is_count,
         "group": _is_group,
-        "devices": _is_count,
+        "devices": is_count,
         "settings": lambda value: isinstance(value, dict),
     }
     optional: dict[str, Callable[[Any], bool]] = {
         "best_ties": lambda value: _is_list_of(value, _is_number),
-        "trial_groups": lambda value: _is_list_of(value, _is_group),
-        "metrics": lambda value: value is None or _is_list_of(value, _is_mark),
+        "best_trials": lambda value: _is_mapping_of(value, folders, lambda each: _is_list_of(each, _is_number)),
+        "failed": lambda value: _is_mapping_of(value, folders, is_count),
+        "metrics": lambda value: value is None or (_is_list_of(value, _is_mark) and len(value) == 1 + lines),
         "finished": lambda value: isinstance(value, bool),
     }
+    (forms if lines else optional)["trial_groups"] = lambda value: _is_list_of(value, _is_group) and len(value) == lines
     wrong = [name for name, fits in forms.items() if name not in meta or not fits(meta[name])]
     wrong += [name for name, fits in optional.items() if name in meta and not fits(meta[name])]
+    if not wrong and not _fits_all(meta.get("best_trials", {}), set(folders) - set(meta.get("failed", {}))):
+        wrong = ["best_trials"]
     if not wrong and meta["phase"] >= phases:
         wrong = ["phase"]
     if not wrong and meta["iterations"] != step:
@@ -168,12 +182,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > 1e300
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
 def _is_list_of(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_mapping_of(value: Any, names: Collection[str], fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(name in names and fits(each) for name, each in value.items())
+
+
+def _fits_all(best_trials: Mapping[str, Any], folders: Collection[str]) -> bool:
+    """Return whether the scores are there of all trials that go on, each with the same number of tie breakers."""
+    lengths = {len(scores) for scores in best_trials.values()}
+    return not best_trials or (len(lengths) == 1 and 0 not in lengths and all(name in best_trials for name in folders))
 
 
 def _is_group(value: Any) -> bool:
@@ -193,4 +213,4 @@ def _is_mark(value: Any) -> bool:
     """Return whether a value is that of `Writer.mark`."""
     if not isinstance(value, dict):
         return value is None
-    return _is_count(value.get("bytes")) and isinstance(value.get("first", ""), str)
+    return is_count(value.get("bytes")) and isinstance(value.get("first", ""), str)
