@@ -47,7 +47,10 @@ def load_policies(
     """
     saved = _open_run(run, checkpoint, custom)
     env, (states, step) = saved.config.make_env(), _read_states(saved, best)
-    return [Policy(env, saved.algo, _anywhere(saved.algo.policy(state)), step, saved.config) for state in states]
+    return [
+        Policy(env, saved.algo, _anywhere(saved.algo.policy(state)), step, saved.config.with_run(seed=seed))
+        for seed, state in states.items()
+    ]
 
 
 def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
@@ -69,11 +72,12 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
         raise UsageError(f"{out} holds files already, and a run needs a folder of its own: choose another with --out")
     if obstacle := run_directory.find_obstacle(out):
         raise UsageError(f"no run can be written to {out}, where {obstacle}: choose another folder with --out")
-    (state, *_), step = _read_states(saved, best)
+    states, step = _read_states(saved, best)
+    seed, state = next(iter(states.items()))
     root = locate(saved.directory)[0]
     with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         meta = checkpoints.restore((), step, prefix="algo.replicated")[2]
-    settings = saved.config.with_run(init_from="", runs="runs")
+    settings = saved.config.with_run(seed=seed, init_from="", runs="runs")
     try:
         out.mkdir(parents=True, exist_ok=True)
         run_directory.write_versions(out, run_directory.read_versions(root))
@@ -111,11 +115,12 @@ def _open_run(name: str | Path, checkpoint: int | None = None, custom: Custom = 
 
 
 def _read_weights(saved: _SavedRun, best: bool) -> Any:
-    return _anywhere(saved.algo.weights(_read_states(saved, best)[0][0]))
+    states, _ = _read_states(saved, best)
+    return _anywhere(saved.algo.weights(next(iter(states.values()))))
 
 
-def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
-    """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
+def _read_states(saved: _SavedRun, best: bool) -> tuple[dict[int, AlgoState], int]:
+    """Return each trial's state without optimizers by its seed, and the number of the checkpoint that it is from.
 
     It is the checkpoint that was named, else the best one if `best` and intact, else the newest. Trials that had failed
     by then are left out; of several trials also those that have failed since, unless the checkpoint was named.
@@ -142,7 +147,7 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
         if saved.checkpoint is None and len(indices) > 1 and step != checkpoints.steps()[-1]:
             failed = checkpoints.newest()[1].get("failed", {}) | failed
     if count == 1:
-        return [AlgoState(replicated, ())], step
+        return {saved.config.run.seed: AlgoState(replicated, ())}, step
     lost = {k: failed[all_trials[k].folder] for k in indices if all_trials[k].folder in failed}
     described = describe_failed({all_trials[k].folder: iteration for k, iteration in lost.items()})
     if len(lost) == len(indices):
@@ -152,7 +157,12 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
         )
     if lost:
         print(f"warning: {described}, and is left out", file=sys.stderr)
-    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices if k not in lost], step
+    states = {
+        all_trials[k].config.run.seed: AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ())
+        for k in indices
+        if k not in lost
+    }
+    return states, step
 
 
 def _without_optimizers(tree: Any) -> Any:
@@ -247,11 +257,11 @@ def _read_final_weights(name: str) -> Any:
     saved = _open_run(name)
     lengths = [phase.iterations for phase in saved.algo.phases]
     ends = None not in lengths
-    (state, *_), step = _read_states(saved, best=not ends)
+    states, step = _read_states(saved, best=not ends)
     if ends and step < sum(length or 0 for length in lengths):
         run = saved.directory
         raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
-    return _anywhere(saved.algo.weights(state))
+    return _anywhere(saved.algo.weights(next(iter(states.values()))))
 
 
 def load_weights(name: str, run: Run) -> Any:
