@@ -17,6 +17,7 @@ from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.common.files import is_file
+from jaxrl.report.console import lend_handler
 from jaxrl.runtime import expert_dataset, hosts, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
@@ -75,13 +76,13 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
     states, step = _read_states(saved, best)
     seed, state = next(iter(states.items()))
     root = locate(saved.directory)[0]
-    with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
+    with lend_handler(), Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         meta = checkpoints.restore((), step, prefix="algo.replicated")[2]
     settings = saved.config.with_run(seed=seed, init_from="", runs="runs")
     try:
         out.mkdir(parents=True, exist_ok=True)
         run_directory.write_versions(out, run_directory.read_versions(root))
-        with Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
+        with lend_handler(), Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
             checkpoints.save(step, {"algo": state}, {**meta, "settings": settings.flat(), SMALL: True}, best=True)
         for file in out.rglob("commit_success.txt"):  # of orbax, which names the folder that was written
             file.unlink()
@@ -133,7 +134,7 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[dict[int, AlgoState], in
     count = len(all_trials)
     if count > 1:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), shapes)
-    with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
+    with lend_handler(), Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         use_best = saved.checkpoint is None and best and checkpoints.best_step() is not None
         try:
             checkpoint = checkpoints.restore(shapes, saved.checkpoint, prefix="algo.replicated", best=use_best)
