@@ -16,6 +16,7 @@ from helpers.tiny import Corridor, CorridorState, TinyQ
 
 import jaxrl
 import jaxrl.cli.evaluate
+import jaxrl.cli.export
 import jaxrl.cli.runs
 import jaxrl.cli.train
 from envs_jax import TimeStep, setting
@@ -26,6 +27,7 @@ from jaxrl.common.errors import UserError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.load import load_policies
 from jaxrl.runtime.not_finite import find_failure
 from jaxrl.runtime.train_state import BlockMetrics, Position
 
@@ -221,6 +223,18 @@ def test_a_seed_whose_environment_fails(rare: Path, capsys: pytest.CaptureFixtur
         jaxrl.load(rare / name, best=False)
     alive = next(f"seed_{seed}" for seed in range(3) if f"seed_{seed}" != name)
     np.testing.assert_array_equal(params(rare), params(rare / alive))
+
+
+def test_the_seed_of_the_weights_is_written_where_the_first_one_has_failed(rare: Path, tmp_path: Path) -> None:
+    assert list(newest_meta(rare)["failed"]) == ["seed_0"]
+    policies = load_policies(rare, best=False)
+    for seed, policy in zip((1, 2), policies, strict=True):
+        assert policy.config == jaxrl.load(rare / f"seed_{seed}", best=False).config
+        assert policy.config is not None and policy.config.run.seed == seed
+    assert jaxrl.cli.export.main([str(rare), "--format", "run", "--out", str(tmp_path / "small"), "--last"]) == 0
+    written = jaxrl.load(tmp_path / "small")
+    assert written.config.run.seed == 1
+    np.testing.assert_array_equal(written.params, params(rare / "seed_1"))
 
 
 def test_a_best_checkpoint_from_before_a_seed_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ import pynvml
 import pytest
 from helpers.runs import points
 
+import jaxrl
 from envs_jax.base import make, registered
 from jaxrl.report import console, gpu
 from jaxrl.report import metrics as metrics_module
@@ -339,10 +340,47 @@ def test_warnings_look_alike_before_and_after_absl_logs(
     """Issue 54: in a program without handlers absl gives the root one, as soon as a checkpoint is first written."""
     monkeypatch.setattr(logging.root, "handlers", [])
     log = Log()
-    log.say("warning: once")
-    absl.logging.vlog(1, "saved")
-    log.say("warning: twice")
-    assert capsys.readouterr().err == "WARNING:jaxrl:once\nWARNING:jaxrl:twice\n"
+    log.say("warning: before")
+    with log:
+        log.say("warning: once")
+        absl.logging.vlog(1, "saved")
+        log.say("warning: twice")
+    assert capsys.readouterr().err == "WARNING:jaxrl:before\nWARNING:jaxrl:once\nWARNING:jaxrl:twice\n"
+    absl.logging.vlog(1, "loaded")
+    log.say("warning: after")
+    assert capsys.readouterr().err == "WARNING:jaxrl:after\n"
+
+
+def test_logging_is_the_user_s_to_configure_before_and_after(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    own = logging.StreamHandler(io.StringIO())
+    for handlers, printed in (([], "WARNING:jaxrl:look out\n"), ([own], "")):
+        monkeypatch.setattr(console.logger, "handlers", handlers)
+        with Log() as log:
+            log.say("warning: look out")
+            absl.logging.vlog(1, "saved")
+            log.say("warning: look out")
+        assert capsys.readouterr().err == 2 * printed and logging.root.handlers == []
+        assert (console.logger.handlers, console.logger.propagate) == (handlers, True)
+    assert own.stream.getvalue() == "look out\nlook out\n"
+    logging.basicConfig(filename=tmp_path / "own.log", format="%(message)s")
+    try:
+        with Log() as log:
+            log.say("warning: to the file")
+        assert (tmp_path / "own.log").read_text() == "to the file\n" and not capsys.readouterr().err
+    finally:
+        for handler in logging.root.handlers:
+            handler.close()
+
+
+def test_a_run_and_its_export_leave_the_root_logger_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    settings = {"num_envs": 8, "devices": 1, "total_env_steps": 96, "eval_every": 0, "runs": str(tmp_path / "runs")}
+    result = jaxrl.train("helpers.tiny:TinyQ", "helpers.tiny:Corridor", progress=False, **settings)
+    jaxrl.export(result.directory, "run", tmp_path / "small")
+    assert logging.root.handlers == []
 
 
 def test_long_work_is_logged_at_once_and_then_with_its_seconds(clock: list[float], caplog: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from helpers.runs import outcome, resume, run
+from helpers.tiny import Corridor
 
 import jaxrl
 from envs_jax.base import setting
@@ -14,9 +15,10 @@ from jaxrl.algos.coma import Coma
 from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ddpg import Bicnet
 from jaxrl.algos.ppo import Ppo
-from jaxrl.cli import train
+from jaxrl.cli import evaluate, train
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.presets import presets
 
 TINY = (
@@ -63,6 +65,13 @@ class OwnOriginal(ComaOriginal):
 @dataclasses.dataclass(frozen=True)
 class OwnPpo(Ppo):
     """PPO, unchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPpo(Ppo):
+    """PPO with two minibatches, always: more than its policy needs in a team of another size."""
+
+    fixed_settings: ClassVar[dict[str, Any]] = {"num_minibatches": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +136,7 @@ def test_other_algorithms_are_refused(words: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("Fixed --memory none", "memory is always gru in Fixed: leave memory out"),
+        ("Fixed --memory none", "memory is always gru in Fixed, not none: give gru"),
         ("OwnOriginal --clip_ratio 0.2", "clip_ratio does not apply to coma_original"),
     ],
 )
@@ -135,6 +144,23 @@ def test_a_fixed_setting_cannot_be_changed(words: str, sentence: str, capsys: py
     assert train.main(f"--config coma_quick --algo test_subclasses:{words} {TINY}".split()) == 2
     printed = capsys.readouterr().err
     assert sentence in printed and printed.count("\n") == 1
+
+
+def test_a_fixed_setting_in_another_team(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose policy only acts: its minibatches do not matter, which in training cannot be changed."""
+    words = "--algo test_subclasses:FixedPpo --env helpers.tiny:Corridor --num_envs 4 --hidden_size 4 --depth 1"
+    words += " --rollout_steps 5 --devices 1 --eval_every 0 --total_env_steps 40"
+    assert train.main(f"{words} --num_minibatches 1".split()) == 2
+    assert "num_minibatches is always 2 in FixedPpo, not 1: give 2" in capsys.readouterr().err
+    directory = run(words, tmp_path)
+    assert evaluate.main([str(directory), "--num_agents", "3", "--episodes", "2"]) == 0
+    assert "greedy" in capsys.readouterr().out
+    assert train.main(f"{words.replace('_size 4', '_size 8')} --init_from {directory}".split()) == 2
+    assert "here hidden_size 8: give --hidden_size 4" in capsys.readouterr().err
+    spec = Corridor().spec
+    with pytest.raises(ValueError, match=r"num_minibatches is always 2 in FixedPpo, not 8: give 2$"):
+        FixedPpo(spec, DataParallel(8))
+    assert FixedPpo(spec, DataParallel(8), num_minibatches=2).num_minibatches == 2
 
 
 def test_help_shows_the_defaults_that_a_run_would_have(capsys: pytest.CaptureFixture[str]) -> None:

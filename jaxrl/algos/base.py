@@ -171,9 +171,10 @@ class Algorithm:
     def __post_init__(self) -> None:
         take_exactly(self)
         check_settings(self)
+        only_acts = all(getattr(self, name) == value for name, value in self.acting_settings.items())
         for name, value in self.fixed_settings.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} is always {value} in {type(self).__name__}: leave {name} out")
+            if (given := getattr(self, name)) != value and not (only_acts and name in self.acting_settings):
+                raise ValueError(f"{name} is always {value} in {type(self).__name__}, not {given}: give {value}")
         if self.spec.absent_agents and not self.weighs_agents:
             raise ValueError(
                 f"{type(self).__name__.lower()} learns from agents that are absent in '{self.spec.name}': use coma or "

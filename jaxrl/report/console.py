@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from jaxrl.report.metrics import TimeLeft
@@ -167,6 +167,26 @@ class Console:
             self._write(fold(line.rstrip(), self._width, 4))
 
 
+@contextmanager
+def lend_handler() -> Iterator[None]:
+    """Give the root logger a handler meanwhile if it has none, so that warnings have one form and absl adds none.
+
+    When absl first logs, such as for a checkpoint, it would configure the root logger for good.
+    """
+    if logging.root.handlers:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    if logger.handlers:  # the user's, which write this package's messages already
+        handler.addFilter(lambda record: record.name != logger.name)
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
+
+
 class Log(Console):
     """Replaces the console in runs that a program starts.
 
@@ -186,13 +206,21 @@ class Log(Console):
         super().__init__(label or _plain_words, every)
         self._callbacks = callbacks
         self._printed = printed and not logger.isEnabledFor(logging.INFO)
-        if not logger.hasHandlers():  # as absl does when it logs first: warnings would look otherwise from then on
-            logging.basicConfig()
+        self._until_end = ExitStack()
+
+    def __enter__(self) -> "Log":
+        self._until_end.enter_context(lend_handler())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._until_end:
+            super().__exit__(*error)
 
     def say(self, sentence: str) -> None:
         """Log a sentence, at level WARNING if it is a warning, else INFO."""
         if sentence.startswith("warning: "):
-            logger.warning(sentence.removeprefix("warning: "))
+            with lend_handler():
+                logger.warning(sentence.removeprefix("warning: "))
         else:
             self._write(sentence)
 
@@ -200,7 +228,8 @@ class Log(Console):
         if self._printed:
             super()._write(line)
         else:
-            logger.info(line)
+            with lend_handler():
+                logger.info(line)
 
     def block(self, info: Mapping[str, Any]) -> None:
         for callback in self._callbacks:

@@ -17,6 +17,7 @@ from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.common.files import is_file
+from jaxrl.report.console import lend_handler
 from jaxrl.runtime import expert_dataset, hosts, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
@@ -47,7 +48,10 @@ def load_policies(
     """
     saved = _open_run(run, checkpoint, custom)
     env, (states, step) = saved.config.make_env(), _read_states(saved, best)
-    return [Policy(env, saved.algo, _anywhere(saved.algo.policy(state)), step, saved.config) for state in states]
+    return [
+        Policy(env, saved.algo, _anywhere(saved.algo.policy(state)), step, saved.config.with_run(seed=seed))
+        for seed, state in states.items()
+    ]
 
 
 def load_all_weights(run: str | Path, best: bool = True, checkpoint: int | None = None) -> Any:
@@ -69,15 +73,16 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
         raise UsageError(f"{out} holds files already, and a run needs a folder of its own: choose another with --out")
     if obstacle := run_directory.find_obstacle(out):
         raise UsageError(f"no run can be written to {out}, where {obstacle}: choose another folder with --out")
-    (state, *_), step = _read_states(saved, best)
+    states, step = _read_states(saved, best)
+    seed, state = next(iter(states.items()))
     root = locate(saved.directory)[0]
-    with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
+    with lend_handler(), Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         meta = checkpoints.restore((), step, prefix="algo.replicated")[2]
-    settings = saved.config.with_run(init_from="", runs="runs")
+    settings = saved.config.with_run(seed=seed, init_from="", runs="runs")
     try:
         out.mkdir(parents=True, exist_ok=True)
         run_directory.write_versions(out, run_directory.read_versions(root))
-        with Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
+        with lend_handler(), Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
             checkpoints.save(step, {"algo": state}, {**meta, "settings": settings.flat(), SMALL: True}, best=True)
         for file in out.rglob("commit_success.txt"):  # of orbax, which names the folder that was written
             file.unlink()
@@ -111,11 +116,12 @@ def _open_run(name: str | Path, checkpoint: int | None = None, custom: Custom = 
 
 
 def _read_weights(saved: _SavedRun, best: bool) -> Any:
-    return _anywhere(saved.algo.weights(_read_states(saved, best)[0][0]))
+    states, _ = _read_states(saved, best)
+    return _anywhere(saved.algo.weights(next(iter(states.values()))))
 
 
-def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
-    """Return each trial's state without optimizers, and the number of the checkpoint that it is from.
+def _read_states(saved: _SavedRun, best: bool) -> tuple[dict[int, AlgoState], int]:
+    """Return each trial's state without optimizers by its seed, and the number of the checkpoint that it is from.
 
     It is the checkpoint that was named, else the best one if `best` and intact, else the newest. Trials that had failed
     by then are left out; of several trials also those that have failed since, unless the checkpoint was named.
@@ -128,7 +134,7 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
     count = len(all_trials)
     if count > 1:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), shapes)
-    with Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
+    with lend_handler(), Checkpoints(root / run_directory.CHECKPOINTS) as checkpoints:
         use_best = saved.checkpoint is None and best and checkpoints.best_step() is not None
         try:
             checkpoint = checkpoints.restore(shapes, saved.checkpoint, prefix="algo.replicated", best=use_best)
@@ -139,7 +145,7 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
         step, replicated, meta = checkpoint
         if count == 1:
-            return [AlgoState(replicated, ())], step
+            return {saved.config.run.seed: AlgoState(replicated, ())}, step
         folders = [trial.folder for trial in all_trials]
         check_meta(meta, step, root, len(saved.algo.phases), folders)
         failed = meta.get("failed", {})
@@ -156,7 +162,12 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[list[AlgoState], int]:
         )
     if lost:
         print(f"warning: {described}, and is left out", file=sys.stderr)
-    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in indices if k not in lost], step
+    states = {
+        all_trials[k].config.run.seed: AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ())
+        for k in indices
+        if k not in lost
+    }
+    return states, step
 
 
 def _without_optimizers(tree: Any) -> Any:
@@ -251,11 +262,11 @@ def _read_final_weights(name: str) -> Any:
     saved = _open_run(name)
     lengths = [phase.iterations for phase in saved.algo.phases]
     ends = None not in lengths
-    (state, *_), step = _read_states(saved, best=not ends)
+    states, step = _read_states(saved, best=not ends)
     if ends and step < sum(length or 0 for length in lengths):
         run = saved.directory
         raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
-    return _anywhere(saved.algo.weights(state))
+    return _anywhere(saved.algo.weights(next(iter(states.values()))))
 
 
 def load_weights(name: str, run: Run) -> Any:

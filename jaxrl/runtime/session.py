@@ -111,7 +111,7 @@ class Session:
         state, meta = self.checkpoints.read(step, self.run.trainer.shapes())
         self.position = Position.from_meta(meta)
         self._best_score, self._best_ties = meta["best"], meta.get("best_ties", [])
-        self._best_trials, self.failed = meta.get("best_trials", {}), meta.get("failed", {})
+        self._best_trials, self.failed = meta["best_trials"], meta.get("failed", {})
         self._evaluated_iteration, self._previous_seconds = meta["evaluated"], meta["seconds"]
         self.lines = self._make_lines([meta["group"], *meta.get("trial_groups", [])])
         for writer, mark in zip(self.writers, meta.get("metrics") or [None] * len(self.writers), strict=True):
@@ -225,20 +225,22 @@ class Session:
 
     def _run_block(self, state: TrainState) -> TrainState:
         """Start the next block, in the next phase if the current one has ended; report the previous block meanwhile."""
-        remaining = self._count_remaining()
-        if not remaining[self.position.phase]:
-            state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
-        before, phase = self.position, self.phases[self.position.phase]
-        block = self.programs.blocks[before.phase]
+        remaining, index = self._count_remaining(), self.position.phase
+        if not remaining[index]:
+            index = next(other for other, left in enumerate(remaining) if left)
+        phase, block = self.phases[index], self.programs.blocks[index]
         assert block is not None
         if not block.ready:
             self._report_block()  # before the compiler is waited for
             with self.pace.pause():
                 self._compile(block, f"phase '{phase.name}'", state)
+        if index != self.position.phase:  # only now: a signal while it is compiled leaves state and position alike
+            state = self._enter_phase(state, index)
+        before = self.position
         if isinstance(block, Pieces):
             return self._run_pieces(block, state)
-        count = self._choose_block_length(remaining[before.phase])
-        expected = count * self._iteration_seconds.get(before.phase, np.inf)
+        count = self._choose_block_length(remaining[index])
+        expected = count * self._iteration_seconds.get(index, np.inf)
         if GRACE_SECONDS < expected < np.inf and self._saved_iteration != before.iterations:
             self._report_block()
             self._save(state, best=False)  # a signal may give the block up
