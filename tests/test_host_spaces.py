@@ -95,6 +95,8 @@ MISFITS = {
         "1e+39",
     ),
     "beyond float32, doubles": (spaces.Box(-np.inf, np.inf, (2,), np.float64), [0.0, 1e38], [0.0, -1e300], "-1e+300"),
+    "long integers": (spaces.Box(-np.inf, np.inf, (2,), np.float32), [0, 10**30], [0, 10**40], "1e+40"),
+    "integers beyond float64": (spaces.Discrete(3), 2, 10**400, "1.7976931348623157e+308"),
     "complex numbers": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), np.array([1j]), "not numbers"),
     "nothing": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), None, "an observation is None, not numbers"),
     "text": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), ["1"], "is ['1'], not numbers"),
@@ -317,6 +319,9 @@ BOX, SEEN = spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32)
         ({"step": (SEEN, np.ones(2), False, False, {})}, "(the reward is array([1., 1.]), not one number): return a "),
         ({"step": (SEEN, "1.0", False, False, {})}, "(the reward is '1.0', not one number)"),
         ({"step": (SEEN, 1e39, False, False, {})}, "(the reward is 1e+39, which float32 does not hold)"),
+        ({"step": (SEEN, 10**40, False, False, {})}, f"(the reward is 1{'0' * 40}, which float32 does not hold)"),
+        ({"step": (SEEN, [10**40], False, False, {})}, "(the reward is 1e+40, which float32 does not hold)"),
+        ({"step": (SEEN, -(10**400), False, False, {})}, "which float32 does not hold)"),
         ({"step": (SEEN, [[1], [1, 2]], False, False, {})}, "(the reward is [[1], [1, 2]], not one number)"),
         ({"step": (SEEN, 1.0, "False", False, {})}, "(terminated is 'False', not true or false): return a bool"),
         ({"step": (SEEN, 1.0, False, None, {})}, "(truncated is None, not true or false)"),
@@ -332,6 +337,11 @@ def test_what_breaks_the_interface(replies: Any, sentence: str) -> None:
 def test_numbers_and_flags_of_other_types(reward: Any) -> None:
     rows, failure = play(register(BOX, SEEN, step=(SEEN, reward, np.bool_(False), np.array([1]), {})))
     assert failure is None and rows[1].truncated.all() and (rows[1].reward == 1).all()
+
+
+def test_a_reward_of_many_digits_is_a_float() -> None:
+    rows, failure = play(register(BOX, SEEN, step=(SEEN, 10**30, False, True, {})))
+    assert failure is None and (rows[1].reward == np.float32(1e30)).all()
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "import", "make"])
@@ -367,7 +377,8 @@ def test_an_environment_that_exits(where: str, tmp_path: Any, monkeypatch: Any, 
         env = "gymnasium:exits_at_import:X-v0"
     assert evaluate.main(["--env", env, "--episodes", "2", "--policy", "random"]) in (1, 2)
     said = capsys.readouterr().err
-    assert "(SystemExit: " in said.splitlines()[-1] and "Traceback" not in said and said.count("error:") == 1
+    assert "(SystemExit: " in said.splitlines()[-1] and said.count("error:") == 1
+    assert said.count("Traceback") == said.count("in the environment:\nTraceback") == (where in ("reset", "step"))
     if where == "step":
         Exits.error = KeyboardInterrupt()
         with pytest.raises(BaseException, match="KeyboardInterrupt"):

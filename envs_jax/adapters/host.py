@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import importlib
 import json
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -132,6 +134,7 @@ class HostVector:
                 self.arrays.moved = fault.copy, self.arrays.lengths[fault.copy]
             self.failure = f"'{name}' failed on the host{self._where()} ({fault.what}): {fault.fix}"
         except BaseException as error:  # SystemExit too, which would end the program without a word
+            print(f"in the environment:\n{traceback.format_exc()}", end="", file=sys.stderr, flush=True)
             what = f"failed on the host{self._where()} ({describe_error(error)})"
             self.failure = f"'{name}' {what}: correct it and start again"
         self._started = True
@@ -269,12 +272,16 @@ class HostAdapter(Adapter):
         for word in filter(None, map(str.strip, self.info_keys.split(","))):
             key, colon, how = (one.strip() for one in word.rpartition(":"))
             keys.append(InfoKey(key, how) if colon else InfoKey(how, "last"))
+            if not keys[-1].key:
+                raise AdapterError(f"info_keys has {short_repr(word)}, which names no number: write it before the colon")
             if keys[-1].how not in COMBINE:
                 raise AdapterError(f"info_keys has {short_repr(word)}: {closest(how, COMBINE)} after the colon")
         names = [to_metric(key.key) for key in keys]
         for name in names:
-            if name in ("return", "length", "episodes", "") or names.count(name) > 1:
-                raise AdapterError(f"info_keys has {short_repr(name)} twice, or as a name that is taken: leave it out")
+            if name in ("return", "length", "episodes"):
+                raise AdapterError(f"info_keys has {short_repr(name)}, a name that every table has: leave it out")
+            if names.count(name) > 1:
+                raise AdapterError(f"info_keys has {short_repr(name)} twice: leave one of them out")
         return tuple(keys)
 
     @property

@@ -77,10 +77,7 @@ class Part(NamedTuple):
             rows[index] = self._fit(value, rows[index].shape)
 
     def _fit(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-        try:
-            array = np.asarray(value)
-        except ValueError:  # rows of different lengths
-            array = np.asarray(None)
+        array = to_array(value)
         if array.dtype.kind not in "biuf":
             raise Fault(f"{self.where} is {short_repr(value)}, not numbers", f"return values of {self._space()}")
         if array.shape != shape:  # NumPy would repeat one number
@@ -116,6 +113,21 @@ class Part(NamedTuple):
     def _space(self) -> str:
         text = " ".join(str(self.space).split())
         return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
+
+
+def to_array(value: Any) -> np.ndarray:
+    """Return what an environment returned as an array, of objects where it holds what is no number.
+
+    Integers of more than 64 bits become the nearest float64.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return np.asarray(None)
+    if array.dtype == object and array.size and all(isinstance(one, int) for one in array.flat):
+        largest = int(np.finfo(np.float64).max)
+        array = np.reshape([float(min(max(one, -largest), largest)) for one in array.flat], array.shape)
+    return array
 
 
 def integer_counts(space: Any) -> np.ndarray | None:
