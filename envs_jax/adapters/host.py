@@ -34,7 +34,7 @@ from envs_jax.adapters.common import (
     quiet,
 )
 from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey, Layout
-from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, describe_bits, describe_parts
+from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, choose_mask, describe_parts
 from envs_jax.base import Array, Box, Discrete, Reduction, TimeStep, closest, pytree, setting, short_repr
 from envs_jax.batch import BatchedEnvironment, BatchState
 
@@ -298,9 +298,7 @@ class HostAdapter(Adapter):
         groups = []
         for index, (observation, action, mask) in enumerate(distinct):
             agents = tuple(agent for agent, group in enumerate(members) if group == index)
-            parts = tuple(describe_parts(observation))
-            if mask is not None and not any(part.path == (MASK,) for part in parts):
-                parts = *parts, describe_bits((MASK,), f"MultiBinary{mask}", mask, in_info=True)
+            parts = choose_mask(tuple(describe_parts(observation)), action, mask)
             groups.append(Group(agents, parts, action))
         return Spaces(tuple(groups), {name: spaces.action for name, spaces in by_name.items()})
 
