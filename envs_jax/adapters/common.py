@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.adapters.errors import AdapterError, UnfitError, describe_error
-from envs_jax.adapters.parts import check_integers, integer_counts, misfit_mask
+from envs_jax.adapters.parts import check_integers, integer_counts, misfit_mask, shorten_limit
 from envs_jax.base import Array, Box, Discrete, closest, short_repr
 from envs_jax.settings import SMALLEST_IMAGE
 
@@ -252,11 +252,11 @@ class Joined:
         observation: Any,
         observe: str = "",
         without: tuple[str, ...] = (),
-        limits: Mapping[str, Any] | None = None,
+        largest_byte: Callable[[str], Any] = lambda name: 255.0,
     ) -> "Joined":
         """Build one for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
 
-        `limits`: largest values of images of bytes by name, numbers or arrays of their shape; 255 for others.
+        `largest_byte`: returns the largest value of an image of bytes by its name, a number or an array of its shape.
 
         Raises ValueError: an unknown part, or one that is no array of numbers.
         """
@@ -288,7 +288,7 @@ class Joined:
         parts = tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items())
         is_image = cls(parts, False).image is not None
         images = [name for name, leaf in leaves.items() if is_image and leaf.ndim == 3 and leaf.dtype == jnp.uint8]
-        pixels = [(name, Box(leaves[name].shape, high=(limits or {}).get(name, 255.0))) for name in images]
+        pixels = [(name, Box(leaves[name].shape, high=largest_byte(name))) for name in images]
         unit = all(leaf.dtype == jnp.bool_ or name in images for name, leaf in leaves.items())
         return cls(parts, unit, tuple(pixels))
 
@@ -311,7 +311,7 @@ class Joined:
     @staticmethod
     def largest_box(env: str, joined: Sequence["Joined"]) -> Box:
         """Return the box of a team's arrays, each of which is padded to the largest. Raises ValueError: images."""
-        boxes = [one.box for one in dict.fromkeys(joined)]
+        boxes = list(dict.fromkeys(one.box for one in joined))
         if len(boxes) == 1:
             return boxes[0]
         if any(one.image for one in joined):
@@ -333,6 +333,23 @@ class Joined:
             planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
             return jnp.concatenate(planes, axis=-1)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def read_largest_byte(space: Any, name: str) -> float | np.ndarray:
+    """Return the largest value of bytes as a package's space describes their part, by the part's dotted name.
+
+    A number, or float64[...] where numbers differ; 255 where the space does not say, at least 1.
+    """
+    for key in filter(None, name.split(".")):
+        inner = getattr(space, "spaces", space)
+        if isinstance(inner, Mapping):
+            space = inner.get(key)
+        elif isinstance(inner, tuple | list) and key.isdigit() and int(key) < len(inner):
+            space = inner[int(key)]
+        else:
+            space = getattr(inner, key, None)
+    high = next((getattr(space, name) for name in ("high", "maximum") if hasattr(space, name)), None)
+    return shorten_limit(255.0 if high is None else np.clip(np.asarray(high, np.float64), 1.0, 255.0))
 
 
 def _leaves_by_name(observation: Any) -> dict[str, Any]:

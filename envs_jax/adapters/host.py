@@ -27,7 +27,6 @@ from envs_jax.adapters.adapter import Adapter, PackageStep, to_metric
 from envs_jax.adapters.common import (
     ActionMap,
     AdapterError,
-    Joined,
     describe_error,
     describe_team,
     join_mask,
@@ -315,13 +314,9 @@ class HostAdapter(Adapter):
         metrics = jnp.zeros(len(self.metric_keys), jnp.float32)
         return (), self._to_package_step(HostStep(0, parts, 0.0, False, False, flags, flags, metrics))
 
-    def make_joined(self, output: PackageStep) -> list[Joined]:
-        limits: list[dict[str, Any]] = [{}] * self.spaces.agents
-        for group in self.spaces.groups:
-            for agent in group.agents:
-                limits[agent] = {part.name: part.limit for part in group.parts}
-        name, shown = self.full_name, zip(output.observations, limits, strict=True)
-        return [Joined.from_observation(name, one, self.observe, self.unseen, limit) for one, limit in shown]
+    def largest_byte(self, agent: int, name: str) -> Any:
+        group = next(group for group in self.spaces.groups if agent in group.agents)
+        return next(part.limit for part in group.parts if part.name == name)
 
     def _to_package_step(self, step: HostStep) -> PackageStep:
         """Return a step of one copy from its arrays."""

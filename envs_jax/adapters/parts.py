@@ -280,13 +280,17 @@ def _describe_box(path: tuple[Any, ...], space: Any) -> Part:
     elif dtype != np.uint8:
         part = Part(path, space, (shape, dtype), shape, np.float32, np.asarray)
     else:
-        limit = np.maximum(high, 1).astype(np.float64)
-        part = _describe_bytes(path, space, shape, float(limit.flat[0]) if np.ptp(limit) == 0 else limit)
+        part = _describe_bytes(path, space, shape, shorten_limit(np.maximum(high, 1).astype(np.float64)))
     if dtype.kind in "iu" and low.size:
         kind = np.iinfo(dtype)
         if (low > kind.min).any() or (high < kind.max).any():
             part = part._replace(low=_shorten(low), high=_shorten(high))
     return part
+
+
+def shorten_limit(limit: Any) -> Any:
+    """Return a `Part.limit` as one float where all numbers are equal."""
+    return float(np.ravel(limit)[0]) if np.ptp(limit) == 0 else limit
 
 
 def _shorten(bounds: np.ndarray) -> Any:
