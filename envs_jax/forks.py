@@ -1,5 +1,6 @@
 """Processes forked from one that used JAX: there every call of JAX would wait forever for threads that are gone."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,5 +24,8 @@ def check_process(what: str, instead: str) -> None:
 
 def _has_lost_threads() -> bool:
     """Return whether no thread of JAX's CPU client runs, of which a fork copies none; False where that is unknown."""
-    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]  # of Linux
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):  # of Linux
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
+            names.append(path.read_text())
     return bool(names) and "cpu" in xla_bridge._backends and not any(name.startswith("tf_XLA") for name in names)

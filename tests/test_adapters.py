@@ -402,7 +402,8 @@ class Space(NamedTuple):
 class Walk:
     """A walk on the line in the form of gymnax: the place is the observation, 10 is its end."""
 
-    def __init__(self, space=None, observation=None):
+    def __init__(self, space=None, observation=None, seen=None):
+        self.seen = seen  # space of the observation
         self.space = space or Space((2,), np.array([-1.0, 0.0]), np.array([3.0, 4.0]))
         self.observation = observation or (lambda place: {"b": place, "a": jnp.zeros((2, 2), bool)})
 
@@ -410,7 +411,7 @@ class Walk:
         return self.space
 
     def observation_space(self, params):
-        return None
+        return self.seen() if self.seen else None
 
     def reset_env(self, key, params):
         place = jnp.float32(0)
@@ -511,6 +512,82 @@ def test_images_of_bytes_are_divided(monkeypatch):
     np.testing.assert_allclose(rows[1].observation[0], np.broadcast_to([1, 0.2], (9, 9, 2)))
     env = walk(monkeypatch, "Walk-i", observation=lambda place: jnp.full(4, 51, jnp.uint8))
     assert env.spec.observation.highest == np.inf and episode(env, [[0.0, 0.0]])[0].observation[0, 0] == 51
+
+
+IMAGE = (9, 9, 2)
+
+
+def bytes_up_to(high):
+    """Return what makes a box of bytes, in arrays of JAX, as packages do."""
+    return lambda: Space(IMAGE, 0, jnp.asarray(high), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "high", "expected"),
+    [("a", 4, 0.75), ("b", [4, 30], [0.75, 0.1]), ("c", np.inf, 3 / 255), ("e", np.full(IMAGE, 6), 0.5)],
+)
+def test_images_of_bytes_are_divided_by_what_gymnax_says(monkeypatch, name, high, expected):
+    env = walk(monkeypatch, f"Bytes-{name}", observation=lambda _: jnp.full(IMAGE, 3, jnp.uint8), seen=bytes_up_to(high))
+    rows = episode(env, [[0.0, 0.0]])
+    np.testing.assert_allclose(rows[1].observation[0], np.broadcast_to(expected, IMAGE), rtol=1e-6)
+    hash(env.spec)
+
+
+def test_parts_of_bytes_are_divided_by_their_own_bound(monkeypatch):
+    """Of dictionaries of gymnax."""
+    seen = types.SimpleNamespace(spaces={"flag": Space((), 0, 1), "image": bytes_up_to(6)()})
+    image = {"image": jnp.full(IMAGE, 3, jnp.uint8), "flag": jnp.bool_(True)}
+    env = walk(monkeypatch, "Bytes-f", observation=lambda place: image, seen=lambda: seen)
+    np.testing.assert_allclose(episode(env, [])[0].observation[0, 0, 0], [1, 0.5, 0.5])
+
+
+class Grid(NamedTuple):
+    """What an agent of `Boxes` sees."""
+
+    grid: object
+    step_count: object
+
+
+class Boxes:
+    """An environment in the form of jumanji."""
+
+    time_limit = 3
+    reward_spec = discount_spec = Space((), 0, 1)
+    action_spec = types.new_class("DiscreteArray", exec_body=lambda body: body.update(num_values=2))()
+    observation_spec = types.SimpleNamespace(
+        grid=types.SimpleNamespace(minimum=0, maximum=4), step_count=types.SimpleNamespace(minimum=0, maximum=3)
+    )
+
+    def reset(self, key):
+        return jnp.int32(0), self.look(0)
+
+    def step(self, state, action):
+        return state + 1, self.look(state + 1)
+
+    def look(self, t):
+        seen = Grid(jnp.full(IMAGE, 3, jnp.uint8), jnp.int32(t))
+        return types.SimpleNamespace(observation=seen, reward=0.0, discount=1.0, last=lambda: jnp.bool_(False))
+
+
+def test_images_of_bytes_are_divided_by_what_jumanji_says(monkeypatch):
+    module(monkeypatch, "jumanji", registered_environments=lambda: ["Boxes-v0"], make=lambda _: Boxes())
+    rows = episode(make("jumanji:Boxes-v0"), [0])
+    np.testing.assert_allclose(rows[1].observation[0, 0, 0], [0.75, 0.75, 1])
+    only = episode(make("jumanji:Boxes-v0", observe="grid"), [0])
+    np.testing.assert_allclose(only[1].observation[0, 0, 0], [0.75, 0.75])
+
+
+def test_images_of_bytes_are_divided_by_what_jaxmarl_says_of_each_agent(monkeypatch):
+    class Seeing(Team):
+        def observation_space(self, agent):
+            return bytes_up_to({"left": 6, "right": 30}[agent])()
+
+    def look(step):
+        return dict.fromkeys(("left", "right"), jnp.full(IMAGE, 3, jnp.uint8))
+
+    module(monkeypatch, "jaxmarl", registered_envs=["team_sees"], make=lambda _: Seeing(look))
+    rows = episode_of_team(make("jaxmarl:team_sees"), [[0, 1]])
+    np.testing.assert_allclose(rows[1].observation[:, 0, 0], [[0.5, 0.5], [0.1, 0.1]])
 
 
 def test_masks_of_several_integers():

@@ -371,7 +371,7 @@ def test_an_environment_that_raises(command: str, tmp_path: Path, monkeypatch: A
     else:
         code = evaluate.main(["--env", "gymnasium:host/Fragile-v0", "--episodes", "2", "--policy", "random"])
     error = capsys.readouterr().err
-    assert code == 1 and "Traceback" not in error
+    assert code == 1 and error.count("in the environment:\nTraceback") == error.count("Traceback") == 1
     sentence = "'gymnasium:host/Fragile-v0' failed on the host in step 4 of copy 0 (RuntimeError: the rope broke)"
     assert error.splitlines()[-1] == f"error: {sentence}: correct it and start again"
 

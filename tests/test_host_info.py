@@ -74,6 +74,8 @@ def test_any_is_a_share() -> None:
     name = register([{}, {"hit": 0}, {"hit": True}, {"hit": False}])
     spec, rows, failure = play(name, 3, info_keys="hit:any")
     assert failure is None and dict(spec.metrics) == {"hit": "any"} and rows[3] == {"hit": 1}
+    _, rows, failure = play(register([{}, {}, {}, {"is_success": True}]), 3, info_keys="is_success:any")
+    assert failure is None and rows[3] == {"is_success": 1}
     _, _, failure = play(register([{}, {"hit": 3}]), 1, info_keys="hit:any")
     assert "(info['hit'] is 3): name it without ':any', or return 0 or 1" in str(failure)
 
@@ -126,6 +128,12 @@ def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) 
             "a:max",
             "in step 1 of copy 0 (info has no 'a', which info_keys names, and is empty): r",
         ),
+        (
+            [{}, {"a": 1}, {}],
+            "a:any",
+            "in step 2 of copy 0 (info has no 'a', which info_keys names, and is empty): return it at the end of",
+        ),
+        ([{}, {"a": 10**400}], "a", "0, which float32 does not hold)"),
         ([{}, {"a": None}], "a", "(info['a'] is None, not one number): return a number"),
         ([{}, {"a": "1"}], "a", "(info['a'] is '1', not one number)"),
         ([{}, {"a": {"r": 1}}], "a", "(info['a'] is {'r': 1}, not one number)"),
@@ -134,6 +142,18 @@ def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) 
 )
 def test_what_is_missing(infos: list[dict[str, Any]], keys: str, sentence: str) -> None:
     assert sentence in str(play(register(infos), len(infos) - 1, info_keys=keys)[2])
+
+
+@pytest.mark.needs("pettingzoo")
+def test_of_a_team_any_is_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = [{}, {}, {AGENTS[0]: {"won": 0}, AGENTS[1]: {"won": 1}}]
+    monkeypatch.setattr(Plan, "_infos", lambda self: infos[self.t])
+    monkeypatch.setattr(Plan, "rows", [Row(set(AGENTS)), Row(set(AGENTS)), Row(plan.NOBODY, terminated=set(AGENTS))])
+    batch = envs_jax.make("pettingzoo:helpers.plan", info_keys="won:any").batched()
+    state, step = batch.reset(jax.random.split(jax.random.key(0), 1))
+    for _ in range(2):
+        state, step = batch.step(state, step, jnp.zeros((1, 2), jnp.int32))
+    assert batch.failure is None and float(step.metrics["won"][0]) == 1
 
 
 def test_the_horizon_ends_an_episode_too() -> None:
@@ -146,9 +166,11 @@ def test_the_horizon_ends_an_episode_too() -> None:
     ("keys", "sentence"),
     [
         ("x:median", "info_keys has 'x:median': choose from|info_keys has 'x:median': did you mean"),
-        ("x, x:sum", "info_keys has 'x' twice, or as a name that is taken"),
-        ("x/y, x_y", "info_keys has 'x_y' twice, or as a name that is taken"),
-        ("length", "info_keys has 'length' twice, or as a name that is taken"),
+        ("x, x:sum", "info_keys has 'x' twice: leave one of them out"),
+        ("x/y, x_y", "info_keys has 'x_y' twice: leave one of them out"),
+        ("length", "info_keys has 'length', a name that every table has: leave it out"),
+        ("return:max", "info_keys has 'return', a name that every table has: leave it out"),
+        (":max", "info_keys has ':max', which names no number: write it before the colon"),
     ],
 )
 def test_refused_keys(keys: str, sentence: str) -> None:

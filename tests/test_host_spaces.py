@@ -96,6 +96,8 @@ MISFITS = {
         "1e+39",
     ),
     "beyond float32, doubles": (spaces.Box(-np.inf, np.inf, (2,), np.float64), [0.0, 1e38], [0.0, -1e300], "-1e+300"),
+    "long integers": (spaces.Box(-np.inf, np.inf, (2,), np.float32), [0, 10**30], [0, 10**40], "1e+40"),
+    "integers beyond float64": (spaces.Discrete(3), 2, 10**400, "1.7976931348623157e+308"),
     "complex numbers": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), np.array([1j]), "not numbers"),
     "nothing": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), None, "an observation is None, not numbers"),
     "text": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), ["1"], "is ['1'], not numbers"),
@@ -229,7 +231,18 @@ def test_taxi_plays_only_open_actions() -> None:
         (spaces.MultiDiscrete([2, 3]), ([1, 0], [1, 1, 0]), [1, 1, 0, 0, 0, 0]),  # as Gymnasium's `sample` takes it
         (spaces.MultiDiscrete([3, 2]), np.array([[1, 0, 1], [0, 1, 0]]), [0, 1, 0, 0, 0, 1]),
         (spaces.MultiDiscrete([2, 2]), np.array([1, 1, 0, 1]), [0, 1, 0, 1]),
+        (spaces.MultiDiscrete([2, 3]), [np.array([1, 0]), np.array([1, 1, 0])], [1, 1, 0, 0, 0, 0]),
+        (spaces.MultiDiscrete([2, 2]), [np.array([1, 0]), np.array([1, 1])], [1, 1, 0, 0]),
+        (spaces.MultiDiscrete([2, 3]), [[1, 0], [1, 1, 0]], [1, 1, 0, 0, 0, 0]),
+        (
+            spaces.MultiDiscrete([[1, 2], [2, 1]]),
+            ((np.array([1]), np.array([0, 1])), (np.array([1, 1]), np.array([1]))),
+            [0, 0, 1, 1],
+        ),
         (spaces.MultiBinary(2), ([1, 1], [1, 0]), [1, 0, 1, 0]),
+        (spaces.MultiBinary(2), np.array([1, 2], np.int8), [0, 0, 1, 1]),  # 2: both are open
+        (spaces.MultiBinary(3), [0, 2, 1], [0, 1, 0, 1, 0, 0, 0, 0]),
+        (spaces.MultiBinary([2, 1]), [[0], [2]], [1, 1, 0, 0]),
     ],
 )
 def test_masks_of_integers(action: Any, mask: Any, expected: list[int]) -> None:
@@ -237,6 +250,84 @@ def test_masks_of_integers(action: Any, mask: Any, expected: list[int]) -> None:
     assert failure is None
     for row in rows:
         np.testing.assert_array_equal(row.action_mask[:, 0], [expected] * 2)
+
+
+def test_masks_that_gymnasium_itself_takes() -> None:
+    """Its samples are those whose index is open."""
+    for space, mask in (
+        (spaces.MultiDiscrete([[2, 3], [2, 2]]), (([1, 0], [0, 1, 1]), ([0, 1], [1, 1]))),
+        (spaces.MultiBinary(4), np.array([2, 0, 1, 2], np.int8)),
+    ):
+        arrays = jax.tree.map(np.int8, mask, is_leaf=lambda x: isinstance(x, list))
+        space.seed(0)
+        drawn = {tuple(space.sample(mask=arrays).ravel().tolist()) for _ in range(60)}
+        rows, failure = play(masked(space, arrays))
+        assert failure is None
+        sizes = space.nvec.ravel() if hasattr(space, "nvec") else [2] * 4
+        open_ = np.argwhere(np.asarray(rows[1].action_mask[0, 0]).reshape(sizes))
+        assert drawn == set(map(tuple, open_.tolist())) and len(drawn) == 4
+
+
+def told(mask: Any, shown: Any, action: Any, infos: Any = ({},)) -> str:
+    """Return the name of an environment whose observation has a mask."""
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (1,)), "action_mask": mask})
+    observation = {"a": np.zeros(1, np.float32), "action_mask": shown}
+    return register(space, observation, action=action, infos=list(infos))
+
+
+def bits(*shape: int) -> Any:
+    return spaces.Box(0, 1, shape, np.int8)
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown", "action", "expected"),
+    [
+        (bits(1, 4), [[1, 0, 0, 1]], spaces.Discrete(4), [1, 0, 0, 1]),
+        (bits(4, 1), [[1], [0], [0], [1]], spaces.Discrete(4), [1, 0, 0, 1]),
+        (spaces.MultiBinary([1, 2]), [[0, 1]], spaces.Discrete(2), [0, 1]),
+        (spaces.Box(0, 1, (3,), np.float32), [0.0, 1.0, 1.0], spaces.Discrete(3), [0, 1, 1]),
+        (bits(2, 3), [[0, 1, 0], [1, 1, 1]], spaces.MultiDiscrete([2, 3]), [0, 1, 0, 1, 1, 1]),  # joint
+        (bits(1, 5), [[0, 1, 0, 1, 1]], spaces.MultiDiscrete([2, 3]), [0, 0, 0, 0, 1, 1]),
+        (bits(2, 3), [[0, 1, 1], [1, 0, 0]], spaces.MultiDiscrete([3, 2]), [0, 0, 1, 0, 1, 0]),
+        (spaces.Box(0, 1, (9, 9), np.uint8), np.eye(9), spaces.MultiDiscrete([9, 9]), np.eye(9).ravel()),
+    ],
+)
+def test_masks_of_observations(mask: Any, shown: Any, action: Any, expected: Any) -> None:
+    rows, failure = play(told(mask, np.asarray(shown, mask.dtype), action))
+    assert failure is None and rows[0].observation.shape == (2, 1, 1)
+    np.testing.assert_array_equal(rows[1].action_mask[0, 0], expected)
+
+
+UNUSABLE = {
+    "another number": (
+        bits(3),
+        np.ones(3, np.int8),
+        spaces.Discrete(4),
+        r"\(3,\) .* \[4\] values: return one of .*\(4,\)",
+    ),
+    "one-hot": (spaces.MultiDiscrete([2, 2]), np.zeros(2, int), spaces.Discrete(4), "of the kind MultiDiscrete"),
+    "a tuple": (
+        spaces.Tuple((bits(2), bits(2))),
+        (np.int8([1, 0]), np.int8([1, 1])),
+        spaces.MultiDiscrete([2, 2]),
+        "of several arrays",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_masks_of_observations_that_cannot_be_used(case: str) -> None:
+    """They are refused, or those in `info` are taken."""
+    mask, shown, action, sentence = UNUSABLE[case]
+    with pytest.raises(ValueError, match=f"has an action_mask .*{sentence}"):
+        envs_jax.make(told(mask, shown, action))
+    infos = [{"action_mask": [0, 1, 0, 0]}]
+    if case == "a tuple":
+        infos = [{"action_mask": ([0, 1], [1, 0])}]
+    rows, failure = play(told(mask, shown, action, infos))
+    assert failure is None and rows[0].observation.shape == (2, 1, 1)
+    expected = [0, 0, 1, 0] if case == "a tuple" else [0, 1, 0, 0]
+    np.testing.assert_array_equal(rows[1].action_mask[0, 0], expected)
 
 
 def test_masks_that_change_from_step_to_step() -> None:
@@ -266,7 +357,7 @@ def test_masks_that_are_wrong(masks: Any, sentence: str) -> None:
 
 
 def test_a_mask_of_another_number_of_actions_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"has a mask of shape \(4,\) for actions of \[3\] values"):
+    with pytest.raises(ValueError, match=r"mask of shape \(4,\) for actions of \[3\] values: return one of shape \(3,\)"):
         envs_jax.make(masked(spaces.Discrete(3), [1] * 4))
 
 
@@ -289,6 +380,42 @@ def test_our_own_environment_by_way_of_gymnasium() -> None:
         state, timestep = env.step(state, jnp.array([action], jnp.int32))
         info = twin.step(action)[4]
     assert closed
+
+
+# Actions
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (spaces.Box(2**40, 2**40 + 3, (1,), np.int64), "has integers from 1099511627776 to 1099511627779 as actions"),
+        (spaces.Discrete(3, start=2**40), "has integers from 1099511627776 to 1099511627778 as actions"),
+        (spaces.MultiDiscrete([2, 3], start=[2**40, -5]), "has integers from -5 to 1099511627777 as actions"),
+        (spaces.Box(2**32 - 4, 2**32 - 1, (1,), np.uint32), "has integers from 4294967292 to 4294967295 as actions"),
+        (spaces.Discrete(3, start=2**31 - 2), "has integers from 2147483646 to 2147483648 as actions"),
+        (spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64), "has integers from -9223372036854775808 to 922337203685477580"),
+        (spaces.Box(0, 2**64 - 1, (2,), np.uint64), "has integers from 0 to 18446744073709551615 as actions"),
+        (spaces.Box(-(2**31), 2**31 - 1, (), np.int32), "has 4,294,967,296 integers to choose from"),
+        (spaces.Box(-(2**31), 2**31 - 1, (1,), np.int32), "4,294,967,296 combinations"),
+    ],
+)
+def test_integers_that_int32_does_not_hold(action: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        envs_jax.make(register(spaces.Box(-1, 1, (1,)), np.zeros(1, np.float32), action=action))
+
+
+@pytest.mark.parametrize(
+    ("action", "lowest"),
+    [
+        (spaces.Discrete(3, start=2**31 - 3), 2**31 - 3),
+        (spaces.Box(-(2**31), 2 - 2**31, (1,), np.int64), -(2**31)),
+        (spaces.Box(5, 7, (1,), np.uint8), 5),
+    ],
+)
+def test_integers_at_the_ends_of_int32(action: Any, lowest: int) -> None:
+    env = envs_jax.make(register(spaces.Box(-1, 1, (1,)), np.zeros(1, np.float32), action=action))
+    played = np.asarray(env.to_package_action(jnp.int32([[0], [2]])), np.int64)
+    np.testing.assert_array_equal(played.ravel(), [lowest, lowest + 2])
 
 
 # The interface
@@ -318,6 +445,9 @@ BOX, SEEN = spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32)
         ({"step": (SEEN, np.ones(2), False, False, {})}, "(the reward is array([1., 1.]), not one number): return a "),
         ({"step": (SEEN, "1.0", False, False, {})}, "(the reward is '1.0', not one number)"),
         ({"step": (SEEN, 1e39, False, False, {})}, "(the reward is 1e+39, which float32 does not hold)"),
+        ({"step": (SEEN, 10**40, False, False, {})}, f"(the reward is 1{'0' * 40}, which float32 does not hold)"),
+        ({"step": (SEEN, [10**40], False, False, {})}, "(the reward is 1e+40, which float32 does not hold)"),
+        ({"step": (SEEN, -(10**400), False, False, {})}, "which float32 does not hold)"),
         ({"step": (SEEN, [[1], [1, 2]], False, False, {})}, "(the reward is [[1], [1, 2]], not one number)"),
         ({"step": (SEEN, 1.0, "False", False, {})}, "(terminated is 'False', not true or false): return a bool"),
         ({"step": (SEEN, 1.0, False, None, {})}, "(truncated is None, not true or false)"),
@@ -333,6 +463,11 @@ def test_what_breaks_the_interface(replies: Any, sentence: str) -> None:
 def test_numbers_and_flags_of_other_types(reward: Any) -> None:
     rows, failure = play(register(BOX, SEEN, step=(SEEN, reward, np.bool_(False), np.array([1]), {})))
     assert failure is None and rows[1].truncated.all() and (rows[1].reward == 1).all()
+
+
+def test_a_reward_of_many_digits_is_a_float() -> None:
+    rows, failure = play(register(BOX, SEEN, step=(SEEN, 10**30, False, True, {})))
+    assert failure is None and (rows[1].reward == np.float32(1e30)).all()
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "import", "make"])
@@ -368,7 +503,8 @@ def test_an_environment_that_exits(where: str, tmp_path: Any, monkeypatch: Any, 
         env = "gymnasium:exits_at_import:X-v0"
     assert evaluate.main(["--env", env, "--episodes", "2", "--policy", "random"]) in (1, 2)
     said = capsys.readouterr().err
-    assert "(SystemExit: " in said.splitlines()[-1] and "Traceback" not in said and said.count("error:") == 1
+    assert "(SystemExit: " in said.splitlines()[-1] and said.count("error:") == 1
+    assert said.count("Traceback") == said.count("in the environment:\nTraceback") == (where in ("reset", "step"))
     if where == "step":
         Exits.error = KeyboardInterrupt()
         with pytest.raises(BaseException, match="KeyboardInterrupt"):

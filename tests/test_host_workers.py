@@ -18,6 +18,7 @@ import pytest
 from helpers import host
 
 import envs_jax
+from envs_jax import forks
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli import evaluate, train
 
@@ -93,6 +94,9 @@ def test_an_exception_in_a_worker_has_its_traceback(capsys: pytest.CaptureFixtur
         roll(batch, 4, 5)
         failures.append(batch.failure)
         printed = capsys.readouterr().err
+        if workers == 1:
+            assert "in the environment:\nTraceback" in printed and "the rope broke\nand more" in printed
+            assert "helpers/host.py" in printed and printed.count("Traceback") == 1
     assert failures[0] == failures[1] and "in step 4 of copy 0 (RuntimeError: the rope broke)" in str(failures[0])
     assert "in a process of host_workers:\nTraceback" in printed and "the rope broke\nand more" in printed
     assert "helpers/host.py" in printed and not multiprocessing.active_children()
@@ -312,3 +316,16 @@ def test_no_worker_is_left(number: int, group: bool, command: list[str], tmp_pat
     if number != signal.SIGKILL:
         assert process.returncode == 0 and f"stopped by {signal.Signals(number).name} at iteration" in text
         assert "leaked" not in text and list((tmp_path / "runs").rglob("checkpoints/*"))
+
+
+def test_threads_that_end_while_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of a thread in /proc vanishes with it, in either of two ways."""
+    read, errors = Path.read_text, [FileNotFoundError(), ProcessLookupError()]
+
+    def vanish(path: Path, *arguments: Any, **keywords: Any) -> str:
+        if errors:
+            raise errors.pop()
+        return read(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "read_text", vanish)
+    assert not forks._has_lost_threads() and not errors

@@ -135,6 +135,10 @@ class Adapter(Environment):
         """Return the package's spaces of actions by the names of the agents; {} where agents have no names."""
         return {}
 
+    def largest_byte(self, agent: int, name: str) -> Any:
+        """Return the largest value of an image of bytes, `name` of an agent's observation; see `read_largest_byte`."""
+        return 255.0
+
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         """Start an episode; key uint32[2]."""
         raise NotImplementedError
@@ -191,7 +195,12 @@ class Adapter(Environment):
 
     def make_joined(self, output: PackageStep) -> list[Joined]:
         """Return how each agent's observation becomes one array."""
-        return [Joined.from_observation(self.full_name, one, self.observe, self.unseen) for one in output.observations]
+        return [
+            Joined.from_observation(
+                self.full_name, one, self.observe, self.unseen, functools.partial(_largest_byte, self, agent)
+            )
+            for agent, one in enumerate(output.observations)
+        ]
 
     def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
         team, joined = _team(self), self.make_joined(output)
@@ -263,6 +272,12 @@ def _package_env(env: Adapter) -> Any:
 def _actions(env: Adapter) -> tuple[Discrete | Box, ActionMap]:
     with jax.ensure_compile_time_eval():
         return call_package(env.full_name, env.agent_action)
+
+
+@functools.cache
+def _largest_byte(env: Adapter, agent: int, name: str) -> Any:
+    with jax.ensure_compile_time_eval(), quiet():
+        return env.largest_byte(agent, name)
 
 
 @functools.cache

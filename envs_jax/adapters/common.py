@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.adapters.errors import AdapterError, UnfitError, describe_error
-from envs_jax.adapters.parts import integer_counts
+from envs_jax.adapters.parts import check_integers, integer_counts, misfit_mask, shorten_limit
 from envs_jax.base import Array, Box, Discrete, closest, short_repr
 from envs_jax.settings import SMALLEST_IMAGE
 
@@ -78,7 +78,8 @@ def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
 
     Several integers become one, the index of their combination; see `join_integers`.
 
-    Raises UnfitError: neither integers nor a bounded box of floats, or too many combinations of integers.
+    Raises UnfitError: neither integers that int32 holds nor a bounded box of floats, or too many combinations of
+    integers.
     """
 
     def read(*names: str) -> Any:  # of the packages
@@ -87,7 +88,9 @@ def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
     low, high, kind = read("low", "minimum"), read("high", "maximum"), type(space).__name__
     counts, start = integer_counts(space), read("start", "low", "minimum")
     if counts is not None:
-        return join_integers(counts, np.asarray(0 if start is None else start, np.int32))
+        exact = np.asarray(0 if start is None else start).astype(object)
+        check_integers(exact, exact + counts.astype(object) - 1)
+        return join_integers(counts, exact.astype(np.int32))
     if low is None:
         raise UnfitError(f"has actions of the kind {kind}: only integers, or a box of floats, can be chosen here")
     return bounded(tuple(space.shape), space.dtype, low, high)
@@ -150,8 +153,10 @@ def number_types(keys: Sequence[Hashable]) -> tuple[int, ...]:
 def join_integers(counts: np.ndarray, start: np.ndarray) -> tuple[Discrete, ActionMap]:
     """Return one integer that stands for several with `counts` values each, from `start` on; the last one varies first.
 
-    Raises UnfitError: there are more than LARGEST_JOINT combinations.
+    Raises UnfitError: there are more than LARGEST_JOINT combinations, or more integers than int32 holds.
     """
+    if counts.ndim == 0 and counts >= 2**31:
+        raise UnfitError(f"has {int(counts):,} integers to choose from: at most {2**31 - 1:,} can be chosen from here")
     if counts.ndim == 0:
         return Discrete(int(counts)), (lambda action: action + start) if start.any() else (lambda action: action)
     sizes = [int(count) for count in counts.flat]
@@ -174,22 +179,23 @@ def join_mask(mask: Any, space: Any) -> Array:
 
     Args:
         mask: of the package: of all combinations, in the shape of `counts`, or of each integer: [integers, values], or
-            one integer's values after the other's.
+            one integer's values after the other's in any shape.
         space: of the actions.
+
+    Raises UnfitError: the mask has another shape.
     """
     counts, mask = integer_counts(space), jnp.asarray(mask).astype(jnp.bool_)
     if counts is None or mask.shape == tuple(counts.flat) or (counts.ndim == 0 and mask.size == counts):
         return mask.reshape(-1)
-    if counts.ndim and mask.shape == (int(counts.sum()),):
-        first, *others = jnp.split(mask, np.cumsum(counts.ravel())[:-1].tolist())
-    elif counts.ndim and mask.ndim == 2 and len(mask) == counts.size:
+    if counts.ndim and mask.ndim == 2 and len(mask) == counts.size:
         longest = jnp.pad(
             mask, ((0, 0), (0, max(int(counts.max()) - mask.shape[1], 0)))
         )  # values without a mask are closed
         first, *others = (row[: int(count)] for row, count in zip(longest, counts.flat, strict=True))
+    elif counts.ndim and mask.size == counts.sum():
+        first, *others = jnp.split(mask.reshape(-1), np.cumsum(counts.ravel())[:-1].tolist())
     else:
-        sizes = [int(count) for count in counts.flat]
-        raise UnfitError(f"has a mask of shape {mask.shape} for actions of {sizes} values: choose another")
+        raise misfit_mask(f"has a mask of shape {mask.shape}", counts)
     joint = first
     for part in others:
         joint = (joint[:, None] & part[None]).reshape(-1)
@@ -246,11 +252,11 @@ class Joined:
         observation: Any,
         observe: str = "",
         without: tuple[str, ...] = (),
-        limits: Mapping[str, Any] | None = None,
+        largest_byte: Callable[[str], Any] = lambda name: 255.0,
     ) -> "Joined":
         """Build one for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
 
-        `limits`: largest values of images of bytes by name, numbers or arrays of their shape; 255 for others.
+        `largest_byte`: returns the largest value of an image of bytes by its name, a number or an array of its shape.
 
         Raises ValueError: an unknown part, or one that is no array of numbers.
         """
@@ -282,7 +288,7 @@ class Joined:
         parts = tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items())
         is_image = cls(parts, False).image is not None
         images = [name for name, leaf in leaves.items() if is_image and leaf.ndim == 3 and leaf.dtype == jnp.uint8]
-        pixels = [(name, Box(leaves[name].shape, high=(limits or {}).get(name, 255.0))) for name in images]
+        pixels = [(name, Box(leaves[name].shape, high=largest_byte(name))) for name in images]
         unit = all(leaf.dtype == jnp.bool_ or name in images for name, leaf in leaves.items())
         return cls(parts, unit, tuple(pixels))
 
@@ -305,7 +311,7 @@ class Joined:
     @staticmethod
     def largest_box(env: str, joined: Sequence["Joined"]) -> Box:
         """Return the box of a team's arrays, each of which is padded to the largest. Raises ValueError: images."""
-        boxes = [one.box for one in dict.fromkeys(joined)]
+        boxes = list(dict.fromkeys(one.box for one in joined))
         if len(boxes) == 1:
             return boxes[0]
         if any(one.image for one in joined):
@@ -327,6 +333,23 @@ class Joined:
             planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
             return jnp.concatenate(planes, axis=-1)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def read_largest_byte(space: Any, name: str) -> float | np.ndarray:
+    """Return the largest value of bytes as a package's space describes their part, by the part's dotted name.
+
+    A number, or float64[...] where numbers differ; 255 where the space does not say, at least 1.
+    """
+    for key in filter(None, name.split(".")):
+        inner = getattr(space, "spaces", space)
+        if isinstance(inner, Mapping):
+            space = inner.get(key)
+        elif isinstance(inner, tuple | list) and key.isdigit() and int(key) < len(inner):
+            space = inner[int(key)]
+        else:
+            space = getattr(inner, key, None)
+    high = next((getattr(space, name) for name in ("high", "maximum") if hasattr(space, name)), None)
+    return shorten_limit(255.0 if high is None else np.clip(np.asarray(high, np.float64), 1.0, 255.0))
 
 
 def _leaves_by_name(observation: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask, integer_counts
+from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask, integer_counts, to_array
 from envs_jax.settings import short_repr
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ COMBINE: dict[str, Callable[[float, float, int], float]] = {  # value so far, of
     "max": lambda old, new, step: new if step == 1 else max(old, new),
     "any": lambda old, new, step: max(old, new),
 }
+_LATE = {"last", "any"}  # keys that need not be there before the end
 
 
 class _Row(NamedTuple):
@@ -223,10 +224,10 @@ class CopyArrays:
                 if how == "any" and not {*given} <= {0, 1}:
                     raise Fault(f"info[{key!r}] is {number:g}", "name it without ':any', or return 0 or 1")
                 self.metrics[i, k] = COMBINE[how](self.metrics[i, k], number, step)
-            elif ended or how != "last":
+            elif ended or how not in _LATE:
                 names = sorted({str(name) for info in infos for name in info})
                 there = f"but {', '.join(names)}" if names else "and is empty"
-                when = "at the end of an episode" if how == "last" else f"in every step, as '{key}:{how}' needs it"
+                when = "at the end of an episode" if how in _LATE else f"in every step, as '{key}:{how}' needs it"
                 raise Fault(f"info has no {key!r}, which info_keys names, {there}", f"return it {when}")
 
     def check(self, rows: np.ndarray) -> None:
@@ -273,8 +274,10 @@ def _lead(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 def to_number(value: Any, name: str) -> float:
     """Return a number that float32 holds, or that is infinite or NaN itself. Raises Fault."""
+    if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+        raise Fault(f"{name} is {short_repr(value)}, which float32 does not hold", "return smaller numbers")
     if not isinstance(value, float):
-        array = _to_array(value)
+        array = to_array(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise Fault(f"{name} is {short_repr(value)}, not one number", "return a number")
         value = float(array.item())
@@ -287,17 +290,10 @@ def to_flag(value: Any, name: str) -> bool:
     """Return whether a step ended an episode. Raises Fault: neither true nor false."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    array = _to_array(value)
+    array = to_array(value)
     if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
         raise Fault(f"{name} is {short_repr(value)}, not true or false", "return a bool")
     return bool(array.item())
-
-
-def _to_array(value: Any) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError:  # rows of different lengths
-        return np.asarray(None)
 
 
 def describe_returned(result: Any) -> str:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import Adapter, PackageStep
-from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, package
+from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, package, read_largest_byte
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -40,6 +40,10 @@ class Gymnax(Adapter):
     def agent_action(self) -> tuple[Discrete | Box, ActionMap]:
         env, params = self.env
         return describe_actions(env.action_space(params))
+
+    def largest_byte(self, agent: int, name: str) -> Any:
+        env, params = self.env
+        return read_largest_byte(env.observation_space(params), name)
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, params = self.env

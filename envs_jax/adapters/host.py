@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import importlib
 import json
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,14 +27,13 @@ from envs_jax.adapters.adapter import Adapter, PackageStep, to_metric
 from envs_jax.adapters.common import (
     ActionMap,
     AdapterError,
-    Joined,
     describe_error,
     describe_team,
     join_mask,
     quiet,
 )
 from envs_jax.adapters.copies import COMBINE, Copy, CopyArrays, InfoKey, Layout
-from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, describe_bits, describe_parts
+from envs_jax.adapters.parts import MASK, Fault, Group, Spaces, choose_mask, describe_parts
 from envs_jax.base import Array, Box, Discrete, Reduction, TimeStep, closest, pytree, setting, short_repr
 from envs_jax.batch import BatchedEnvironment, BatchState
 
@@ -132,6 +133,7 @@ class HostVector:
                 self.arrays.moved = fault.copy, self.arrays.lengths[fault.copy]
             self.failure = f"'{name}' failed on the host{self._where()} ({fault.what}): {fault.fix}"
         except BaseException as error:  # SystemExit too, which would end the program without a word
+            print(f"in the environment:\n{traceback.format_exc()}", end="", file=sys.stderr, flush=True)
             what = f"failed on the host{self._where()} ({describe_error(error)})"
             self.failure = f"'{name}' {what}: correct it and start again"
         self._started = True
@@ -269,12 +271,16 @@ class HostAdapter(Adapter):
         for word in filter(None, map(str.strip, self.info_keys.split(","))):
             key, colon, how = (one.strip() for one in word.rpartition(":"))
             keys.append(InfoKey(key, how) if colon else InfoKey(how, "last"))
+            if not keys[-1].key:
+                raise AdapterError(f"info_keys has {short_repr(word)}, which names no number: write it before the colon")
             if keys[-1].how not in COMBINE:
                 raise AdapterError(f"info_keys has {short_repr(word)}: {closest(how, COMBINE)} after the colon")
         names = [to_metric(key.key) for key in keys]
         for name in names:
-            if name in ("return", "length", "episodes", "") or names.count(name) > 1:
-                raise AdapterError(f"info_keys has {short_repr(name)} twice, or as a name that is taken: leave it out")
+            if name in ("return", "length", "episodes"):
+                raise AdapterError(f"info_keys has {short_repr(name)}, a name that every table has: leave it out")
+            if names.count(name) > 1:
+                raise AdapterError(f"info_keys has {short_repr(name)} twice: leave one of them out")
         return tuple(keys)
 
     @property
@@ -291,9 +297,7 @@ class HostAdapter(Adapter):
         groups = []
         for index, (observation, action, mask) in enumerate(distinct):
             agents = tuple(agent for agent, group in enumerate(members) if group == index)
-            parts = tuple(describe_parts(observation))
-            if mask is not None and not any(part.path == (MASK,) for part in parts):
-                parts = *parts, describe_bits((MASK,), f"MultiBinary{mask}", mask, in_info=True)
+            parts = choose_mask(tuple(describe_parts(observation)), action, mask)
             groups.append(Group(agents, parts, action))
         return Spaces(tuple(groups), {name: spaces.action for name, spaces in by_name.items()})
 
@@ -310,13 +314,9 @@ class HostAdapter(Adapter):
         metrics = jnp.zeros(len(self.metric_keys), jnp.float32)
         return (), self._to_package_step(HostStep(0, parts, 0.0, False, False, flags, flags, metrics))
 
-    def make_joined(self, output: PackageStep) -> list[Joined]:
-        limits: list[dict[str, Any]] = [{}] * self.spaces.agents
-        for group in self.spaces.groups:
-            for agent in group.agents:
-                limits[agent] = {part.name: part.limit for part in group.parts}
-        name, shown = self.full_name, zip(output.observations, limits, strict=True)
-        return [Joined.from_observation(name, one, self.observe, self.unseen, limit) for one, limit in shown]
+    def largest_byte(self, agent: int, name: str) -> Any:
+        group = next(group for group in self.spaces.groups if agent in group.agents)
+        return next(part.limit for part in group.parts if part.name == name)
 
     def _to_package_step(self, step: HostStep) -> PackageStep:
         """Return a step of one copy from its arrays."""

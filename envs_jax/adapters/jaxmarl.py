@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
-from envs_jax.adapters.common import ActionMap, UnfitError, describe_team, package
+from envs_jax.adapters.common import ActionMap, UnfitError, describe_team, package, read_largest_byte
 from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
@@ -76,6 +76,11 @@ class JaxMarl(Adapter):
     def agent_spaces(self) -> Mapping[str, Any]:
         env, _ = self.env
         return {agent: env.action_space(agent) for agent in env.agents}
+
+    def largest_byte(self, agent: int, name: str) -> Any:
+        env, _ = self.env
+        space = env.observation_space(env.agents[agent]) if hasattr(env, "observation_space") else None
+        return read_largest_byte(space, name)
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         env, _ = self.env

@@ -11,7 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, PackageStep
-from envs_jax.adapters.common import ActionMap, UnfitError, describe_actions, join_mask, package
+from envs_jax.adapters.common import (
+    ActionMap,
+    UnfitError,
+    describe_actions,
+    join_mask,
+    package,
+    read_largest_byte,
+)
 from envs_jax.base import Array, Box, Discrete
 
 
@@ -37,6 +44,9 @@ class Jumanji(Adapter):
         if self.env.reward_spec.shape or self.env.discount_spec.shape:
             raise UnfitError("gives several rewards in a step: choose an environment of jumanji with one agent")
         return describe_actions(self.env.action_spec)
+
+    def largest_byte(self, agent: int, name: str) -> Any:
+        return read_largest_byte(self.env.observation_spec, name)
 
     def package_reset(self, key: Array) -> tuple[Any, PackageStep]:
         return self._to_package_step(*self.env.reset(key))

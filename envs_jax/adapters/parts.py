@@ -5,6 +5,7 @@ Copies store numbers as their space describes them. Values that a space does not
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -77,10 +78,7 @@ class Part(NamedTuple):
             rows[index] = self._fit(value, rows[index].shape)
 
     def _fit(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-        try:
-            array = np.asarray(value)
-        except ValueError:  # rows of different lengths
-            array = np.asarray(None)
+        array = to_array(value)
         if array.dtype.kind not in "biuf":
             raise Fault(f"{self.where} is {short_repr(value)}, not numbers", f"return values of {self._space()}")
         if array.shape != shape:  # NumPy would repeat one number
@@ -118,8 +116,26 @@ class Part(NamedTuple):
         return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
 
 
+def to_array(value: Any) -> np.ndarray:
+    """Return what an environment returned as an array, of objects where it holds what is no number.
+
+    Integers of more than 64 bits become the nearest float64.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return np.asarray(None)
+    if array.dtype == object and array.size and all(isinstance(one, int) for one in array.flat):
+        largest = int(np.finfo(np.float64).max)
+        array = np.reshape([float(min(max(one, -largest), largest)) for one in array.flat], array.shape)
+    return array
+
+
 def integer_counts(space: Any) -> np.ndarray | None:
-    """Return the number of values of each integer of an action, int64[...]; None for a space of another kind."""
+    """Return the number of values of each integer of an action, int64[...]; None for a space of another kind.
+
+    Raises UnfitError: see `check_integers`, of a box.
+    """
     kind = type(space).__name__
     if kind == "MultiBinary":
         return np.full(space.shape, 2, np.int64)
@@ -133,8 +149,19 @@ def integer_counts(space: Any) -> np.ndarray | None:
     low, high = (getattr(space, a, getattr(space, b, None)) for a, b in (("low", "minimum"), ("high", "maximum")))
     if low is None or high is None:
         return None
-    low, high = (np.asarray(bound, np.int64) for bound in (low, high))
-    return np.broadcast_to(high - low + 1, tuple(space.shape))
+    low, high = (np.asarray(bound).astype(object) for bound in (low, high))
+    check_integers(low, high)
+    return np.broadcast_to(np.asarray(high - low + 1, np.int64), tuple(space.shape))
+
+
+def check_integers(low: Any, high: Any) -> None:
+    """Raise UnfitError if int32, in which actions are, does not hold integers from `low` to `high`, arrays of int."""
+    least, most = np.min(low, initial=0), np.max(high, initial=0)
+    if least < -(2**31) or most >= 2**31:
+        raise UnfitError(
+            f"has integers from {np.min(low)} to {np.max(high)} as actions, which int32 does not hold: choose smaller "
+            "ones"
+        )
 
 
 def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:
@@ -170,7 +197,69 @@ def describe_bits(path: tuple[Any, ...], space: Any, shape: tuple[int, ...], in_
 
 def flatten_mask(mask: Any) -> Any:
     """Return a mask in an `info`; one for each of several integers, as Gymnasium has them, become one vector."""
-    return np.concatenate([np.ravel(one) for one in mask]) if isinstance(mask, tuple) and mask else mask
+    if isinstance(mask, list):
+        has_arrays = any(isinstance(one, tuple) or (isinstance(one, np.ndarray) and one.ndim) for one in mask)
+        is_nested = has_arrays or to_array(mask).dtype == object  # rows of different lengths
+    else:
+        is_nested = isinstance(mask, tuple)
+    if not is_nested or not mask:
+        return mask
+    return np.concatenate([np.ravel(flatten_mask(one)) for one in mask])
+
+
+def fits_mask(shape: tuple[int, ...], counts: np.ndarray) -> bool:
+    """Return whether a mask of a shape says which integers are open; see `join_mask`."""
+    is_rows = counts.ndim > 0 and len(shape) == 2 and shape[0] == counts.size
+    return is_rows or shape == tuple(counts.flat) or math.prod(shape) == counts.sum()
+
+
+def misfit_mask(what: str, counts: np.ndarray) -> UnfitError:
+    """Return the error about a mask, `what` it is, that does not fit integers."""
+    sizes = [int(count) for count in counts.flat]
+    order = ", the values of each integer after those of the one before" if len(sizes) > 1 else ""
+    return UnfitError(f"{what} for actions of {sizes} values: return one of shape ({sum(sizes)},){order}")
+
+
+def choose_mask(parts: tuple[Part, ...], action: Any, in_info: tuple[int, ...] | None) -> tuple[Part, ...]:
+    """Return an agent's parts with one mask: that of its observations or, where that cannot be used, of its `info`.
+
+    Args:
+        parts: of its observations.
+        action: its space of actions.
+        in_info: shape of the mask in its `info`, None where there is none.
+
+    Raises UnfitError: a mask of its observations cannot be used, and `info` has none.
+    """
+    counts, own = integer_counts(action), [part for part in parts if part.path[:1] == (MASK,)]
+    if counts is None or (in_info is None and not own):
+        return parts
+    others = tuple(part for part in parts if part.path[:1] != (MASK,))
+    kind = type(own[0].space).__name__ if own else ""
+    is_array = len(own) == 1 and own[0].path == (MASK,) and kind in ("Box", "MultiBinary")
+    if is_array and fits_mask(own[0].stored[0], counts):
+        return *others, own[0]._replace(shape=own[0].stored[0], dtype=np.bool_, encode=np.asarray)
+    if in_info is not None:
+        return *others, _describe_mask(action, in_info)
+    if is_array:
+        what = f"of shape {own[0].stored[0]}"
+    else:
+        what = "of several arrays" if own[0].path != (MASK,) else f"of the kind {kind}"
+    raise misfit_mask(f"has an {MASK} {what} in its observations", counts)
+
+
+def _describe_mask(action: Any, shape: tuple[int, ...]) -> Part:
+    """Return the part of a mask in `info`; Gymnasium's own for MultiBinary has 2 where both values are open."""
+    if type(action).__name__ != "MultiBinary" or shape != tuple(action.shape):
+        return describe_bits((MASK,), f"MultiBinary{shape}", shape, in_info=True)
+    encode, stored = functools.partial(_encode_pairs, len(shape)), (shape, np.dtype(np.int8))
+    return Part((MASK,), "{0, 1, 2}", stored, (2 * math.prod(shape),), np.bool_, encode, 0, 2, in_info=True)
+
+
+def _encode_pairs(axes: int, values: np.ndarray) -> np.ndarray:
+    """Return whether 0 and 1 are open, bool[..., 2 bits], for values [..., *axes] that are 0, 1, or 2 for both."""
+    lead, size = values.shape[: values.ndim - axes], math.prod(values.shape[values.ndim - axes :])
+    pairs = np.stack([values != 1, values != 0], axis=-1)
+    return pairs.reshape(*lead, 2 * size)
 
 
 def _encode_integers(counts: np.ndarray, start: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -191,13 +280,17 @@ def _describe_box(path: tuple[Any, ...], space: Any) -> Part:
     elif dtype != np.uint8:
         part = Part(path, space, (shape, dtype), shape, np.float32, np.asarray)
     else:
-        limit = np.maximum(high, 1).astype(np.float64)
-        part = _describe_bytes(path, space, shape, float(limit.flat[0]) if np.ptp(limit) == 0 else limit)
+        part = _describe_bytes(path, space, shape, shorten_limit(np.maximum(high, 1).astype(np.float64)))
     if dtype.kind in "iu" and low.size:
         kind = np.iinfo(dtype)
         if (low > kind.min).any() or (high < kind.max).any():
             part = part._replace(low=_shorten(low), high=_shorten(high))
     return part
+
+
+def shorten_limit(limit: Any) -> Any:
+    """Return a `Part.limit` as one float where all numbers are equal."""
+    return float(np.ravel(limit)[0]) if np.ptp(limit) == 0 else limit
 
 
 def _shorten(bounds: np.ndarray) -> Any:
@@ -244,11 +337,9 @@ class Group(NamedTuple):
     @property
     def mask(self) -> Part | None:
         """Return the part that says which actions are open, if there is one."""
-        counts = integer_counts(self.action)
-        if counts is None:
+        if integer_counts(self.action) is None:
             return None
-        masks = [part for part in self.parts if part.path == (MASK,)]
-        return next((part for part in masks if part.in_info or part.shape == (int(counts.sum()),)), None)
+        return next((part for part in self.parts if part.path == (MASK,)), None)
 
     @property
     def all_open(self) -> np.ndarray:

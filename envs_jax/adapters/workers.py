@@ -88,9 +88,9 @@ class Workers:
         self._pairs: list[
             tuple[np.ndarray, np.ndarray]
         ] = []  # arrays here, and those in the memory that is shared with the workers
-        for rows, content in zip(self._rows, self._processes.observations, strict=True):
+        for rows, shared_bytes in zip(self._rows, self._processes.observations, strict=True):
             columns = [column[rows] for column in arrays.columns]
-            self._pairs += zip(columns, _fields(arrays, content[: rows.stop - rows.start]), strict=True)
+            self._pairs += zip(columns, _fields(arrays, shared_bytes[: rows.stop - rows.start]), strict=True)
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: Any) -> None:
         """See `CopyArrays.move`. Raises Fault: the first error that one process would have met, or a worker died."""
