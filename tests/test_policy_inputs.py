@@ -132,7 +132,49 @@ def test_observations_that_cannot_be_meant(part: str, value: Any, sentence: str)
         assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_nested_lists_are_arrays() -> None:
+    lists = {name: value.tolist() for name, value in GOOD.items()}
+    np.testing.assert_array_equal(POLICY(lists)[1]["sum"], POLICY(GOOD)[1]["sum"])
+    both = jax.tree.map(lambda value: [value, value], GOOD)
+    np.testing.assert_array_equal(
+        POLICY(both)[1]["sum"], POLICY(jax.tree.map(np.stack, both, is_leaf=is_list))[1]["sum"]
+    )
+    with pytest.raises(ValueError, match="observations each of 'mixed' hold 201, outside of their box"):
+        POLICY(lists | {"each": [[0, 201]]})
+    with pytest.raises(ValueError, match="observations open of 'mixed' are arrays of real numbers, not of <U1"):
+        POLICY(lists | {"open": [["a", "b", "c"]]})
+    traced = jax.jit(lambda x: POLICY(lists | {"half": [[x]]})[1]["sum"])
+    np.testing.assert_allclose(traced(1e30), POLICY(GOOD)[1]["sum"])
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def test_lists_that_are_parts_of_the_observation() -> None:
+    class Pair(Mixed):
+        @property
+        def spec(self) -> EnvSpec:
+            return dataclasses.replace(super().spec, observation=[BOX["each"], BOX["open"]])
+
+        def reset(self, key: Any, context: Any = None) -> Any:
+            return jnp.int32(0), restart([jnp.zeros((1, 2)), jnp.zeros((1, 3))])
+
+    policy = Policy(Pair(), Sum(Pair().spec, DataParallel(1)), ())
+    np.testing.assert_allclose(policy([np.ones((1, 2)), np.ones((1, 3))])[1]["sum"], [5])
+
+
+def test_refused_shapes_are_cut() -> None:
+    with pytest.raises(ValueError, match="'mixed' have the shapes") as caught:
+        POLICY(tuple(range(1000)))
+    assert len(str(caught.value)) < 400
+
+
 def test_ragged_lists_and_missing_parts() -> None:
+    with pytest.raises(ValueError, match="each of 'mixed' are arrays of numbers, or nested lists of equal lengths"):
+        POLICY(GOOD | {"each": [[1.0], [1.0, 2.0]]})
+    with pytest.raises(ValueError, match="or nested lists of equal lengths"):
+        POLICY(GOOD | {"each": [[jnp.float32(1)], [1.0, 2.0]]})
     with pytest.raises(ValueError, match="'mixed' have the shapes"):
         POLICY({name: value for name, value in GOOD.items() if name != "flag"})
     with pytest.raises(ValueError, match="'mixed' have the shapes"):
@@ -161,7 +203,9 @@ def test_carries_that_cannot_be_meant() -> None:
     lost = carry["sum"].at[1].set(jnp.nan)
     np.testing.assert_allclose(POLICY(batch, carry=carry | {"sum": lost}, first=[False, True])[1]["sum"], [6, 3])
     for first in (False, [True, False]):
-        with pytest.raises(ValueError, match="carry holds NaN: give what the last call returned, or None, or first="):
+        with pytest.raises(
+            ValueError, match="carry holds NaN or infinity: give what the last call returned, or None, or "
+        ):
             POLICY(batch, carry=carry | {"sum": lost}, first=first)
     for wrong in (
         carry | {"sum": np.zeros(2, np.complex64)},
@@ -175,7 +219,12 @@ def test_carries_that_cannot_be_meant() -> None:
     ):
         with pytest.raises(ValueError, match="carry must be what the last call returned for 2 observations"):
             POLICY(batch, carry=wrong)
-    for flags in ([True], [True, False, True], "x", 0.5, None):
+    for value in (jnp.inf, -jnp.inf):
+        lost = carry["sum"].at[1].set(value)
+        with pytest.raises(ValueError, match="carry holds NaN or infinity: give what the last call returned"):
+            POLICY(batch, carry=carry | {"sum": lost})
+        np.testing.assert_allclose(POLICY(batch, carry=carry | {"sum": lost}, first=[0, 1])[1]["sum"], [6, 3])
+    for flags in ([True], [True, False, True], "x", 0.5, None, 2, -1, [0, 2], jnp.array([0, 2])):
         with pytest.raises(ValueError, match=r"first must be True, False or bool\[2\]"):
             POLICY(batch, first=flags)
 
@@ -213,9 +262,14 @@ def test_the_exported_agent_refuses_too(tmp_path: Path) -> None:
     )
     mask = np.ones((3, 2, 2), bool)
     _, carry = remember(np.zeros((3, 2, 5)), mask)
-    carry["hidden1"][1] = np.nan
-    with pytest.raises(ValueError, match="carry holds NaN: give what the last call returned, or None"):
-        remember(np.zeros((3, 2, 5)), mask, carry=carry)
+    for value in (np.nan, np.inf, -np.inf):
+        carry["hidden1"][1] = value
+        with pytest.raises(ValueError, match="carry holds NaN or infinity: give what the last call returned, or None"):
+            remember(np.zeros((3, 2, 5)), mask, carry=carry)
+    for flags in (2, -1, 0.5, "x", None, [0, 2, 0], [True, False], [[True], [False], [True]]):
+        with pytest.raises(ValueError, match=r"first must be True, False or bool\[3\]"):
+            remember(np.zeros((3, 2, 5)), mask, first=flags)
+    assert remember(np.zeros((3, 2, 5)), mask, carry=carry, first=[0, 1, 0])[0].shape == (3, 2)
     assert remember(np.zeros((3, 2, 5)), mask, carry=carry, first=[False, True, False])[0].shape == (3, 2)
 
 

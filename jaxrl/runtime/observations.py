@@ -60,11 +60,12 @@ class Leaf:
         return not jnp.issubdtype(self.box.dtype, jnp.floating)
 
     def take(self, value: Any) -> Any:
-        """Return an array [..., *shape] of real numbers. Raises ValueError: it is none."""
+        """Return an array [..., *shape] of real numbers, also from nested lists. Raises ValueError: it is none."""
+        is_known = not any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
         try:
-            array = value if isinstance(value, jax.Array) else np.asarray(value)
-        except ValueError as error:  # lists of several lengths
-            raise ValueError(f"{self.what} are arrays of numbers: {error}") from None
+            array = np.asarray(value) if is_known else jnp.asarray(value)
+        except (ValueError, TypeError):  # the latter from JAX
+            raise ValueError(f"{self.what} are arrays of numbers, or nested lists of equal lengths") from None
         kinds = (jnp.bool_, jnp.integer, jnp.floating)
         if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             raise ValueError(f"{self.what} are arrays of real numbers, not of {array.dtype}")
@@ -114,6 +115,16 @@ class Leaf:
         """Return the array in the dtype of the spec; fractions that are not known yet stay as they are."""
         fraction = self.is_whole and jnp.issubdtype(array.dtype, jnp.floating)
         return jnp.asarray(array) if fraction else jnp.asarray(array, self.box.dtype)
+
+
+def list_arrays(observation: Any, spec: EnvSpec) -> list[Any]:
+    """Return the arrays of an observation; nested lists of numbers are arrays unless the spec has lists of parts."""
+
+    def is_list(x: Any) -> bool:
+        return isinstance(x, list)
+
+    has_lists = any(map(is_list, jax.tree.leaves(spec.observation, is_leaf=is_list)))
+    return jax.tree.leaves(observation, is_leaf=None if has_lists else is_list)
 
 
 def describe_leaves(spec: EnvSpec) -> list[Leaf]:

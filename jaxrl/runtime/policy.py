@@ -15,7 +15,7 @@ from envs_jax.progress import final_progress, start
 from jaxrl.algos.base import Algorithm, Custom, Mode
 from jaxrl.common.types import check_key
 from jaxrl.runtime.config import Config
-from jaxrl.runtime.observations import Leaf, describe_leaves
+from jaxrl.runtime.observations import Leaf, describe_leaves, list_arrays
 
 _STATIC = {"static": True}
 
@@ -61,8 +61,8 @@ class Policy:
         """Return actions and the carry for the next step.
 
         Args:
-            observation: [A, ...] or [B, A, ...] as `env.spec.observation` says; or a whole TimeStep, batched or not,
-                which holds masks and everything else.
+            observation: [A, ...] or [B, A, ...] as `env.spec.observation` says, arrays or nested lists; or a whole
+                TimeStep, batched or not, which holds masks and everything else.
             action_mask: [A, n] or [B, A, n] of bool or of integers 0 and 1, the allowed actions; needed where the
                 environment has masks, unless the policy ignores them (`Algorithm.respects_masks`).
             carry: what the last call returned; None at the first step.
@@ -77,10 +77,10 @@ class Policy:
         Raises:
             ValueError: the process was forked after JAX ran; shapes do not fit; observations are no real numbers or
                 (outside of tracing) not finite or, but for those of a TimeStep, far out of their box; `key` is no JAX
-                key, or JAX is told to draw other numbers; the carry is not what the last call returned, or NaN; masks
-                or `first` are passed together with a TimeStep, which has its own; or the mask is missing, holds other
-                numbers, closes all actions of an agent, is ignored by the policy, is unknown to the environment, or
-                can only be part of a TimeStep.
+                key, or JAX is told to draw other numbers; the carry is not what the last call returned, or not finite;
+                `first` holds other numbers than 0 and 1; masks or `first` are passed together with a TimeStep, which
+                has its own; or the mask is missing, holds other numbers, closes all actions of an agent, is ignored by
+                the policy, is unknown to the environment, or can only be part of a TimeStep.
         """
         self._check_process()
         timestep, single = self._timestep(observation, action_mask, first)
@@ -137,7 +137,7 @@ class Policy:
         return jax.eval_shape(self.algo.init_carry, self.params, self._blank, jax.ShapeDtypeStruct((1,), jnp.int32))
 
     def _check_carry(self, carry: Any, size: int, first: Array) -> None:
-        """Raise ValueError for a carry of another structure, batch or kind of numbers, or with NaN where it is used."""
+        """Raise ValueError for a carry of another structure, batch or kind of numbers, or not finite where used."""
         blank = self._blank_carry
         structures: list[Any] = [jax.tree.structure(carry), jax.tree.structure(blank)]
         leaves, blanks = jax.tree.leaves(carry), jax.tree.leaves(blank)
@@ -153,16 +153,17 @@ class Policy:
             )
         if isinstance(first, jax.core.Tracer) or np.asarray(first).all():
             return
-        if any(_is_nan(x, ~np.asarray(first)) for x in leaves):
+        if not all(_are_finite(x, ~np.asarray(first)) for x in leaves):
             raise ValueError(
-                "carry holds NaN: give what the last call returned, or None, or first=True where an episode begins"
+                "carry holds NaN or infinity: give what the last call returned, or None, or first=True where an "
+                "episode begins"
             )
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
         """Return a time step [B] from the caller's arrays, and whether they are of a single environment."""
         timestep = observation if isinstance(observation, TimeStep) else None
         observations = observation if timestep is None else timestep.observation
-        leaves = jax.tree.leaves(observations)
+        leaves = list_arrays(observations, self.env.spec) if timestep is None else jax.tree.leaves(observations)
         boxes = self._leaves if len(leaves) == len(self._leaves) else [self._leaves[0]] * len(leaves)
         arrays = [box.take(x) for box, x in zip(boxes, leaves, strict=True)]
         shapes = [x.shape[1:] for x in jax.tree.leaves(self._blank.observation)]
@@ -170,7 +171,7 @@ class Policy:
         if not single and [x.shape[1:] for x in arrays] != shapes:
             raise ValueError(
                 f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
-                f"batch axis before them, not {[x.shape for x in arrays]}"
+                f"batch axis before them, not {short_repr([x.shape for x in arrays])}"
             )
         for box, array in zip(boxes, arrays, strict=True):
             box.check(array, in_box=timestep is None)  # `check_env` has checked those of the environment
@@ -256,7 +257,12 @@ def _act(algo: Algorithm, params: Any, carry: Any, timestep: TimeStep, keys: Arr
 def _flags(first: Any, size: int) -> Array:
     """Return `first` as bool[], or bool[size]. Raises ValueError."""
     flags = first if isinstance(first, jax.Array) else np.asarray(first)
-    if flags.shape not in ((), (size,)) or flags.dtype.kind not in "biu":
+    is_known = not isinstance(flags, jax.core.Tracer)
+    if (
+        flags.shape not in ((), (size,))
+        or flags.dtype.kind not in "biu"
+        or (is_known and not np.isin(np.asarray(flags), (0, 1)).all())
+    ):
         raise ValueError(f"first must be True, False or bool[{size}], as many as observations, not {short_repr(first)}")
     return jnp.asarray(flags, bool)
 
@@ -269,7 +275,7 @@ def _are_of_one_kind(x: Any, other: Any) -> bool:
     )
 
 
-def _is_nan(x: Array, rows: np.ndarray) -> bool:
-    """Return whether an array is known to hold a NaN in one of these rows."""
-    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
-    return known and bool(np.isnan(np.asarray(x)[rows]).any())
+def _are_finite(x: Array, rows: np.ndarray) -> bool:
+    """Return whether the numbers of an array in these rows are finite, as far as they are known."""
+    is_known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
+    return not is_known or bool(np.isfinite(np.asarray(x)[rows]).all())

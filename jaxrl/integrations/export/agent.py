@@ -49,9 +49,9 @@ class Policy:
             first: bool or bool[B], episodes that begin with this observation.
 
         Raises ValueError: shapes that do not fit; observations that are no finite real numbers or far out of those of
-        training; no mask where one is needed, one of other numbers or without an
-        allowed action, one that the policy ignores, or no rule for masks that depend on other agents' actions; a carry
-        of other environments or with NaN, or for a policy without a memory.
+        training; no mask where one is needed, one of other numbers or without an allowed action, one that the policy
+        ignores, or no rule for masks that depend on other agents' actions; a carry of other environments, not finite,
+        or for a policy without a memory; `first` of other numbers than 0 and 1.
         """
         settings, observation = self.settings, np.asarray(observation)
         expected_shape = (settings["agents"], *settings["observation_shape"])
@@ -101,7 +101,10 @@ class Policy:
             if carry is not None or first is not False:
                 raise ValueError("the policy has no memory: leave carry and first out")
             return {}
-        begins = np.broadcast_to(np.asarray(first, bool), batch[:1])[:, None, None]
+        flags = np.asarray(first)
+        if flags.shape not in ((), batch[:1]) or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
+            raise ValueError(f"first must be True, False or bool[{batch[0]}], as many as observations")
+        begins = np.broadcast_to(flags != 0, batch[:1])[:, None, None]
         names = ("hidden", "cell") if settings["memory"] == "lstm" else ("hidden",)
         zeros = np.zeros((*batch, settings["memory_size"]), np.float32)
         blank = {f"{name}{layer + 1}": zeros for layer in range(settings["memory_layers"]) for name in names}
@@ -112,8 +115,10 @@ class Policy:
         if any(np.shape(state) != zeros.shape for state in carry.values()):
             raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
         carry = {name: np.where(begins, zeros, carry[name]) for name in blank}
-        if any(np.isnan(state).any() for state in carry.values()):
-            raise ValueError("carry holds NaN: give what the last call returned, or None where episodes begin")
+        if not all(np.isfinite(state).all() for state in carry.values()):
+            raise ValueError(
+                "carry holds NaN or infinity: give what the last call returned, or None where episodes begin"
+            )
         return carry
 
     def _mask(self, action_mask: Any, outputs: np.ndarray, single: bool) -> np.ndarray:
