@@ -527,7 +527,9 @@ def bytes_up_to(high):
     [("a", 4, 0.75), ("b", [4, 30], [0.75, 0.1]), ("c", np.inf, 3 / 255), ("e", np.full(IMAGE, 6), 0.5)],
 )
 def test_images_of_bytes_are_divided_by_what_gymnax_says(monkeypatch, name, high, expected):
-    env = walk(monkeypatch, f"Bytes-{name}", observation=lambda _: jnp.full(IMAGE, 3, jnp.uint8), seen=bytes_up_to(high))
+    env = walk(
+        monkeypatch, f"Bytes-{name}", observation=lambda _: jnp.full(IMAGE, 3, jnp.uint8), seen=bytes_up_to(high)
+    )
     rows = episode(env, [[0.0, 0.0]])
     np.testing.assert_allclose(rows[1].observation[0], np.broadcast_to(expected, IMAGE), rtol=1e-6)
     hash(env.spec)

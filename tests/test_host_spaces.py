@@ -357,7 +357,7 @@ def test_masks_that_are_wrong(masks: Any, sentence: str) -> None:
 
 
 def test_a_mask_of_another_number_of_actions_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"mask of shape \(4,\) for actions of \[3\] values: return one of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"\(4,\) for actions of \[3\] values: return one of shape \(3,\)"):
         envs_jax.make(masked(spaces.Discrete(3), [1] * 4))
 
 
@@ -393,7 +393,10 @@ def test_our_own_environment_by_way_of_gymnasium() -> None:
         (spaces.MultiDiscrete([2, 3], start=[2**40, -5]), "has integers from -5 to 1099511627777 as actions"),
         (spaces.Box(2**32 - 4, 2**32 - 1, (1,), np.uint32), "has integers from 4294967292 to 4294967295 as actions"),
         (spaces.Discrete(3, start=2**31 - 2), "has integers from 2147483646 to 2147483648 as actions"),
-        (spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64), "has integers from -9223372036854775808 to 922337203685477580"),
+        (
+            spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64),
+            "has integers from -9223372036854775808 to 922337203685477",
+        ),
         (spaces.Box(0, 2**64 - 1, (2,), np.uint64), "has integers from 0 to 18446744073709551615 as actions"),
         (spaces.Box(-(2**31), 2**31 - 1, (), np.int32), "has 4,294,967,296 integers to choose from"),
         (spaces.Box(-(2**31), 2**31 - 1, (1,), np.int32), "4,294,967,296 combinations"),

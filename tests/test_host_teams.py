@@ -1,5 +1,6 @@
 """Teams of PettingZoo whose agents enter, leave and end apart (issue 54): flags, presence, targets by hand."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 from helpers import host, plan
 from helpers.plan import AGENTS, Plan, Row
+from helpers.tiny import Corridor
 
 import envs_jax
 from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 from envs_jax.base import TimeStep
-from envs_jax.testing import check_types
+from envs_jax.testing import ContractError, check_env, check_types
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.on_policy import lambda_targets
 from jaxrl.algos.ppo import Ppo
@@ -287,6 +289,52 @@ def test_what_breaks_the_interface(returns: Any, sentence: str, monkeypatch: pyt
 )
 def test_agents_that_cannot_be(rows: list[Row], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sentence in str(play(rows, monkeypatch)[1])
+
+
+# What `check_env` says about cuts
+
+
+def cutting(present: Any, cut: Any) -> type[Corridor]:
+    """Return a team of two in which these agents are present and cut after t steps."""
+
+    class Cutting(Corridor):
+        @property
+        def spec(self) -> envs_jax.EnvSpec:
+            return dataclasses.replace(super().spec, absent_agents=True)
+
+        def _with_cuts(self, pair: Any) -> Any:
+            state, step = pair
+            flags = [jnp.asarray(flags)[jnp.minimum(state.t, len(flags) - 1)] for flags in (present, cut)]
+            return state, dataclasses.replace(step, present=flags[0], cut=flags[1])
+
+        def reset(self, key: Any, context: Any = None) -> Any:
+            return self._with_cuts(super().reset(key, context))
+
+        def step(self, state: Any, action: Any, context: Any = None) -> Any:
+            return self._with_cuts(super().step(state, action, context))
+
+    return Cutting
+
+
+YES, NO, FIRST, SECOND = [True, True], [False, False], [True, False], [False, True]
+
+
+@pytest.mark.parametrize(
+    ("present", "cut", "sentence"),
+    [
+        ([YES, YES, FIRST], [NO, NO, SECOND, NO], None),
+        ([YES], [NO, NO, SECOND, NO], r"agent 1 is cut and present at step 2 \(copy 0\): an agent that is cut acts no"),
+        ([YES, FIRST], [NO, SECOND, SECOND, NO], r"agent 1 is cut at step 2 \(copy 0\), but was not present before"),
+        ([FIRST, FIRST], [SECOND, NO], r"agent 1 is cut after reset \(copy 0\): an episode begins without cuts"),
+    ],
+)
+def test_a_cut_agent_was_present_and_is_no_longer(present: Any, cut: Any, sentence: str | None) -> None:
+    env = cutting(present, cut)(num_agents=2, length=3)  # type: ignore[call-arg]
+    if sentence is None:
+        check_env(env)
+    else:
+        with pytest.raises(ContractError, match=sentence):
+            check_env(env)
 
 
 # Masks in infos

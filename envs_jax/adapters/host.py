@@ -272,7 +272,9 @@ class HostAdapter(Adapter):
             key, colon, how = (one.strip() for one in word.rpartition(":"))
             keys.append(InfoKey(key, how) if colon else InfoKey(how, "last"))
             if not keys[-1].key:
-                raise AdapterError(f"info_keys has {short_repr(word)}, which names no number: write it before the colon")
+                raise AdapterError(
+                    f"info_keys has {short_repr(word)}, which names no number: write it before the colon"
+                )
             if keys[-1].how not in COMBINE:
                 raise AdapterError(f"info_keys has {short_repr(word)}: {closest(how, COMBINE)} after the colon")
         names = [to_metric(key.key) for key in keys]

@@ -25,6 +25,10 @@ _LEVEL = 0 if jax.__version_info__ < (0, 12) else 1
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": _LEVEL})
 
 
+def _has_cuts(timestep: TimeStep) -> bool:
+    return bool(jax.tree.leaves(timestep.cut))
+
+
 class Check:
     """Checks of one environment. Programs are compiled once, on demand, since compiling dominates the cost."""
 
@@ -326,6 +330,7 @@ class Check:
         task = timestep.task if spec.num_tasks > 1 else np.int32(0)
         links = timestep.links if spec.links else np.full((1, 1, 1), -1)
         absent = ~timestep.present[..., None] if spec.absent_agents else np.bool_(False)
+        cut_and_present = timestep.cut & timestep.present if _has_cuts(timestep) else np.bool_(False)
         for name in filter(spec.is_share, spec.metrics):
             values = timestep.metrics[name]
             declared = "reduced by 'any'" if spec.metrics[name] == "any" else "one of spec.shares"
@@ -340,6 +345,8 @@ class Check:
              "diagonal"),
             ((links >= 0) & absent, f"links say that agent <1>, which is absent, hears agent <2> {when} (copy <0>): "
              "write -1 in its row"),
+            (cut_and_present, f"agent <1> is cut and present {when} (copy <0>): an agent that is cut acts no more, "
+             "leave it out of present"),
             (timestep.terminated & timestep.truncated, f"terminated and truncated are both true {when}: let truncated "
              "be limit & ~terminated"),
         )  # fmt: skip
@@ -395,9 +402,9 @@ class Check:
             if critic:
                 rows, depends = to_host(critic)
                 self._check_critic(rows, depends, when)
-            host, age = to_host(timestep), np.where(ended, 0, age + 1)
+            before, host, age = host, to_host(timestep), np.where(ended, 0, age + 1)
             self._check_values(host, when)
-            self._check_course(host, ended, age, when)
+            self._check_course(host, before, age, when)
             self._check_floats(named_leaves(to_host(state.env)), np.isnan, "of the state is NaN", when)
             reset_key, single_state, single_action = single_inputs
             restarted = ended[(step_index - 1) % self.copies]
@@ -417,12 +424,16 @@ class Check:
             (~timestep.first, f"first is false {when}: reset must return first = True"),
             (timestep.done, f"the episode has ended {when} already: start where at least one step can be made"),
             (timestep.reward != 0, f"the reward is not 0 {when}: no action has been taken yet"),
+            (
+                _has_cuts(timestep) and timestep.cut,
+                f"agent <1> is cut {when} (copy <0>): an episode begins without cuts",
+            ),
         )
         self._check_link_ages(timestep, 0, when)
 
-    def _check_course(self, timestep: TimeStep, ended: Any, age: Any, when: str) -> None:
-        """Check `first` and episode lengths; `ended` bool[B], before this step; `age` int[B], steps since a reset."""
-        first, done, horizon = timestep.first, timestep.done, self.spec.horizon
+    def _check_course(self, timestep: TimeStep, before: TimeStep, age: Any, when: str) -> None:
+        """Check `first`, cuts and episode lengths; `before`: one step before; `age` int[B], steps since a reset."""
+        first, done, ended, horizon = timestep.first, timestep.done, before.done, self.spec.horizon
         self._refuse(
             (first & ~ended, f"first is true {when}, which is not the first of its episode: step must return first = "
              "False"),
@@ -430,6 +441,11 @@ class Check:
         if ended.any():
             rows = np.flatnonzero(ended)
             self._check_first(jax.tree.map(lambda x: x[rows], timestep), f"{when} (the restart)")
+        if _has_cuts(timestep):
+            self._refuse(
+                (timestep.cut & ~before.present & ~ended[:, None], f"agent <1> is cut {when} (copy <0>), but was not "
+                 "present before: cut only those that acted last"),
+            )  # fmt: skip
         self._check_link_ages(timestep, age[:, None, None], when)
         self._refuse(
             (self.spec.fixed_horizon & done & (age < horizon), f"an episode ends after {age.max()} steps, but "
