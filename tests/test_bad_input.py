@@ -81,7 +81,7 @@ USAGE = {
     "less than was done": ("--resume {run} --total_env_steps 1", "and a total of 1 is less: raise --total_env_steps"),
     "weights of another observation": (
         f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
-        "--action_gradient expected --first_layer relu --layer_norm true --scale_observation true, or leave out init_",
+        "observation obs_full, action_gradient expected, layer_norm True; here observation obs26, action_gradient soft",
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
     "a port that is none": (
