@@ -11,9 +11,20 @@ MODULES = [
 ]
 
 
+PROGRAM = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:  # of what only makes sense with this package
+        assert name == "envs_jax.adapters.workers" and error.name in ("cloudpickle", "gymnasium"), error
+print(*sys.modules)
+"""
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed():
-    program = f"import importlib, sys\nfor name in {MODULES}: importlib.import_module(name)\nprint(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", PROGRAM, *MODULES], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     loaded = {name.split(".")[0] for name in run.stdout.split()}
     assert "jax" in loaded
     assert not loaded & {"matplotlib", "PIL", "metaworld", "mujoco", "jaxrl", "flax", "optax"}
