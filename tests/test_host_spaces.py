@@ -356,6 +356,20 @@ def test_masks_that_are_wrong(masks: Any, sentence: str) -> None:
     assert sentence in str(play(masked(spaces.Discrete(2), *masks))[1])
 
 
+@pytest.mark.parametrize(
+    ("action", "masks", "step"),
+    [
+        (spaces.Discrete(2), ([1, 1], [0, 0]), "step 1"),
+        (spaces.Discrete(2), ([0, 0], [1, 1]), "a reset"),
+        (spaces.MultiDiscrete([2, 3]), ([1] * 5, [1, 1, 0, 0, 0]), "step 1"),
+        (spaces.MultiDiscrete([2, 3]), (np.ones((2, 3)), np.zeros((2, 3))), "step 1"),
+    ],
+)
+def test_a_mask_that_closes_every_action_is_no_open_one(action: Any, masks: Any, step: str) -> None:
+    failure = play(masked(action, *masks))[1]
+    assert f"in {step} of copy 0 (an action_mask closes every action of an agent): leave one open" in str(failure)
+
+
 def test_a_mask_of_another_number_of_actions_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=r"\(4,\) for actions of \[3\] values: return one of shape \(3,\)"):
         envs_jax.make(masked(spaces.Discrete(3), [1] * 4))

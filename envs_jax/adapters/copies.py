@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.adapters.parts import MASK, Fault, Part, Spaces, flatten_mask, integer_counts, to_array
+from envs_jax.adapters.parts import MASK, Fault, Group, Part, Spaces, flatten_mask, integer_counts, to_array
 from envs_jax.settings import short_repr
 
 if TYPE_CHECKING:
@@ -111,6 +111,17 @@ class _Row(NamedTuple):
     dtype: np.dtype
     stored: np.ndarray
     row: int
+
+
+def _find_closed(group: Group, stored: np.ndarray) -> np.ndarray:
+    """Return bool[B, agents of the group], whether a mask leaves no action, of stored masks [B, agents, ...]."""
+    counts = integer_counts(group.action)
+    assert group.mask is not None and counts is not None
+    open_ = np.reshape(group.mask.encode(stored), (*stored.shape[:2], -1)) != 0
+    if group.mask.shape == (counts.sum(),):  # the values of each integer after those of the one before
+        ends = np.cumsum(counts.ravel())
+        return ~np.logical_or.reduceat(open_, ends - counts.ravel(), axis=-1).all(-1)
+    return ~open_.any(-1)
 
 
 class CopyArrays:
@@ -233,7 +244,8 @@ class CopyArrays:
     def check(self, rows: np.ndarray) -> None:
         """Raise Fault if numbers of copies that moved, bool[B], lie outside of their spaces or of float32.
 
-        One comparison for all copies; to be called after they have moved.
+        Or if a mask closes every action of an agent that acts next. One comparison for all copies; to be called after
+        they have moved.
         """
         doubles, self._doubles = self._doubles, []
         if any(np.isinf(stored).any() for stored in {id(one[2]): one[2] for one in doubles}.values()):
@@ -250,6 +262,12 @@ class CopyArrays:
                 if outside.any():
                     place = tuple(np.argwhere(outside)[0].tolist())
                     raise part.misfit(arrays[part.name][place], place[0])
+            if group.mask is not None:
+                going = rows & ~self.terminated & ~self.truncated
+                chooses = going[:, None] & self.present[:, group.agents]
+                if (stuck := chooses & _find_closed(group, arrays[MASK])).any():
+                    what = f"an {MASK} closes every action of an agent"
+                    raise Fault(what, "leave one open in every time step", int(np.argwhere(stuck)[0, 0]))
 
     def encode(self) -> list[dict[str, np.ndarray]]:
         """Return new arrays of what learners get for each group; agents without an observation have zeros."""
