@@ -192,7 +192,9 @@ def test_deviations_of_minibatches_are_those_of_what_counts() -> None:
 
 def test_other_learners_refuse_teams() -> None:
     spec = make(team_sizes=(2, 4)).spec
-    with pytest.raises(ValueError, match="ddpg learns from agents that are absent in 'coverage': use coma or ppo"):
+    with pytest.raises(
+        ValueError, match="ddpg cannot leave out absent agents, which 'coverage' may have: use coma or ppo"
+    ):
         Ddpg(spec, DataParallel(8), masking=False)
     assert not make().spec.absent_agents and make(loss_rate=0.1).spec.absent_agents
 

@@ -153,6 +153,7 @@ class Ppo(TeamAlgorithm):
         if self.batches.size < 1:
             raise ValueError(
                 f"num_minibatches {count} exceeds the {samples} samples of a logical shard: lower it, or raise num_envs"
+                " or rollout_steps"
             )
         if self.normalize_advantage and self.most_samples < 2:
             raise ValueError(
