@@ -120,8 +120,9 @@ def _find_closed(group: Group, stored: np.ndarray) -> np.ndarray:
     open_ = np.reshape(group.mask.encode(stored), (*stored.shape[:2], -1)) != 0
     if group.mask.shape == (counts.sum(),):  # the values of each integer after those of the one before
         ends = np.cumsum(counts.ravel())
-        return ~np.logical_or.reduceat(open_, ends - counts.ravel(), axis=-1).all(-1)
-    return ~open_.any(-1)
+        open_ = np.logical_or.reduceat(open_, ends - counts.ravel(), axis=-1)
+        return np.asarray(~open_.all(-1))
+    return np.asarray(~open_.any(-1))
 
 
 class CopyArrays:
