@@ -38,7 +38,7 @@ sys.exit(pytest.main(["--collect-only", "-qq", "-m", "", "-p", "no:cacheprovider
 
 
 class Test(NamedTuple):
-    """What decides where a test runs."""
+    """Marks and packages that decide where a test runs."""
 
     marks: frozenset[str]
     packages: frozenset[str]  # names that it imports and that a user need not have

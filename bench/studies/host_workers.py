@@ -1,4 +1,4 @@
-"""Environments on the host by number of `host_workers`, beside an earlier commit, in turns.
+"""Environments on the host by number of `host_workers`, compared with an earlier commit, in turns.
 
     python -m bench.studies.host_workers --before DIR --out bench/results/host_workers_cpu.json
 

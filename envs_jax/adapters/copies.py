@@ -71,7 +71,7 @@ def find_masks(copy: Copy, actions: Sequence[Any]) -> list[tuple[int, ...] | Non
 
 
 class Layout(NamedTuple):
-    """What decides the arrays of copies; see `HostAdapter`."""
+    """Settings that decide the arrays of copies; see `HostAdapter`."""
 
     spaces: Spaces
     agents_leave: bool
@@ -130,7 +130,9 @@ class CopyArrays:
 
     def __init__(self, layout: Layout, size: int) -> None:
         spaces = layout.spaces
-        self.agents_leave, self._horizon, self._keys = layout.agents_leave, layout.horizon, layout.metric_keys
+        self.agents_leave = layout.agents_leave
+        self._horizon = layout.horizon
+        self._keys = layout.metric_keys
         self._groups = spaces.groups
         self._maskless = {  # agents that choose integers and have no masks
             agent

@@ -28,7 +28,9 @@ class Fault(Exception):
 
     def __init__(self, what: str, fix: str, copy: int | None = None) -> None:
         super().__init__(what)
-        self.what, self.fix, self.copy = what, fix, copy
+        self.what = what
+        self.fix = fix
+        self.copy = copy
 
 
 class Part(NamedTuple):

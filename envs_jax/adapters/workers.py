@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.5  # between looks at whether the parent process lives
 
 
 class _Job(NamedTuple):
-    """What one worker does in one call; see `CopyArrays.move`."""
+    """The part of one worker in a call; see `CopyArrays.move`."""
 
     restart: np.ndarray
     moving: np.ndarray
@@ -225,7 +225,9 @@ class _Member(gymnasium.Env):
     def __init__(self, content: bytes, parent: int, size: int, first: int, shape: tuple[int, int]) -> None:
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self.action_space = gymnasium.spaces.Box(0, 1, ())  # Gymnasium only divides lists by it
-        self._content, self._size, self._first = content, size, first
+        self._content = content
+        self._size = size
+        self._first = first
         self._bytes = np.zeros(shape, np.uint8)
         self._copies: list[Copy] = []
         self._arrays: CopyArrays | None = None

@@ -21,7 +21,7 @@ class Choices:
     """Values of which each mission draws one, with equal probability."""
 
     values: Any  # float32[K] or int32[K]
-    count: Any  # int32[], only the first so many are drawn
+    count: Any  # int32[], number of leading entries that are drawn from
 
     def draw(self, key: Array) -> Array:
         """Return one of the values for the mission of a key."""

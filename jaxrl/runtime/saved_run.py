@@ -134,7 +134,7 @@ def require_same_settings(
 def check_resume_settings(
     settings: Mapping[str, Any], meta: Mapping[str, Any], step: int, devices: int, directory: Path
 ) -> None:
-    """Raise CheckpointError if a run with these settings cannot continue, on so many devices, from a checkpoint."""
+    """Raise CheckpointError if a run with these settings cannot continue from a checkpoint on these devices."""
     free = _FREE if meta["devices"] != devices else NOT_COMPARED
     require_same_settings(settings, meta["settings"], _describe_checkpoint(step, directory), free)
 
@@ -142,7 +142,7 @@ def check_resume_settings(
 def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int, folders: Sequence[str]) -> None:
     """Raise CheckpointError if the metadata of checkpoint `step` are not what a run writes.
 
-    The run has so many phases, and a trial in each of these folders.
+    `phases` is the number of phases of the run, `folders` has one folder for each trial.
     """
     lines = len(folders) if len(folders) > 1 else 0  # of metrics, besides those of the whole run
     position = dict.fromkeys(Position.__dataclass_fields__, is_count)
