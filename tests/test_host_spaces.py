@@ -557,3 +557,35 @@ def test_a_failure_names_the_checkpoint_that_is_kept(tmp_path: Any, monkeypatch:
     assert said.endswith(f"is kept: continue from it with --resume {run}")
     plan.last = 10**9
     assert train.main(["--resume", run, "--total_env_steps", "192"]) == 0
+
+
+POSITION = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("replies", "sentence"),
+    [
+        ({"step": (np.zeros(2, np.float32), np.nan, False, False, {})}, "the reward is nan"),
+        ({"step": (np.zeros(2, np.float32), -np.inf, False, False, {})}, "the reward is -inf"),
+        ({"step": (np.float32([0, np.nan]), 1.0, False, False, {})}, "observation holds nan"),
+    ],
+)
+def test_what_nobody_can_learn_from_is_refused_at_its_step(replies: Any, sentence: str) -> None:
+    _, failure = play(register(POSITION, np.zeros(2, np.float32), **replies))
+    assert failure is not None and sentence in failure and "in step 1 of copy 0" in failure
+
+
+def test_an_action_of_nan_is_not_blamed_on_the_environment() -> None:
+    action = spaces.Box(-1, 1, (1,), np.float32)
+    reply = (np.zeros(2, np.float32), np.nan, False, False, {})
+    name = register(POSITION, np.zeros(2, np.float32), action=action, step=reply)
+    batch = envs_jax.make(name).batched()
+    state, timestep = batch.reset(jax.random.split(jax.random.key(0), 2))
+    batch.step(state, timestep, jnp.full((2, 1, 1), jnp.nan, jnp.float32))
+    assert batch.failure is None
+
+
+def test_check_env_names_the_tools_for_environments_on_the_host() -> None:
+    env = envs_jax.make(register(POSITION, np.zeros(2, np.float32)))
+    with pytest.raises(envs_jax.testing.ContractError, match="env_checker"):
+        envs_jax.check_env(env)

@@ -329,3 +329,49 @@ def test_threads_that_end_while_they_are_counted(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Path, "read_text", vanish)
     assert not forks._has_lost_threads() and not errors
+
+
+HANGING = """
+import sys, time
+import gymnasium
+from jaxrl.cli import train
+
+class Hanging(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        print("in a step", flush=True)
+        time.sleep(600)
+
+gymnasium.register("host/Hanging-v0", entry_point=Hanging, max_episode_steps=5)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_step_that_never_returns(number: int, tmp_path: Path) -> None:
+    flags = "--algo ppo --env gymnasium:host/Hanging-v0 --num_envs 2 --rollout_steps 4 --num_minibatches 1"
+    flags += " --hidden_size 8 --total_env_steps 16 --eval_every 0"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, *flags.split()],
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert any("in a step" in line for line in process.stdout)
+        process.send_signal(number)
+        time.sleep(1)
+        assert process.poll() is None
+        process.send_signal(number)
+        text, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert text.endswith("stopped at once, without a checkpoint\n") and "Traceback" not in text

@@ -272,6 +272,26 @@ class CopyArrays:
                     what = f"an {MASK} closes every action of an agent"
                     raise Fault(what, "leave one open in every time step", int(np.argwhere(stuck)[0, 0]))
 
+    def check_finite(self, rows: np.ndarray) -> None:
+        """Raise Fault if a reward of copies bool[B] is not finite, or an observation is NaN: nobody can learn from it.
+
+        Without this the weights become NaN, and an action of theirs is the first thing that fails.
+        """
+        bad = rows & ~np.isfinite(self.reward).all(-1)
+        if bad.any():
+            copy = int(np.argmax(bad))
+            number = self.reward[copy][~np.isfinite(self.reward[copy])][0]
+            raise Fault(f"the reward is {number}", "return finite numbers", copy)
+        for group, arrays in zip(self._groups, self.parts, strict=True):
+            for part in group.parts:
+                stored = arrays[part.name]
+                if stored.dtype.kind != "f" or not stored.size or not np.isnan(stored.min()):
+                    continue
+                bad_rows = np.isnan(stored)
+                bad_rows &= _lead(rows[:, None] & self.seen[:, group.agents], stored)
+                if bad_rows.any():
+                    raise Fault(f"{part.where} holds nan", "return numbers", int(np.argwhere(bad_rows)[0, 0]))
+
     def encode(self) -> list[dict[str, np.ndarray]]:
         """Return new arrays of what learners get for each group; agents without an observation have zeros."""
         encoded = []

@@ -126,6 +126,7 @@ class HostVector:
             else:
                 self.move(restart, moving, seeds, action)
             self.arrays.check(restart | moving)
+            self.arrays.check_finite(restart | (moving & _find_finite(action, len(seeds))))
         except KeyboardInterrupt:
             raise
         except Fault as fault:
@@ -157,6 +158,14 @@ class HostVector:
 
     def close(self) -> None:
         """End processes that step copies; the next start makes new ones."""
+
+
+def _find_finite(action: Any, copies: int) -> np.ndarray:
+    """Return bool[B], whether the actions of each copy are finite; those of a policy that diverged are not."""
+    finite = np.ones(copies, np.bool_)
+    for array in jax.tree.leaves(action):
+        finite &= np.isfinite(array).reshape(copies, -1).all(-1)
+    return finite
 
 
 class WorkerVector(HostVector):

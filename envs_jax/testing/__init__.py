@@ -67,10 +67,16 @@ def check_env(
         "ok: ...", what was checked; print it in a script of your own.
 
     Raises:
-        ContractError: the first rule that is broken.
+        ContractError: the first rule that is broken, or the environment runs on the host.
     """
     spec = check_types(env)
-    check = Check(env, spec, batched(env), tolerance, copies)
+    batch = batched(env)
+    if batch.on_host:
+        raise ContractError(
+            f"'{spec.name}' runs on the host, where no step can be made twice, which check_env does: check it with the "
+            "tools of its library (gymnasium.utils.env_checker.check_env, pettingzoo.test.parallel_api_test)"
+        )
+    check = Check(env, spec, batch, tolerance, copies)
     key = jax.random.key(0) if key is None else key
     context = check.context()
     check.types(key, context)
