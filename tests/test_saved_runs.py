@@ -773,4 +773,5 @@ def test_a_cache_that_cannot_be_written_is_told_once(variable: str, tmp_path: Pa
     first, *others = done.stderr.splitlines()
     assert first.startswith(f"warning: compiled programs cannot be kept in {tmp_path / 'file'}"), done.stderr
     assert "and each start compiles them again: make it writable, or let JAX_COMPILATION_CACHE_DIR name" in first
-    assert "UserWarning: another warning" in others[0] and len(others) == 1, done.stderr
+    assert "UserWarning: another warning" in others[0], done.stderr
+    assert len(others) == 1 or others[1:] == ['  warnings.warn("another warning")'], done.stderr  # as Python 3.13 shows
