@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from bench import train_throughput
 from bench.gpu import job
+from bench.harness import training
 from bench.harness.state_digest import digest
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
@@ -148,13 +148,13 @@ def _program(algo: str, quick: bool, with_graphs: bool = True) -> tuple[Run, Any
     request = command_line.parse((job.QUICK if quick else SMALL)[algo].split(), "python -m bench.gpu")
     with mock.patch.dict(os.environ, {} if with_graphs else {"JAXRL_GRAPHS": "off"}):
         run = build_run(request.config.with_run(eval_every=0))
-        return run, train_throughput.compile_block(run)
+        return run, training.compile_block(run)
 
 
 def _init_last_phase(run: Run) -> Any:
     """Return a training state at the beginning of the last phase."""
     phase = len(run.algo.phases) - 1
-    assert run.algo.phases[phase] == train_throughput.measured_phase(run.algo)
+    assert run.algo.phases[phase] == training.measured_phase(run.algo)
     return dataclasses.replace(run.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
 
 

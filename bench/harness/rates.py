@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bench.harness.timing import Sampler, measure_interleaved, stopwatch
-from jaxrl.nn import networks
+from jaxrl.nn import convolutions, networks
 
 SIDE, KERNEL = 7, 4  # of the second convolution of `networks.ConvStack`, in pixels
 
@@ -114,14 +114,14 @@ def matmul(dtype: str, side: int, min_seconds: float) -> Sampler:
     )
 
 
-def convolution(width: int, samples: int, method: networks.Convolution, dtype: Any, min_seconds: float) -> Sampler:
+def convolution(width: int, samples: int, method: convolutions.Convolution, dtype: Any, min_seconds: float) -> Sampler:
     """Return a sampler, named after `method`, of the forward and backward pass of one layer, with a gradient step."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
     x = jax.random.uniform(key_x, (samples, SIDE, SIDE, width)).astype(dtype)
     kernel = jax.random.normal(key_kernel, (KERNEL, KERNEL, width, width)) * (2.0 / (KERNEL**2 * width)) ** 0.5
 
     def loss(x: Any, kernel: Any) -> Any:
-        return jnp.sum(jnp.square(jax.nn.relu(networks.convolve(x, kernel, method))).astype(jnp.float32))
+        return jnp.sum(jnp.square(jax.nn.relu(convolutions.convolve(x, kernel, method))).astype(jnp.float32))
 
     def body(pair: tuple[Any, Any]) -> tuple[Any, Any]:
         rate = jnp.asarray(1e-9, dtype)
