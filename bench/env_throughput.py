@@ -159,7 +159,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
 class Member:
     """One variant in a group of measurements."""
 
-    label: str  # of the variant
+    label: str  # the variant's
     env: BatchedEnvironment  # the batched environment
     env_bytes: rollout_timing.Bytes  # bytes of one copy
     num_envs: list[int]  # the sizes that this measurement covers

@@ -63,9 +63,9 @@ class Size:
 
     run: Run  # its run
     block: Any  # the compiled iteration
-    compile_seconds: float  # of the block
+    compile_seconds: float  # for the block
     bytes: int  # memory of the block per device
-    flop: float  # of learning in an iteration
+    flop: float  # learning in an iteration
     whole: bool  # iterations are run, not projected
 
     @property
@@ -164,8 +164,8 @@ class Torch:
     """The PyTorch learner: one instance collects, another learns repeatedly from one collection."""
 
     samplers: list[Sampler]  # "torch collect" (one episode) and "torch learn" (a training step with few updates)
-    env_steps: int  # of an episode
-    flop: float  # of that training step
+    env_steps: int  # in an episode
+    flop: float  # in that training step
     threads: int  # that PyTorch uses
     step: Callable[[], None]  # collects an episode, then makes that training step
 

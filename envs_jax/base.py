@@ -394,7 +394,7 @@ class Environment:
 
     @property
     def match_rules(self) -> MatchRules | None:
-        """Return the rules of matches between policies; None where there is no other team."""
+        """The rules of matches between policies; None where there is no other team."""
         return None
 
     def viewer(self) -> Any:

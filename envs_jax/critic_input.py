@@ -73,6 +73,6 @@ def _box(spec: EnvSpec) -> Box:
     lead, last = (image[:2], image[2]) if image else ((), size)
     assert isinstance(spec.action, Discrete)
     extra = 0 if agents == 1 else agents * (spec.action.n + 1)
-    low = min(0.0, *(box.lowest for box in boxes))  # of one-hot numbers, too
+    low = min(0.0, *(box.lowest for box in boxes))  # one-hot numbers, too
     high = max(1.0, *(box.highest for box in boxes))
     return Box((*lead, last + extra), low=low, high=high)

@@ -75,7 +75,7 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     flags = [os.environ.get("XLA_FLAGS", "")]
     if results.without_graphs(folder):
         settings["JAXRL_GRAPHS"] = "off"
-        flags.append("--xla_gpu_enable_command_buffer=")  # of programs that have no options
+        flags.append("--xla_gpu_enable_command_buffer=")  # for programs that have no options
     if quick:  # a rehearsal waits mostly for the compiler
         flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     settings["XLA_FLAGS"] = " ".join(flags).strip()

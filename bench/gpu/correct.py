@@ -36,7 +36,8 @@ SMALL = {  # a few iterations of every algorithm
     "ddpg": "--config ddpg_quick --num_envs 32 --env_steps_per_update 32",
     "sac": "--config sac_quick --num_envs 32 --env_steps_per_update 32",
 }
-ITERATIONS, SAVED = 16, 12  # of a test, and before its checkpoint: the replay holds enough to learn from by then
+ITERATIONS = 16
+SAVED = 12  # iterations before the checkpoint: the replay holds enough to learn from by then
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:

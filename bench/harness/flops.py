@@ -73,7 +73,7 @@ def _convolution(equation: Any) -> float:
             dilation=params["rhs_dilation"][axis],
         )
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
-    channels = kernel[numbers.rhs_spec[1]]  # of one group
+    channels = kernel[numbers.rhs_spec[1]]  # in one group
     return 2.0 * batch * features * channels * pairs / params["batch_group_count"]
 
 

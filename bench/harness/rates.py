@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bench.harness.timing import Sampler, measure_interleaved, stopwatch
 from jaxrl.nn import convolutions, networks
 
-SIDE, KERNEL = 7, 4  # of the second convolution of `networks.ConvStack`, in pixels
+SIDE, KERNEL = 7, 4  # pixels, as in the second convolution of `networks.ConvStack`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Rates:
     matmul: dict[str, float]
     # {method: FLOP per second} of the second convolution of the network, forward and backward
     convolution: dict[str, float]
-    width: int  # of that convolution, in channels
-    dtype: str  # of that convolution
+    width: int  # channels of that convolution
+    dtype: str  # that convolution's
 
     def plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -29,7 +29,7 @@ from jaxrl.runtime.rollouts import make_step_keys, scripted_policy
 from jaxrl.runtime.trainer import make_env_keys
 
 STAGES = ("rules", "observation", "policy")
-COPIES = 3  # of the state: before, after, and the compiler's temporaries
+COPIES = 3  # the state before, after, and the compiler's temporaries
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from envs_jax.progress import start
 from jaxrl.rl.data_parallel import compiler_options
 from jaxrl.runtime.rollouts import scripted_policy
 
-TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
+TOLERANCE = 2e-5  # for real numbers; exp and log differ by a few units in the last place between kernels
 
 
 def compare(envs: tuple[Any, Any], num_envs: int, steps: int) -> tuple[int, float]:

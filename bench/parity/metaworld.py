@@ -30,7 +30,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 
 KIND = "reach_parity"
 STEPS = 500
-START = np.array([0.0, 0.6, 0.2])  # of the hand, approximately, as in the reward, m
+START = np.array([0.0, 0.6, 0.2])  # the hand, approximately, as in the reward, m
 POLICIES = ("scripted", "scripted_noisy", "random", "ou", "corner")
 
 

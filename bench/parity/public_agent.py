@@ -85,7 +85,7 @@ def play(
         nonlocal errors
         try:
             return controller(observation, space, continuous)
-        except Exception:  # of a program that is not ours
+        except Exception:  # raised by a program that is not ours
             errors += 1
             return [[1, 0, 0, 0]]
 

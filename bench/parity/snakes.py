@@ -25,11 +25,11 @@ CONFIGURATIONS: list[Configuration] = [
     (3, 3, 2, 1, 50), (3, 4, 3, 2, 50), (5, 5, 3, 2, 50), (5, 11, 6, 5, 200), (6, 8, 2, 5, 50), (8, 8, 6, 5, 200),
     (10, 20, 5, 5, 200), (10, 20, 6, 5, 200),
 ]  # fmt: skip
-OWN: list[Configuration] = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # of our own data
+OWN: list[Configuration] = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # our own data
 SIX = [
     configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)
 ]  # boards of the learning agents
-LANES = 100  # of a program; all tables of steps have whole hundreds
+LANES = 100  # in a program; all tables of steps have whole hundreds
 USED = (1, 2, 3, 4, 5)  # levels of the scripted players
 BUILDERS = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
 PAID = {"original": "shaped_orig", "v1.1": "shaped_v11", "plus": "shaped_plus"}  # {reward: its name in the records}

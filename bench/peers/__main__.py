@@ -40,7 +40,7 @@ WORK = ("environments", "learners", "training")
 class Request:
     """Parameters of a measurement."""
 
-    work: str  # of WORK
+    work: str  # a key of WORK
     pythons: Mapping[str, Path]  # {peer: its interpreter}
     core: int  # that all workers share, -1 = any
     num_envs: Sequence[int]  # copies

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 ALONE = "one copy at a time"  # why an environment has no figure for many copies
-COPIES = 3  # of what is carried: before, after, and the compiler's temporaries
+COPIES = 3  # what is carried: before, after, and the compiler's temporaries
 
 
 class Skipped(Exception):
@@ -302,5 +302,5 @@ def _puffer(name: str, copies: int) -> Measured:
         for step in range(steps):
             env.step(actions[step % 64])
 
-    size = 20 * 30 + 6 * 2 * 200 * 4 + env.observations.nbytes / copies  # of board, snakes, views
+    size = 20 * 30 + 6 * 2 * 200 * 4 + env.observations.nbytes / copies  # board, snakes, views
     return Measured(advance, copies, 6, {"bytes_per_copy": size})

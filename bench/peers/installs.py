@@ -32,7 +32,7 @@ class Peer:
     repository: str = ""  # environment variable that names a checkout, for code that is in no package
     note: str = ""  # a remark for the table
     tools: tuple[str, ...] = ()  # that build the packages, for pip before them
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of pip's environment
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for pip's environment
 
 
 PEERS = {

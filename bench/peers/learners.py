@@ -56,7 +56,7 @@ class Clock:
 
     @property
     def reached(self) -> dict[str, float] | None:
-        """Return the first row with the score, None where there is none."""
+        """The first row with the score, None where there is none."""
         return next((row for row in self.rows if row["return"] >= self.target), None)
 
 

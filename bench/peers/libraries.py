@@ -175,7 +175,7 @@ def train_rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
     if algo == "sac":
         settings["hidden_layer_sizes"] = sizes
     elif algo == "td3":
-        settings["exploration_noise"] = 0.1 * 2  # of a box from -2 to 2
+        settings["exploration_noise"] = 0.1 * 2  # the box goes from -2 to 2
     learner = getattr(rejax, algo.upper()).create(**common, **settings)
     learner = learner.replace(eval_callback=lambda learner, state, key: ())
     if algo == "td3":  # which has no setting for the size

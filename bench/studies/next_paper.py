@@ -39,7 +39,7 @@ PLAN = Path(__file__).with_suffix(".yaml")
 METRICS = {"entropy": "entropy", "f1": "F1", "rmse": "RMSE", "path_length": "path, m"}
 REFERENCES = ("mappo", "risk")  # the first of them that is there is what the others are compared with
 UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5")  # channels that training has not had
-AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
+AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # in conditions "NAME NUMBER"
 
 
 def method_settings(plan: dict[str, Any], name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from jaxrl.report.writer import read_metrics
 
 KIND = "small_to_large"
 STAGES = ("coma_paper_small", "coma_paper_cpu")
-REWARDS = {"relative": {}, "region": {"reward": "region", "reward_offset": 0.0}}  # of the presets and the paper
+REWARDS = {"relative": {}, "region": {"reward": "region", "reward_offset": 0.0}}  # the presets' and the paper's
 BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 

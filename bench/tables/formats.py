@@ -25,7 +25,7 @@ _CITED = Path(__file__).with_name("cited.yaml")
 
 Entry = Mapping[str, Any]  # "mean", "ci95", "std" of a score: numbers, or curves over the episode
 
-MISSION_STEPS = 15  # of the published missions
+MISSION_STEPS = 15  # in the published missions
 KNOWN = {  # environments of other libraries by their names in known_cpu.json
     "pendulum": "gymnax:Pendulum-v1",
     "double_pendulum": "brax:inverted_double_pendulum",

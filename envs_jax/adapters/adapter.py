@@ -47,7 +47,7 @@ from envs_jax.base import (
 )
 from envs_jax.critic_input import with_critic_input
 
-DEFAULT_HORIZON = 1000  # of environments without a limit
+DEFAULT_HORIZON = 1000  # where an environment has no limit
 
 
 class PackageStep(NamedTuple):
@@ -128,7 +128,7 @@ class Adapter(Environment):
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Return how metrics' values become the episode's, by name; "sum" for others."""
+        """How a metric's values become the episode's, by name; "sum" for others."""
         return {}
 
     def agent_spaces(self) -> Mapping[Any, Any]:

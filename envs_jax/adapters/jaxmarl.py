@@ -113,7 +113,7 @@ class JaxMarl(Adapter):
                 continue
             try:
                 masks = getattr(env, name)(inner)
-            except NotImplementedError:  # of the base class
+            except NotImplementedError:  # raised by the base class
                 continue
             rows = [jnp.asarray(masks[agent]) for agent in env.agents]
             return jnp.stack(rows) if len({row.shape for row in rows}) == 1 else rows

@@ -28,7 +28,7 @@ from envs_jax.coverage.teams import Team
 from envs_jax.coverage.world import SPACING
 
 RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fixed
-POSITION_BYTES = 12  # of a message, three numbers; its footprint takes one bit per cell
+POSITION_BYTES = 12  # three numbers in a message; its footprint takes one bit per cell
 _LINKS, _CONDITIONS = 3, 4  # indices of these keys of a mission; 0 to 2 draw its start
 
 
@@ -119,7 +119,7 @@ class Channel:
     history: Array  # int32[D, A, 3], lattice positions of the last D measurements, the latest first
     senders: Any  # bool[D, A], who was present then; () where all are
     latest: Array  # int32[A, A], [i, j] = when the newest message of j that i received was sent; -1: never
-    counts: Counts  # of this mission
+    counts: Counts  # in this mission
 
 
 def begin(

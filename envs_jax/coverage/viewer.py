@@ -24,7 +24,7 @@ AGENTS = (
     "#4c2a5e", "#2f6b2f",
 )  # fmt: skip
 ALTITUDES = tuple(int(world.SPACING * (level + 1)) for level in range(world.LEVELS))
-DASHES = ((), (1.6, 0.9), (0.25, 0.8))  # of footprints by altitude, m
+DASHES = ((), (1.6, 0.9), (0.25, 0.8))  # for footprints by altitude, m
 
 _ANCHORS = ((0.0, "#235a92"), (0.25, "#86abcf"), (0.5, "#fbfaf7"), (0.75, "#f2a868"), (1.0, "#c04e05"))
 _UNSEEN = "#d3d7dc"
@@ -99,7 +99,7 @@ def shrink(values: np.ndarray, side: int) -> np.ndarray:
 def borders(truth: np.ndarray) -> np.ndarray:
     """float[M, 2, 2]: the edges (x, y) to (x, y) of cells at the border of what is true in bool[s, s]."""
     framed = np.pad(truth, 1).astype(np.int8)
-    left = np.argwhere(np.diff(framed, axis=0)[:, 1:-1])  # of the cells to the right of an edge
+    left = np.argwhere(np.diff(framed, axis=0)[:, 1:-1])  # the cells to the right of an edge
     below = np.argwhere(np.diff(framed, axis=1)[1:-1])
     pairs = np.stack([left, left + (0, 1)], axis=1), np.stack([below, below + (1, 0)], axis=1)
     return np.concatenate(pairs).astype(np.float64)

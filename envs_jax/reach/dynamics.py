@@ -327,7 +327,7 @@ def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale
     shift = apply(inverse, [sub(t, p) for t, p in zip(target, frame.position, strict=True)])
     turned = [apply(transpose(_TARGET), row) for row in inverse]  # R_h^T R_t
     trace = add(turned[0][0], turned[1][1], turned[2][2])
-    scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # of the unit quaternion
+    scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # the unit quaternion's
     across = [sub(turned[j][i], turned[i][j]) for i, j in ((1, 2), (2, 0), (0, 1))]
     vector = scale(0.25 / scalar, across)
     error = [*shift, *scale(torque_scale, vector)]

@@ -29,7 +29,7 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
     above 0.0062; smaller ones are rounded by 4e-12 m at most, 500 of them by 2e-9 m.
     """
     moved = jnp.round(action * jnp.float32(_SCALE / TARGET_UNIT * PARTS)).astype(jnp.int32)  # below 2^31
-    part = part + moved % PARTS  # of both signs 0 to PARTS - 1
+    part = part + moved % PARTS  # 0 to PARTS - 1 for both signs
     target = target + moved // PARTS + part // PARTS
     part = part % PARTS
     low, high = (constant(_units(constants.data()[f"mocap_{end}"]), target.shape[1:]) for end in ("low", "high"))

@@ -75,7 +75,7 @@ class Scene:
     goal: np.ndarray  # [3], the goal that is shown to the agent
     puck: np.ndarray  # [3]
     success: np.ndarray  # bool[K]
-    radius: float  # of success, m
+    radius: float  # within which it is a success, m
     task: str  # its name
 
 

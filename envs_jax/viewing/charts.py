@@ -25,7 +25,7 @@ from envs_jax.viewing.drawing import (
 )  # fmt: skip
 
 WIDTH, HEIGHT = 460.0, 270.0
-_LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # of the curves
+_LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # where the curves are
 _SIZE, _LETTER = 11.0, 7.4  # height and width of letters
 STYLES = {
     "grid": Style(stroke="#e3e6ea", width=1),

@@ -63,9 +63,9 @@ class _Sheet:
         self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()))
         self.styles = {**drawing.styles, **styles}
         shapes, gaps = [panel.size[0] / panel.size[1] for panel in drawing.panels], _GAP * len(drawing.panels)
-        self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # of a panel
+        self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # a panel's
         self.wide = [self.height * shape for shape in shapes]
-        self.left = 0.25 + columns * (sum(self.wide) + gaps)  # of the curve
+        self.left = 0.25 + columns * (sum(self.wide) + gaps)  # the curve's
         boards = max(rows * (self.height + _ABOVE + _GAP), 2.9)
         figure_size = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
         self.figure: Any = Figure(figsize=figure_size, dpi=dpi, facecolor="white")

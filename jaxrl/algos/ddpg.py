@@ -196,7 +196,7 @@ class Ddpg(OffPolicy):
 
     @property
     def _expected(self) -> bool:
-        """Return whether critics have a value for each discrete action, and no action as input."""
+        """Whether critics have a value for each discrete action, and no action as input."""
         return self._discrete and self.action_gradient == "expected"
 
     @property
@@ -214,7 +214,7 @@ class Ddpg(OffPolicy):
 
     @property
     def modes(self) -> tuple[Mode, ...]:  # type: ignore[override]
-        """Return the modes of evaluation; continuous actions are deterministic."""
+        """Modes of evaluation; continuous actions are deterministic."""
         return ("greedy", "sample") if self._discrete else ("greedy",)
 
     def epsilon(self, progress: Progress) -> Array:
@@ -322,7 +322,7 @@ class Ddpg(OffPolicy):
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shape of the stored action: of each agent's vector, or of its number."""
+        """Shape of the stored action: the agents' vectors float32[A, n], or their numbers [A]."""
         agents, size = self.spec.num_agents, self.action_size
         if self._expected:
             return jax.ShapeDtypeStruct((agents,), jnp.uint8 if size <= 256 else jnp.int32)

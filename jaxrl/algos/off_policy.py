@@ -156,7 +156,7 @@ class OffPolicy(Algorithm):
 
     @functools.cached_property
     def steps_per_call(self) -> int:
-        """Return the steps of every environment between calls of `learn`.
+        """Steps of every environment between calls of `learn`.
 
         They are at least `update_interval`, and as few as give a whole number of updates whose ratio to environment
         steps is within a tenth of `env_steps_per_update`.
@@ -174,7 +174,7 @@ class OffPolicy(Algorithm):
 
     @property
     def first_calls(self) -> int:
-        """Return how many calls of `learn` follow random actions, or it takes until the first batch is stored."""
+        """Calls of `learn` that follow random actions, or until the first batch is stored."""
         fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 

@@ -43,7 +43,7 @@ from jaxrl.nn.networks import Network, TeamNet
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0  # of the policy before squashing
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0  # before squashing
 LOSS_LIMIT = 1e8  # a critic loss above this is reported as infinite, which ends the run
 
 
@@ -165,7 +165,7 @@ class Sac(OffPolicy):
 
     @property
     def entropy_target(self) -> Array | float:
-        """Return H, by default minus the number of action dims."""
+        """H, nats; by default minus the number of action dims."""
         setting_value: Any = self.target_entropy
         default = -float(self.action_size)
         if isinstance(setting_value, Array):  # in a sweep
@@ -247,8 +247,9 @@ class Sac(OffPolicy):
 
     @property
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of observations, and of tasks if there are several."""
-        tasks, shapes = self.spec.num_tasks, super().observation_shapes
+        """Shapes of observations, and of tasks if there are several."""
+        tasks = self.spec.num_tasks
+        shapes = super().observation_shapes
         task = jax.ShapeDtypeStruct((), jnp.uint8 if tasks <= 256 else jnp.int32)
         return shapes | {"task": task} if tasks > 1 else shapes
 
@@ -258,7 +259,7 @@ class Sac(OffPolicy):
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shape of actions in [-1, 1]."""
+        """Shape of actions in [-1, 1], float32[A, n]."""
         return jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.float32)
 
     def stored_action(self, trajectory: Trajectory) -> Any:

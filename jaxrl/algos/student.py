@@ -122,7 +122,7 @@ class Student(Sac, MultiStage):
 
     @functools.cached_property
     def teacher_algo(self) -> Collective | None:
-        """Return the teacher's algorithm; its minibatches are as small as allowed."""
+        """The teacher's algorithm; its minibatches are as small as allowed."""
         if not self.resolved_inputs:
             return None
         settings = read_resolved(self.resolved_inputs, TEACHER_SETTINGS)
@@ -134,7 +134,7 @@ class Student(Sac, MultiStage):
 
     @property
     def action_shapes(self) -> Any:
-        """Return SAC's shape; with a teacher also the shape of its agreement "rho"."""
+        """SAC's shape; with a teacher also the shape of its agreement "rho"."""
         shape = super().action_shapes
         rho = jax.ShapeDtypeStruct(shape.shape[:1], jnp.float32)
         return shape if self.teacher_algo is None else {"action": shape, "rho": rho}

@@ -201,7 +201,7 @@ class League:
 
     @property
     def anchor(self) -> str:
-        """Return the player whose rating is fixed: the environment's choice, or the first run if that is absent."""
+        """The player whose rating is fixed: the environment's choice, or the first run if that is absent."""
         return self.rules.anchor[0] if self.rules.anchor[0] in self.scripted else self.players[0]
 
     def play(self, games: int, seed: int, chunk: int = 0) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:

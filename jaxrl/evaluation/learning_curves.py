@@ -20,7 +20,7 @@ from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, describe_failed, trials
 
 FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
-_POINTS = 50  # of a curve of training episodes
+_POINTS = 50  # the most that a curve of training episodes has
 
 
 def summarise_rows(

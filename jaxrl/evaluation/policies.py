@@ -58,7 +58,7 @@ class PolicySet:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Return the names of all policies, the run's first."""
+        """Names of all policies, the run's first."""
         modes = self.algo.modes if self.algo else ()
         return (*(name for name, mode in LEARNED.items() if mode in modes), *scripted_names(self.env))
 
@@ -70,7 +70,7 @@ class PolicySet:
 
     @property
     def run_name(self) -> str | None:
-        """Return the run without the folder of runs, such as "coma_coverage/0003"."""
+        """The run without the folder of runs, such as "coma_coverage/0003"."""
         return "/".join(self.run.absolute().parts[-2:]) if self.run else None
 
     def check_policies(self, names: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ class PolicySet:
 
     @property
     def default_chunk(self) -> int:
-        """Return the episodes rolled out at a time on a device, by the bytes of their states and curves."""
+        """Episodes rolled out at a time on a device, by the bytes of their states and curves."""
         size = memory_plan.rollout_env_bytes(self.env)
         size += 4 * (min(self.env.spec.horizon, STEPS) + 1) * (len(self.env.spec.metrics) + 2)
         return max(1, _ROLLOUT_BYTES[jax.default_backend() != "cpu"] // size)
@@ -146,7 +146,7 @@ class PolicySet:
 
     @property
     def context(self) -> Any:
-        """Return the environment's context at the end of all schedules."""
+        """The environment's context at the end of all schedules."""
         return self.env.context(final_progress())
 
 

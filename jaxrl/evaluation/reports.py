@@ -18,7 +18,7 @@ from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1
 FILE = "evaluation.json"  # in the run's directory
-REAL_FILE = "evaluation_{}.json"  # of a simulator
+REAL_FILE = "evaluation_{}.json"  # for the name of a simulator
 EPISODES = 200
 
 Say = Callable[[str], None]  # receives one sentence per policy or match

@@ -51,7 +51,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 class Series:
     """Seeds of equal settings, which make one curve."""
 
-    name: str  # of the first run, and of the swept settings
+    name: str  # the first run's, and the swept settings
     env: str  # name of their environment
     runs: list[str]  # names of its runs
     seeds: dict[int, Rows]  # {seed: its rows}

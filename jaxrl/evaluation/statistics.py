@@ -60,7 +60,7 @@ def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
     """
     values = _merge_seed(values)
     share = _looks_like_share(values) if share is None else share
-    with np.errstate(invalid="ignore"):  # of infinite values
+    with np.errstate(invalid="ignore"):  # values may be infinite
         estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
     if estimate["mean"] is None or not share:
         return estimate
@@ -104,7 +104,7 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
         share: whether both are shares, so that no difference is below -1 or above 1; None as in `interval`.
     """
     share = _looks_like_share(first) and _looks_like_share(np.asarray(second)) if share is None else share
-    with np.errstate(invalid="ignore"):  # of infinite values
+    with np.errstate(invalid="ignore"):  # values may be infinite
         differences = _merge_seed(np.asarray(first, np.float64) - second)
     if not np.isfinite(differences).all():
         return {"mean": None, "low": None, "high": None}

@@ -44,7 +44,7 @@ class Network:
 
     @functools.cached_property
     def shapes(self) -> Params:
-        """Return ShapeDtypeStructs of the parameters."""
+        """The parameters as ShapeDtypeStructs."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
 

@@ -21,7 +21,7 @@ from envs_jax.coverage.maps.fixed_point import count_flags, largest_divisor, pac
 from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.stages import materialize, on_cpu
 
-_CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
+_CHUNK_BYTES = 2**22  # float32 maps on CPUs
 
 
 def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:

@@ -13,7 +13,7 @@ from envs_jax.stages import materialize, on_cpu
 
 FRACTION_BITS = 21  # binary digits after the point of one summand
 _LONGEST_COLUMN = 512  # summands of at most 1 that may be added in 31 bits
-_MOST_ROWS = 64  # of them that are added at once
+_MOST_ROWS = 64  # added at once
 _LOW_BITS = 12
 
 

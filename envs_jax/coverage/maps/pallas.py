@@ -30,7 +30,7 @@ from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
 
-_ROWS, _COLUMNS = 16, 128  # of a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
+_ROWS, _COLUMNS = 16, 128  # in a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
 _SWEEP_WARPS, _LOOK_WARPS = 8, 4
 _CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
 _SIDE = 16

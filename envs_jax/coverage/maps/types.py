@@ -55,7 +55,7 @@ class Measurements:
 
     @property
     def messages(self) -> "Measurements":
-        """Return the measurements that the messages hold."""
+        """The measurements that the messages hold."""
         return Measurements(self.terrain, self.sent.positions, self.received, self.sent.source) if self.sent else self
 
 

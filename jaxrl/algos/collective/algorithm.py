@@ -44,6 +44,7 @@ from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import Replay
 
 Arrays = dict[str, Array]
+
 # Layout letters besides T, B, S: K workers, N samples, n action dims, c code dims, R rows of the dataset.
 
 
@@ -311,7 +312,7 @@ class Collective(CollectivePhases):
 
     @functools.cached_property
     def experts(self) -> Experts:
-        """Return the workers; their replay and minibatches are as small as allowed."""
+        """The workers; their replay and minibatches are as small as allowed."""
         spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
         envs = self.layout.num_envs
         sizes = {"batch_size": self.layout.shards, "buffer_size": 4 * envs, "env_steps_per_update": envs}

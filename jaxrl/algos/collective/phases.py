@@ -111,7 +111,7 @@ class CollectivePhases(MultiStage):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Return the names of all tasks: first the workers' tasks, then tasks only in expert datasets."""
+        """Names of all tasks: first the workers' tasks, then tasks only in expert datasets."""
         return tuple(self._resolved["tasks"])
 
     @property
@@ -122,8 +122,9 @@ class CollectivePhases(MultiStage):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return random steps, updates, the learner's steps, the workers'; then transformer, codes, actor, critics."""
-        interval, learner_calls = self.update_interval, self.calls(self.learner_steps)
+        """Random steps, updates, the learner's steps, the workers'; then transformer, codes, actor, critics."""
+        interval = self.update_interval
+        learner_calls = self.calls(self.learner_steps)
 
         def study(name: str, updates: int) -> Phase:
             return Phase(name, 0, self.updates_per_call, iterations=-(-updates // self.updates_per_call))
@@ -143,7 +144,7 @@ class CollectivePhases(MultiStage):
 
     @property
     def num_workers(self) -> int:
-        """Return K, the workers: one for each task where neither they nor expert datasets are named."""
+        """Number of workers, K: one for each task where neither they nor expert datasets are named."""
         unnamed = 0 if self.expert_datasets else self.spec.num_tasks
         return len(self.workers.split(",")) if self.workers else unnamed
 
@@ -154,24 +155,25 @@ class CollectivePhases(MultiStage):
 
     @property
     def until(self) -> tuple[int, int]:
-        """Return the batch steps at which random actions end, and at which the learner's steps end."""
-        random, learner = self.calls(self.random_steps), self.calls(self.learner_steps)
+        """Batch steps at which random actions end, and at which the learner's steps end."""
+        random = self.calls(self.random_steps)
+        learner = self.calls(self.learner_steps)
         return random * self.update_interval, (random + learner) * self.update_interval
 
     @property
     def labelled_rows(self) -> int:
-        """Return the rows of each environment for episodes of expert datasets, in the worst split."""
+        """Rows of each environment for episodes of expert datasets, in the worst split."""
         rows, longest = self._resolved["expert_datasets"]
         return int(-(-rows // self.layout.num_envs) + longest)
 
     @property
     def rows(self) -> int:
-        """Return R: rows of expert datasets, all collected rows, and one for the last observation."""
+        """Rows of each environment, R: of expert datasets, all collected ones, and one for the last observation."""
         return self.labelled_rows + self.until[1] + self.calls(self.worker_steps) * self.update_interval + 1
 
     @property
     def coded_rows(self) -> int:
-        """Return the number of rows that one call of `learn` encodes."""
+        """Rows of each environment that one call of `learn` encodes."""
         return min(self.rows, max(1, WINDOWS_PER_CALL // self.layout.num_envs))
 
     def count_updates(self, network: str) -> int:
@@ -179,7 +181,8 @@ class CollectivePhases(MultiStage):
         return sum(phase.updates * (phase.iterations or 0) for phase in phases)
 
     def summary(self) -> list[str]:
-        steps, names = (self.rows - 1) * self.layout.num_envs, ", ".join(self.tasks)
+        steps = (self.rows - 1) * self.layout.num_envs
+        names = ", ".join(self.tasks)
         phases = ", ".join(
             f"{phase.name} {phase.iterations * (phase.steps * self.layout.num_envs or phase.updates):,}"
             + (" steps" if phase.steps else " updates")

@@ -20,7 +20,7 @@ from jaxrl.common.types import Key
 from jaxrl.nn.networks import torch_uniform
 from jaxrl.rl.replay import rows_at
 
-MIN_WEIGHT = 1e-6  # of all samples together: below it there are none
+MIN_WEIGHT = 1e-6  # all samples together; below it there are none
 # Probability that a token is masked; shares of the masked tokens that become random numbers, and that do not change.
 MASK_RATE, RANDOM_SHARE, UNCHANGED_SHARE = 0.15, 0.1, 0.1
 

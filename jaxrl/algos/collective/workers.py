@@ -100,7 +100,7 @@ class Experts:
     """Workers with stacked parameters, leaves [K, ...]."""
 
     worker: Sac  # the algorithm of each
-    tasks: int  # of the environment, one per worker
+    tasks: int  # number of the environment's tasks, one per worker
 
     def task(self, timestep: TimeStep) -> Array:
         """Return the task of each time step, int32[...]."""
@@ -126,7 +126,7 @@ class Experts:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
             values = self.worker.outputs("critic", worker["critic"], observation[:, None], action)
-            alpha = jnp.broadcast_to(jnp.exp(worker["log_alpha"]), len(action))  # of a worker's single task
+            alpha = jnp.broadcast_to(jnp.exp(worker["log_alpha"]), len(action))  # a worker has a single task
             soft = soft_value(values, log_prob, alpha)
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
