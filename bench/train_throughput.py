@@ -92,7 +92,8 @@ def stand_ins(request: Request, size: Size, entry: baselines.Entry | None) -> tu
         return (size.run.config, size.run.config)
     if entry is None:
         return None
-    settings, layout = size.run.config.run, size.run.trainer.layout
+    settings = size.run.config.run
+    layout = size.run.trainer.layout
     chunk = (settings.rollout_chunk or layout.local_envs) * layout.devices
     restarts = measured_phase(size.run.algo).restart
     collecting = request.config.with_run(num_envs=chunk if restarts else size.num_envs, learn_chunk=0)
@@ -242,7 +243,8 @@ def _row(
     torch: Torch | None,
     machine_rates: rates.Rates,
 ) -> dict[str, Any]:
-    phase, layout = measured_phase(size.run.algo), size.run.trainer.layout
+    phase = measured_phase(size.run.algo)
+    layout = size.run.trainer.layout
     env_steps = phase.steps * size.num_envs
     collect = measure.rate(timings["collect"], collecting.env_steps)
     learn = measure.rate(timings["learn"], learning.flop)

@@ -86,7 +86,9 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     began: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child, began), daemon=True)
     reader.start()
-    unit, left, error = None, until - time.monotonic(), ""
+    unit = None
+    left = until - time.monotonic()
+    error = ""
     try:
         while True:
             try:

@@ -97,7 +97,8 @@ def graphs(quick: bool, folder: Path) -> dict[str, Any]:
 
     GPUs may add up numbers in any order, so that equal bits are reported, not demanded.
     """
-    rows, idle = [], []
+    rows = []
+    idle = []
     algos = ["coma"] if quick else list(SMALL)
     for algo in algos:
         digests = []
@@ -116,7 +117,8 @@ def resume(quick: bool, folder: Path) -> dict[str, Any]:
 
     GPUs may add up numbers in any order, so that equal bits are reported, not demanded.
     """
-    rows, wrong = [], False
+    rows = []
+    wrong = False
     for algo in SMALL if not quick else ["coma"]:
         run, block = _program(algo, quick)
         half, still = _train(run, block, SAVED)

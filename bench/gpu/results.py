@@ -143,7 +143,8 @@ def without_graphs(folder: Path) -> bool:
 
 def table(folder: Path) -> str:
     """Return all results as Markdown."""
-    lines, results = ["| unit | what | figure |", "|---|---|---|"], read(folder)
+    lines = ["| unit | what | figure |", "|---|---|---|"]
+    results = read(folder)
     for name, entry in results.items():
         if entry["error"]:
             again = ", it is tried again" if may_retry(entry) else f" (--again {name} does it anew)"

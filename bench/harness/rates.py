@@ -79,7 +79,8 @@ def measure(
 
 def copies(cells: int, min_seconds: float) -> list[Sampler]:
     """Return samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
-    in_place, new = jax.jit(operator.neg, donate_argnums=0), jax.jit(operator.neg)
+    in_place = jax.jit(operator.neg, donate_argnums=0)
+    new = jax.jit(operator.neg)
     held = [jnp.ones(cells, jnp.float32)]
 
     def step() -> Any:

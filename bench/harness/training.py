@@ -33,9 +33,12 @@ def _plain(algo: Algorithm) -> Algorithm:
 
 def learning_flop(run: Run) -> float:
     """Count the FLOP of one call of `learn` on all devices together."""
-    algo, phase = _plain(run.algo), measured_phase(run.algo)
-    trainer, state = run.trainer, run.trainer.shapes()
-    key, progress = jax.eval_shape(lambda: jax.random.key(0)), jax.eval_shape(start)
+    algo = _plain(run.algo)
+    phase = measured_phase(run.algo)
+    trainer = run.trainer
+    state = run.trainer.shapes()
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    progress = jax.eval_shape(start)
 
     def collect(state: Any, key: Any) -> Any:
         return trainer.collect(state, phase, key)[:2]
@@ -53,7 +56,8 @@ def learning_flop(run: Run) -> float:
 
     # Stages run in loops whose length is an argument, so that their steps are counted one by one.
     learn_inputs = state.algo, trajectory, last, key, progress
-    learning, index = jax.eval_shape(algo.begin_learning, *learn_inputs), jax.ShapeDtypeStruct((), jnp.int32)
+    learning = jax.eval_shape(algo.begin_learning, *learn_inputs)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
     flop = flops.count(algo.begin_learning, *learn_inputs) + flops.count(algo.end_learning, learning)
     for stage in algo.learn_stages:
 
@@ -66,10 +70,12 @@ def learning_flop(run: Run) -> float:
 
 def acting_flop(run: Run) -> float:
     """Count the FLOP of acting in one environment for one step."""
-    algo, timestep = _plain(run.algo), _timesteps(run, 1)
+    algo = _plain(run.algo)
+    timestep = _timesteps(run, 1)
     policy = jax.eval_shape(algo.policy, run.trainer.shapes().algo)
     actor = jax.eval_shape(algo.init_carry, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
-    keys, progress = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), jax.eval_shape(start)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    progress = jax.eval_shape(start)
 
     def act(policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any) -> Any:
         return algo.act(policy, carry, timestep, keys, progress, "explore")
@@ -95,7 +101,8 @@ class Parts:
     """
 
     def __init__(self, run: Run, min_seconds: float = 0.1) -> None:
-        self.run, self._min_seconds = run, min_seconds
+        self.run = run
+        self._min_seconds = min_seconds
         self.phase = measured_phase(run.algo)
         self.env_steps = self.phase.steps * run.trainer.layout.num_envs
         trainer = run.trainer
@@ -114,7 +121,9 @@ class Parts:
 
     def learning(self, name: str) -> Sampler:
         """Sample seconds of learning from an iteration; compiles."""
-        run, trainer, phase = self.run, self.run.trainer, self.phase
+        run = self.run
+        trainer = self.run.trainer
+        phase = self.phase
         specs = trainer.specs().algo
 
         def train(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:

@@ -45,7 +45,8 @@ def _rollout(env: Coverage, keys: Array, steps: int) -> Any:
 
 def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:
     batch = batched(env)
-    context, policy = batch.context(start()), scripted_policy(batch, "random")
+    context = batch.context(start())
+    policy = scripted_policy(batch, "random")
 
     def step(t: Array, carry: Any) -> Any:
         state, timestep = carry
@@ -60,7 +61,8 @@ def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def _differences(envs: tuple[Coverage, Coverage], *results: Any) -> tuple[Array, Array]:
     """Return the number of integers that differ, and the largest difference of real numbers (relative above 1)."""
-    exact, real = jnp.int32(0), jnp.float32(0)
+    exact = jnp.int32(0)
+    real = jnp.float32(0)
     pair = [(_stored_values(env, state), timestep) for env, (state, timestep) in zip(envs, results, strict=True)]
     for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
         if jnp.issubdtype(a.dtype, jnp.floating):

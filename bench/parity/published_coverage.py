@@ -23,7 +23,8 @@ from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
 
 MISSIONS = 50  # per published figure
-ERRORS, TIES = 3.0, 0.02
+ERRORS = 3.0
+TIES = 0.02
 
 
 @dataclasses.dataclass(frozen=True)

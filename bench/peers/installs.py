@@ -92,7 +92,8 @@ def find(name: str) -> Peer:
 
 def make(name: str) -> Path:
     """Make the virtual environment of a peer, and return its interpreter. Raises UserError: pip fails."""
-    peer, folder = find(name), FOLDER / name
+    peer = find(name)
+    folder = FOLDER / name
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     commands = [[sys.executable, "-m", "venv", str(folder)]]

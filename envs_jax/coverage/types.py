@@ -183,7 +183,9 @@ class CoverageConfig(Environment):
 
     def _take_terrain(self) -> None:
         """Note the path of the terrain's file and what it holds. Raises ValueError."""
-        ground, name, checksum = self.ground, self.terrain, ""
+        ground = self.ground
+        name = self.terrain
+        checksum = ""
         if ground is not None:
             name = os.path.abspath(name)  # runs are resumed and evaluated from other folders, too
             checksum = f"{ground.checksum} {name}"
@@ -255,7 +257,8 @@ class CoverageConfig(Environment):
     @property
     def channel_config(self) -> ChannelConfig | None:
         """The settings of the missions' channels; None where `communication.draw_received` is all there is."""
-        failure_rates, delays = self.failure_rates or (self.failure_rate,), self.delays or (self.delay,)
+        failure_rates = self.failure_rates or (self.failure_rate,)
+        delays = self.delays or (self.delay,)
         ramped = self.channel_ramp > 0 and max(failure_rates) > 0
         if not (self.counts_messages or self.failure_rates or ramped or self.show_ages):
             return None

@@ -108,7 +108,9 @@ def borders(truth: np.ndarray) -> np.ndarray:
 def scene(record: Record) -> Scene:
     """Return the scene of a record, maps reduced to at most SIDE cells along an edge."""
     env: CoverageConfig = record.env  # type: ignore[assignment]
-    states, n, metres = record.states, env.n, world.cell_size(env.q)
+    states = record.states
+    n = env.n
+    metres = world.cell_size(env.q)
     maps = []
     for k in range(record.steps + 1):
         stored = np.asarray(states.maps.beliefs[k, -1])
@@ -169,8 +171,10 @@ class CoverageViewer(viewing.Viewer):
 
     def drawing(self, record: Record) -> Drawing:
         env: CoverageConfig = record.env  # type: ignore[assignment]
-        mission, stretch = scene(record), env.stretch
-        side, agents = mission.side, mission.positions.shape[1]
+        mission = scene(record)
+        stretch = env.stretch
+        side = mission.side
+        agents = mission.positions.shape[1]
         flip = np.array([1, -1])
 
         def up(points: np.ndarray) -> np.ndarray:
@@ -192,7 +196,8 @@ class CoverageViewer(viewing.Viewer):
         ]
 
         def at(step: int) -> list[Shape]:
-            places, heard = up(_spread_markers(mission.positions[step])), mission.heard[step]
+            places = up(_spread_markers(mission.positions[step]))
+            heard = mission.heard[step]
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
             flying = np.flatnonzero(mission.present[step])
             for agent in np.flatnonzero(mission.present[0] & ~mission.present[step]):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 WELDS = {"v3": ("torquescale_v3", "reset"), "v2": ("torquescale_v2", "reset_v2")}  # Meta-World's; keys of the data
-JOINTS, HINGES = 9, 7
+JOINTS = 9
+HINGES = 7
 _RIGHT_ANGLE = 1e-12  # entries of rotations closer to a whole number are rounded
 
 

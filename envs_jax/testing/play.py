@@ -49,17 +49,20 @@ class Check(TypeCheck):
 
     def _choose(self, timestep: TimeStep, key: Array) -> tuple[Array, dict[str, Array]]:
         """Draw actions [A, ...] of one copy, agent after agent; return them with what `_check_masks` judges."""
-        spec, agents = self.spec, self.spec.num_agents
+        spec = self.spec
+        agents = self.spec.num_agents
         if isinstance(spec.action, Box):
             low, high = (bound.astype(np.float32) for bound in np.clip(spec.action.bounds, -1e3, 1e3))
             uniform = jax.random.uniform(key, (agents, *spec.action.shape), jnp.float32)
             return (low[None] + (high - low)[None] * uniform).astype(spec.action.dtype), {}
-        n, open_ = spec.action.n, self._open(timestep)
+        n = spec.action.n
+        open_ = self._open(timestep)
         uniform = jax.random.uniform(key, (agents, n + agents), jnp.float32)  # one draw for all, to compile once
         index = jnp.arange(agents, dtype=jnp.int32)
 
         def choose_one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
-            noise, garbage = uniform[agent, :n], (uniform[agent, n:] * n).astype(jnp.int32)
+            noise = uniform[agent, :n]
+            garbage = (uniform[agent, n:] * n).astype(jnp.int32)
             mask = spec.next_mask(timestep.mask_state, open_, chosen, agent)
             ahead = jnp.where(index < agent, chosen, garbage)
             reads_ahead = jnp.any(mask != spec.next_mask(timestep.mask_state, open_, ahead, agent))
@@ -120,8 +123,10 @@ class Check(TypeCheck):
                 _, *index = (int(i) for i in np.argwhere(outside)[0])
                 place = ""
                 if low.max() > low.min() or high.max() > high.min():  # bounds of each number
-                    place, values = str(index), values[:, *index]
-                least, most = low[tuple(index)], high[tuple(index)]
+                    place = str(index)
+                    values = values[:, *index]
+                least = low[tuple(index)]
+                most = high[tuple(index)]
                 self.fail(
                     f"{field}{path}{place} has values from {values.min():.6g} to {values.max():.6g} {when}, outside "
                     f"its Box of {least:.6g} to {most:.6g}: widen the Box or clip"
@@ -200,7 +205,8 @@ class Check(TypeCheck):
         self._compare_single(in_batch, self.reset(reset_key, context), "after reset")
         age = np.zeros(self.copies, int)
         for step_index in range(1, steps + 1):
-            when, ended = f"at step {step_index}", host.done
+            when = f"at step {step_index}"
+            ended = host.done
             state, timestep, choices, critic, single_inputs, in_batch = self.advance(
                 keys, state, timestep, np.int32(step_index), np.bool_(False)
             )
@@ -209,7 +215,9 @@ class Check(TypeCheck):
             if critic:
                 rows, depends = to_host(critic)
                 self._check_critic(rows, depends, when)
-            before, host, age = host, to_host(timestep), np.where(ended, 0, age + 1)
+            before = host
+            host = to_host(timestep)
+            age = np.where(ended, 0, age + 1)
             self._check_values(host, when)
             self._check_course(host, before, age, when)
             self._check_floats(named_leaves(to_host(state.env)), np.isnan, "of the state is NaN", when)
@@ -240,7 +248,10 @@ class Check(TypeCheck):
 
     def _check_course(self, timestep: TimeStep, before: TimeStep, age: Any, when: str) -> None:
         """Check `first`, cuts and episode lengths; `before`: one step before; `age` int[B], steps since a reset."""
-        first, done, ended, horizon = timestep.first, timestep.done, before.done, self.spec.horizon
+        first = timestep.first
+        done = timestep.done
+        ended = before.done
+        horizon = self.spec.horizon
         self._refuse(
             (first & ~ended, f"first is true {when}, which is not the first of its episode: step must return first = "
              "False"),

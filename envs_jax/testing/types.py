@@ -34,7 +34,11 @@ class TypeCheck:
         copies: int,
         weak: bool = False,
     ):
-        self.env, self.spec, self.batch, self.tolerance, self.copies = env, spec, batch, tolerance, copies
+        self.env = env
+        self.spec = spec
+        self.batch = batch
+        self.tolerance = tolerance
+        self.copies = copies
         self.weak = weak  # weakly typed values are as good as others
         dtype = jax.dtypes.canonicalize_dtype(spec.action.dtype)
         self.action = jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), dtype)
@@ -86,7 +90,8 @@ class TypeCheck:
 
     def _same_types(self, what: str, one: Any, other_name: str, other: Any) -> None:
         """Check that `one` and `other` have the same structure, shapes and dtypes."""
-        this_structure, other_structure = structure(one), structure(other)
+        this_structure = structure(one)
+        other_structure = structure(other)
         if this_structure != other_structure:
             self.fail(
                 f"the {what} has another structure than {other_name} ({this_structure} and {other_structure}): return "
@@ -151,7 +156,8 @@ class TypeCheck:
 
     def _check_returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
         """Return the types of what reset or step returns, checked against the spec."""
-        spec, agents = self.spec, self.spec.num_agents
+        spec = self.spec
+        agents = self.spec.num_agents
         pair = self._trace(what, lambda: getattr(self, what).trace(*arguments).out_info)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], TimeStep)):
             self.fail(f"{what} returns {type(pair).__name__}: it must return the pair (state, TimeStep)")
@@ -180,7 +186,8 @@ class TypeCheck:
                 "with exactly these names",
             ),
         )
-        flag, number = Box((), jnp.bool_), Box(())
+        flag = Box((), jnp.bool_)
+        number = Box(())
         expected: dict[str, tuple[Any, tuple[int, ...]]] = {
             "observation": (spec.observation, (agents,)),
             "global_state": (() if spec.global_state is None else spec.global_state, ()),

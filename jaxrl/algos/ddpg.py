@@ -130,10 +130,14 @@ class Ddpg(OffPolicy):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        kind, needed, ignored = "discrete", "continuous", CONTINUOUS
+        kind = "discrete"
+        needed = "continuous"
+        ignored = CONTINUOUS
         if not self._discrete:
             BoxActions.from_spec(self.spec, "ddpg")
-            kind, needed, ignored = "continuous", "discrete", DISCRETE
+            kind = "continuous"
+            needed = "discrete"
+            ignored = DISCRETE
         for field in dataclasses.fields(self):
             if field.name in ignored and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} needs {needed} actions, '{self.spec.name}' has {kind} ones: remove it")
@@ -173,7 +177,8 @@ class Ddpg(OffPolicy):
         vector = self.actor_vector(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
-        loss, metrics = -used * value, {}
+        loss = -used * value
+        metrics = {}
         if self._discrete:
             metrics["policy_entropy"] = used * distributions.entropy(vector)
         if is_used(self.entropy_weight):
@@ -323,7 +328,8 @@ class Ddpg(OffPolicy):
     @property
     def action_shapes(self) -> Any:
         """Shape of the stored action: the agents' vectors float32[A, n], or their numbers [A]."""
-        agents, size = self.spec.num_agents, self.action_size
+        agents = self.spec.num_agents
+        size = self.action_size
         if self._expected:
             return jax.ShapeDtypeStruct((agents,), jnp.uint8 if size <= 256 else jnp.int32)
         return jax.ShapeDtypeStruct((agents, size), jnp.float32)

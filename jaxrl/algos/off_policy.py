@@ -175,7 +175,8 @@ class OffPolicy(Algorithm):
     @property
     def first_calls(self) -> int:
         """Calls of `learn` that follow random actions, or until the first batch is stored."""
-        fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
+        fill = self.learning_starts or self.batch_size
+        per_call = self.steps_per_call * self.layout.num_envs
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
@@ -190,7 +191,8 @@ class OffPolicy(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return random steps and then the updates due for them, or steps to store a batch; then training."""
-        calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
+        calls = self.first_calls
+        train = Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:
             random = Phase("random", self.steps_per_call, 0, iterations=calls)
             return (random, Phase("burst", 0, self.updates, iterations=calls), train)
@@ -438,7 +440,8 @@ class OffPolicy(Algorithm):
         [N, A, n] Q(o, x) float32[C, N, A].
         """
         inputs = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
-        order, inputs = inputs[..., : self._ordered], inputs[..., self._ordered :]
+        order = inputs[..., : self._ordered]
+        inputs = inputs[..., self._ordered :]
         if self.scale_observation:
             inputs = inputs / self._largest
         if action is not None:
@@ -467,7 +470,8 @@ class OffPolicy(Algorithm):
         return self.batch_size // self.layout.shards
 
     def summary(self) -> list[str]:
-        envs, rows = self.layout.num_envs, self.replay_rows
+        envs = self.layout.num_envs
+        rows = self.replay_rows
         megabytes = rows * envs * self.row_bytes / 1e6
         ratio = self.updates * self.batch_size / (self.steps_per_call * envs)
         return [

@@ -214,7 +214,8 @@ class Student(Sac, MultiStage):
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, carry, extras
-        carry, student_action = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
+        carry = teacher.observe(carry, timestep)
+        student_action = self.actions.normalize(action)[:, 0]
         helps = self.teacher_weight or self.guide_steps
         teacher_is_used = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
         mean, log_std = jax.lax.cond(

@@ -139,7 +139,8 @@ def _group(policy_sets: Sequence[PolicySet], episodes: int) -> list[_Group]:
             all_members.append([index])
     groups = []
     for members in all_members:
-        first, contexts = policy_sets[members[0]], [policy_sets[members[0]].context]
+        first = policy_sets[members[0]]
+        contexts = [policy_sets[members[0]].context]
         if len(members) > 1 and (joined := _join([policy_sets[member] for member in members])):
             env, contexts = joined
             first = first.with_env_settings(

@@ -19,7 +19,9 @@ from jaxrl.runtime.saved_run import read_training_run
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, describe_failed, trials
 
-FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
+FILE = "trials.json"
+TABLE = "trials.csv"
+PLOT = "trials.png"
 _POINTS = 50  # the most that a curve of training episodes has
 
 
@@ -147,7 +149,8 @@ def find_best(curves: dict[str, Any]) -> str:
 def report(directory: Path, say: Callable[[str], None]) -> None:
     """Write the learning curves of a run's trials, and say them line by line; do nothing if it has a single trial."""
     config = read_training_run(directory)[1]
-    all_trials, scoring = trials(config), Scoring.read(directory)
+    all_trials = trials(config)
+    scoring = Scoring.read(directory)
     if len(all_trials) == 1:
         return
     rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
@@ -186,7 +189,8 @@ def describe_curves(curves: dict[str, Any]) -> list[str]:
 
 def format_csv(curves: dict[str, Any]) -> str:
     """Return a line for each trial: its swept settings, seed, environment steps, last and best score, its failure."""
-    rows, has_failed = [], any("failed" in trial for trial in curves["trials"])
+    rows = []
+    has_failed = any("failed" in trial for trial in curves["trials"])
     for trial in curves["trials"]:
         swept = dict(part.split("=") for part in trial["combination"].split(",") if part)
         scores = {f"{curves['metric']} at the end": trial["last"], f"best {curves['metric']}": trial["best"]}

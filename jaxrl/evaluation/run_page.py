@@ -72,7 +72,8 @@ def group_series(runs: Sequence[RunSummary]) -> list[Series]:
         failed = run.failed if len(run.failed) < len(run.trials) else {}
         for trial in (trial for trial in run.trials if run.rows[trial.folder] and trial.folder not in failed):
             settings = {name: value for name, value in trial.config.plain().items() if name not in _IGNORED_SETTINGS}
-            text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
+            text = json.dumps(settings, sort_keys=True, default=str)
+            seed = trial.config.run.seed
             repeated = 0
             while (text, repeated) in by_settings and seed in by_settings[text, repeated].seeds:
                 repeated += 1
@@ -137,7 +138,8 @@ def _chart(name: str, env: str, all_series: Sequence[Series], runs: Sequence[Run
     label = _label(name, [run for run in runs if run.config.env == env])
     if any(one.env != env for one in all_series):  # returns of different environments do not compare
         label += f", {env}"
-    plots, drawn = [], 0
+    plots = []
+    drawn = 0
     for over_minutes in (False, True):
         curves = {
             one.title: curve

@@ -105,7 +105,8 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
         if is_file(path / CONFIG) or not os.path.isdir(path):
             runs = [read(open_run(path))]
         else:
-            runs, problems = [], []
+            runs = []
+            problems = []
             for directory in _runs_in(path):
                 try:
                     runs.append(read(directory))
@@ -156,7 +157,8 @@ def read(directory: Path) -> RunSummary:
                 check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
         scoring = Scoring.read(versions.parent)
         state = _state(root, config, meta, max(map(learning_curves.count_env_steps, rows.values())))
-        score, best = summarise_score(rows, all_trials, scoring), Checkpoints(root / "checkpoints").best_step()
+        score = summarise_score(rows, all_trials, scoring)
+        best = Checkpoints(root / "checkpoints").best_step()
         return RunSummary(directory, config, scoring, all_trials, rows, state, score, best, versions.stat().st_mtime)
     except OSError as error:
         raise RunError(f"{directory} cannot be read ({error.strerror}): make it readable") from error

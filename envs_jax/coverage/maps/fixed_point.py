@@ -34,7 +34,8 @@ def total(values: Array) -> Array:
 
 def totals(values: Sequence[Array]) -> Array:
     """int32[m, 2]: `total` of m arrays int32[k]."""
-    cells, max_rows = values[0].shape[0], _MOST_ROWS
+    cells = values[0].shape[0]
+    max_rows = _MOST_ROWS
     if cells >= largest_divisor(cells, max_rows) << (31 - _LOW_BITS):  # the low parts might not fit in 31 bits
         max_rows = _LONGEST_COLUMN
         values = [jnp.pad(one, (0, -cells % max_rows)) for one in values]

@@ -111,7 +111,9 @@ class UpdateStats:
 
 def empty(config: MapConfig, terrain: Terrain) -> Maps:
     """Return the maps before the first measurement, at the start of a mission over `terrain`."""
-    maps, n, storage = config.num_agents + 1, config.n, config.storage
+    maps = config.num_agents + 1
+    n = config.n
+    storage = config.storage
     prior = jnp.full((), storage.unseen)
     entropy = storage.entropy(prior)
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)

@@ -161,7 +161,8 @@ def footprint_shares(cells_per_footprint: int, level: int) -> np.ndarray:
 
     Its columns are shifted to the rows (or columns) of the window; those outside the map are left out.
     """
-    n, half = world.map_side(cells_per_footprint), world.radius(cells_per_footprint, level)
+    n = world.map_side(cells_per_footprint)
+    half = world.radius(cells_per_footprint, level)
     matrix = world.area_matrix(2 * half)
     shares = np.zeros((LATTICE, LATTICE, 2 * half), np.float32)
     for g, centre in enumerate(world.centres(cells_per_footprint)):

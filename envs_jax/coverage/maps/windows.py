@@ -77,7 +77,8 @@ class _Work:
 
 def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """`update` of [B] copies, one after the other."""
-    agents, n = config.num_agents, config.n
+    agents = config.num_agents
+    n = config.n
     copies = maps.beliefs.shape[0]
     count = copies * (agents + 1)
     side = window_side(config, world.LEVELS - 1)
@@ -131,7 +132,8 @@ def _update_copy(
         return work
 
     def send(sender: Array, work: _Work, plan: Plan = plan, to_team: bool = True) -> _Work:
-        count, targets = at(plan.heard, b, sender), at(plan.targets, b, sender)
+        count = at(plan.heard, b, sender)
+        targets = at(plan.targets, b, sender)
         count = count if to_team else count - 1
         sender_level = agent_of(plan, b, sender).level
         for level in range(world.LEVELS):
@@ -191,13 +193,15 @@ def _read_changes(
     config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent
 ) -> Array:
     """dtype[side * side]: the readings of a footprint as summands, 0 outside it."""
-    side, agents = window_side(config, level), config.num_agents
+    side = window_side(config, level)
+    agents = config.num_agents
     free, occupied = (jnp.asarray(gain) for gain in config.storage.gains[:, level])
 
     @materialize
     def changes(measurements: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
         """Return readings [side, side] as summands, 0 outside the footprint."""
-        marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
+        marks = rows & columns
+        cells = jnp.arange(side, dtype=jnp.int32)
         rows, columns = agent.top + cells[:, None], agent.left + cells[None, :]
         truth = ground.truth_from_marks(measurements.terrain, marks >> agents, rows, columns)
         height = jnp.int32(level)
@@ -223,7 +227,8 @@ def _look(
     config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
     """Read the cells of a footprint; store the readings, and the team's map there before the update."""
-    side, agents = window_side(config, level), config.num_agents
+    side = window_side(config, level)
+    agents = config.num_agents
     team = b * (agents + 1) + agents
     free, occupied = (jnp.asarray(gain) for gain in config.storage.gains[:, level])
 
@@ -246,7 +251,9 @@ def _clip(config: MapConfig, target: Array, work: _Work) -> _Work:
     """Clip the whole of one map where cells may lie beyond the clip."""
 
     def turn(zero: Array, work: _Work) -> _Work:
-        index, n, overflow = target + zero, config.n, work.overflow
+        index = target + zero
+        n = config.n
+        overflow = work.overflow
         corner = (index, jnp.int32(0), jnp.int32(0))
         cells = cut_block(work.beliefs, corner, (1, n, n))
         cells = jnp.where(cells != config.storage.unseen, config.storage.clip(cells), cells)
@@ -266,7 +273,8 @@ def _enter_own(
 
 
 def _enter(config: MapConfig, level: int, agent: Agent, target: Array, work: _Work) -> _Work:
-    side, storage = window_side(config, level), config.storage
+    side = window_side(config, level)
+    storage = config.storage
     gains = storage.gains[:, level]
     old = cut(work.beliefs, target, agent.top, agent.left, side)
     change = cut(work.change, agent.number, 0, 0, side)
@@ -303,13 +311,16 @@ def _account(
     config: MapConfig, level: int, measurements: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
     """Update the team's sums for the cells of a footprint that no earlier agent's holds."""
-    weights, agents = config.weights.relative, config.num_agents
-    side, team = window_side(config, level), b * (agents + 1) + agents
+    weights = config.weights.relative
+    agents = config.num_agents
+    side = window_side(config, level)
+    team = b * (agents + 1) + agents
 
     @materialize
     def kinds(terrain: ground.Terrain, rows: Array, columns: Array, agent: Agent) -> Array:
         """int32[side, side]: 0 for cells that do not count, 1 and 2 for cells of class 0 and 1."""
-        marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
+        marks = rows & columns
+        cells = jnp.arange(side, dtype=jnp.int32)
         truth = ground.truth_from_marks(
             terrain, marks >> agents, agent.top + cells[:, None], agent.left + cells[None, :]
         )

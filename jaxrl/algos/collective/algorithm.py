@@ -144,7 +144,8 @@ class Collective(CollectivePhases):
         """Update "actor" or "critic" on labelled steps with a code; also return its error on held-out ones."""
         row = jnp.arange(self.rows, dtype=jnp.int32)[None, :, None]
         coded = (row >= self.labelled_rows) | (row < params.coded)  # only rows of expert datasets are stored without
-        usable, held_out = dataset.find_usable(buffer) & coded, buffer.action["held_out"]
+        usable = dataset.find_usable(buffer) & coded
+        held_out = buffer.action["held_out"]
         loss = self.actor_loss if network == "actor" else self.critic_loss
 
         def draw(key: Key, counts: Array) -> Arrays:
@@ -223,7 +224,8 @@ class Collective(CollectivePhases):
 
     def observe(self, carry: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
-        state, first = self.model.states(timestep.observation.reshape(len(carry.step), -1)), timestep.first
+        state = self.model.states(timestep.observation.reshape(len(carry.step), -1))
+        first = timestep.first
         return dataclasses.replace(
             carry,
             window=transformer.next_window(carry.window, state, carry.action, timestep.reward[:, 0], first),
@@ -285,7 +287,8 @@ class Collective(CollectivePhases):
             )
         learners = {name: self.learner(name, network) for name, network in self.model.init(key).items()}
         params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
-        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
+        shards = self.layout.local_shards
+        envs = self.layout.num_envs // self.layout.shards
         buffer = replay.create(*self._row_shapes, 1, shards, self.rows, envs)
         if inputs and "expert_datasets" in inputs:
             buffer = dataset.fill(buffer, inputs["expert_datasets"], self.layout)

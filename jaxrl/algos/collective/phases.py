@@ -67,7 +67,8 @@ class CollectivePhases(MultiStage):
     recordings: ClassVar[tuple[str, ...]] = ("expert_datasets",)
 
     def __post_init__(self) -> None:
-        spec, action = self.spec, self.spec.action
+        spec = self.spec
+        action = self.spec.action
         vectors = all(isinstance(box, Box) and len(box.shape) == 1 for box in (spec.observation, action))
         if spec.num_agents != 1 or not vectors:
             raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")

@@ -43,7 +43,8 @@ def resolve_workers(
                     f"{workers[0].run} was trained with {name} {value}, {source.run} with "
                     f"{source.settings[name]}: use workers with the same settings"
                 )
-    tasks, rows = list(spec.task_names), [0, 0]
+    tasks = list(spec.task_names)
+    rows = [0, 0]
     if recording is not None:
         for kind, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
             size = recording[name].shape[1]
@@ -68,7 +69,8 @@ def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...]) -> list[Upstr
     """Return the workers in the order of the tasks. Raises ValueError where one cannot teach, or a task has no one."""
     workers: dict[str, UpstreamRun] = {}
     for source in sources:
-        run, algo = source.run, source.algo
+        run = source.run
+        algo = source.algo
         if not isinstance(algo, Sac):
             raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
         source.check(spec)
@@ -137,7 +139,8 @@ class Experts:
 
     def store(self, workers: Params, buffer: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
-        step, layout = trajectory.timestep, self.worker.layout
+        step = trajectory.timestep
+        layout = self.worker.layout
 
         def flat(x: Array) -> Array:
             return x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
