@@ -96,7 +96,7 @@ class Ddpg(OffPolicy):
     target_noise: float = setting(
         0.0, "standard deviation of the noise on target actions (continuous; TD3: 0.2)", between=(0, 10)
     )
-    target_noise_clip: float = setting(0.5, "clip the noise on target actions to +/- this", between=(0, 2))
+    target_noise_clip: float = setting(0.5, "clip the noise on target actions to +/- this (TD3: 0.5)", between=(0, 2))
     action_gradient: Literal["softmax", "expected"] = setting(
         "softmax",
         "for discrete actions. softmax: critics see the softmax vector (published); expected: critics give a value per "

@@ -7,10 +7,10 @@ with states s and actions a, in this order:
 1. The critics take a step on mean w sum_c (Q_c(s, a) - y)^2, where y = R + gamma^k (min_c Q'_c(s', a') - alpha log
    pi(a' | s')), with the target critics Q' and a' sampled from the policy pi now. R sums the discounted rewards of
    k = `n_step` steps, fewer at an episode's end. An episode that terminated has no second term.
-2. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
-3. At every `actor_update_period`th update the actor takes a step on mean w (alpha log pi(a | s) - min_c Q_c(s, a)),
+2. At every `actor_update_period`th update the actor takes a step on mean w (alpha log pi(a | s) - min_c Q_c(s, a)),
    with a sampled from pi and the new critics, and log alpha a step on mean w alpha (-log pi(a | s) - H), where H is the
    entropy to which the policy is steered; both losses use alpha from before the step.
+3. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
 
 The weight w is 1, and 0 for the rare sample whose draws all hit the end of an episode; means still divide by the whole
 batch. Batches are drawn within each logical shard. `off_policy` says when updates are made; a run may begin with
