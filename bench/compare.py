@@ -49,7 +49,8 @@ def requests(
     parsed_config = command_line.parse(flags, "python -m bench.compare").config
     assert parsed_config is not None
     config = configuration.apply_changes(parsed_config, {"devices": parsed.devices, **case})
-    num_envs, rounds = measure.sizes(parsed, SIZES), measure.rounds(parsed)
+    num_envs = measure.sizes(parsed, SIZES)
+    rounds = measure.rounds(parsed)
     rollout = env_throughput.Request(
         env=parsed.env,
         variants={"": config.env_settings},

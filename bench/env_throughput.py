@@ -66,7 +66,8 @@ def baseline_sampler(baseline: baselines.Baseline, min_seconds: float) -> Sample
         episodes = steps = 0
         while act + observe + step + measured < min_seconds:
             resetting += time_call(baseline.reset)[0]
-            episodes, over = episodes + 1, False
+            episodes = episodes + 1
+            over = False
             while not over:
                 seconds, action = time_call(baseline.act)
                 act += seconds
@@ -88,7 +89,8 @@ def baseline_sampler(baseline: baselines.Baseline, min_seconds: float) -> Sample
 
 def baseline_threads(sampler: Sampler, rounds: int) -> tuple[int | None, str]:
     """Set NumPy's threads to those that are best for the baseline; return their number, None if unknown, and a note."""
-    set_threads, choices = threads.blas_setter(), (1, threads.cores())
+    set_threads = threads.blas_setter()
+    choices = (1, threads.cores())
     if set_threads is None:
         return None, "the baseline's BLAS threads cannot be set here: they are as the environment variables say"
     thread_count = threads.choose_threads(lambda: sampler()["baseline policy"], set_threads, choices, min(rounds, 3))
@@ -125,7 +127,8 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
     request = dataclasses.replace(request, devices=request.devices or present)
     limit = request.limit or memory_plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
-    sampler, thread_count = None, None
+    sampler = None
+    thread_count = None
     played = find_baseline(request, notes)
     if played is not None:
         sampler = baseline_sampler(played, request.min_seconds)
@@ -159,7 +162,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
 class Member:
     """One variant in a group of measurements."""
 
-    label: str  # of the variant
+    label: str  # the variant's
     env: BatchedEnvironment  # the batched environment
     env_bytes: rollout_timing.Bytes  # bytes of one copy
     num_envs: list[int]  # the sizes that this measurement covers
@@ -257,7 +260,9 @@ def _row(
     timings: Mapping[str, Timing],
     machine_rates: rates.Rates | None,
 ) -> dict[str, Any]:
-    together, env_bytes, spec = timer.num_envs, member.env_bytes, member.env.spec
+    together = timer.num_envs
+    env_bytes = member.env_bytes
+    spec = member.env.spec
     stages: dict[str, Any] = {}
     for stage in rollout_timing.STAGES:
         entry = measure.rate(stage_timings[stage], together)

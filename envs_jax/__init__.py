@@ -29,7 +29,7 @@ __all__ = [
     "pytree", "register", "registered", "restart", "setting", "termination", "transition", "truncation",
 ]  # fmt: skip
 
-_MODULES = {"batched": "batch", "Progress": "progress", "check_env": "testing"}  # of all others: base
+_MODULES = {"batched": "batch", "Progress": "progress", "check_env": "testing"}  # for all others: base
 
 
 def __getattr__(name: str) -> Any:

@@ -61,6 +61,14 @@ class Discrete:
     def dtype(self) -> Any:
         return jnp.int32
 
+    def sample(self, key: Array) -> Array:
+        """Draw an integer, int32[]."""
+        return jax.random.randint(key, (), 0, self.n, jnp.int32)
+
+    def contains(self, x: Any) -> Array:
+        """Return whether a value lies in the space, bool[]."""
+        return (jnp.asarray(x) >= 0) & (jnp.asarray(x) < self.n)
+
 
 @dataclasses.dataclass(frozen=True)
 class Box:
@@ -101,6 +109,23 @@ class Box:
     @property
     def highest(self) -> float:
         return self.high if isinstance(self.high, int | float) else float(np.max(self.high))
+
+    def sample(self, key: Array) -> Array:
+        """Draw an array, uniform between the bounds; standard normal, cut at the bounds, where one is infinite."""
+        low, high = (bound.astype(np.float32) for bound in self.bounds)
+        whole = jnp.issubdtype(self.dtype, jnp.integer)  # the highest integer as likely as the others
+        finite = np.isfinite(high - low)
+        drawn = jax.random.normal(key, self.shape, jnp.float32)
+        drawn = jnp.clip(drawn, low, high)
+        if finite.any():
+            ends = np.where(finite, low, 0), np.where(finite, high + np.float32(whole), 1)
+            drawn = jnp.where(finite, jax.random.uniform(key, self.shape, jnp.float32, *ends), drawn)
+        return (jnp.floor(drawn) if whole else drawn).astype(self.dtype)
+
+    def contains(self, x: Any) -> Array:
+        """Return whether all values lie between the bounds, bool[]."""
+        low, high = (np.array(bound) if isinstance(bound, tuple) else bound for bound in (self.low, self.high))
+        return jnp.all((jnp.asarray(x) >= low) & (jnp.asarray(x) <= high))
 
 
 def _bound(name: str, value: Any, shape: tuple[int, ...]) -> Any:
@@ -369,7 +394,7 @@ class Environment:
 
     @property
     def match_rules(self) -> MatchRules | None:
-        """Return the rules of matches between policies; None where there is no other team."""
+        """The rules of matches between policies; None where there is no other team."""
         return None
 
     def viewer(self) -> Any:

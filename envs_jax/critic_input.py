@@ -35,7 +35,8 @@ class CriticInput:
 
     def __call__(self, timestep: TimeStep, action: Array) -> Array:
         """Return float32[A, F], or [A, H, W, F] of images, of actions int32[A]."""
-        agents, shared = len(action), jax.tree.leaves(timestep.global_state)
+        agents = len(action)
+        shared = jax.tree.leaves(timestep.global_state)
         leaves = [leaf.astype(jnp.float32) for leaf in shared or jax.tree.leaves(timestep.observation)]
         if not self.image:
             state = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
@@ -68,11 +69,13 @@ def _image(spec: EnvSpec) -> tuple[int, ...] | None:
 
 
 def _box(spec: EnvSpec) -> Box:
-    boxes, agents, image = _boxes(spec), spec.num_agents, _image(spec)
+    boxes = _boxes(spec)
+    agents = spec.num_agents
+    image = _image(spec)
     size = sum(math.prod(box.shape) for box in boxes) * (agents if spec.global_state is None else 1)
     lead, last = (image[:2], image[2]) if image else ((), size)
     assert isinstance(spec.action, Discrete)
     extra = 0 if agents == 1 else agents * (spec.action.n + 1)
-    low = min(0.0, *(box.lowest for box in boxes))  # of one-hot numbers, too
+    low = min(0.0, *(box.lowest for box in boxes))  # one-hot numbers, too
     high = max(1.0, *(box.highest for box in boxes))
     return Box((*lead, last + extra), low=low, high=high)

@@ -25,7 +25,7 @@ def check_process(what: str, instead: str) -> None:
 def _has_lost_threads() -> bool:
     """Return whether no thread of JAX's CPU client runs, of which a fork copies none; False where that is unknown."""
     names = []
-    for path in Path("/proc/self/task").glob("*/comm"):  # of Linux
+    for path in Path("/proc/self/task").glob("*/comm"):  # on Linux
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
             names.append(path.read_text())
     return bool(names) and "cpu" in xla_bridge._backends and not any(name.startswith("tf_XLA") for name in names)

@@ -14,7 +14,7 @@ from helpers.tiny import Corridor
 
 from bench import baselines, compare, env_throughput, train_throughput
 from bench.baselines import coverage
-from bench.harness import flops, measure, rates, rollout_timing, tables, threads
+from bench.harness import flops, measure, rates, rollout_timing, tables, threads, training
 from bench.studies import learning
 from envs_jax.base import make, registered
 from envs_jax.batch import batched
@@ -54,8 +54,8 @@ def test_flop_of_learning_and_acting():
     updates = run.algo.phases[1].updates
     assert updates == 4
     # values, gradient by the weights, values of the next_timesteps
-    assert train_throughput.learning_flop(run) == updates * 3 * product
-    assert train_throughput.acting_flop(run) == 2 * agents * features * actions
+    assert training.learning_flop(run) == updates * 3 * product
+    assert training.acting_flop(run) == 2 * agents * features * actions
 
 
 def test_flop_of_learning_in_stages():
@@ -63,7 +63,7 @@ def test_flop_of_learning_in_stages():
     width, flags = 16, "--algo ppo --env reach --num_envs 8 --rollout_steps 16 --num_minibatches 4 --depth 1"
     flags += f" --hidden_size {width} --num_epochs "
     runs = [train_throughput.build_run(command_line.parse((flags + epochs).split()).config) for epochs in "123"]
-    one, two, three = map(train_throughput.learning_flop, runs)
+    one, two, three = map(training.learning_flop, runs)
     spec = runs[0].env.spec
     first, actor, critic = spec.observation.shape[-1] * width, width * 4, width * 1
     assert three - two == two - one == 2 * 8 * 16 * (2 * 2 * first + 3 * (actor + critic))

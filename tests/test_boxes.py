@@ -15,7 +15,7 @@ from helpers.tiny import Corridor
 import envs_jax
 import jaxrl
 from envs_jax import Box, Discrete, Environment, EnvSpec, check_env, restart, setting, transition
-from envs_jax.adapters import gymnax_style, outward
+from envs_jax.adapters import outward
 from envs_jax.testing import ContractError, check_types
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.common.errors import UserError
@@ -186,13 +186,11 @@ def test_readers_of_bounds() -> None:
     )
     assert (drawn >= LOW).all() and (drawn <= HIGH).all()
     np.testing.assert_allclose(drawn.mean((0, 1)), (LOW + HIGH) / 2, atol=0.1)
-    sample = jax.vmap(gymnax_style.Box((3,), jnp.float32, LOW, HIGH).sample)(jax.random.split(jax.random.key(0), 4000))
+    sample = jax.vmap(Box((3,), jnp.float32, LOW, HIGH).sample)(jax.random.split(jax.random.key(0), 4000))
     np.testing.assert_allclose(np.asarray(sample).mean(0), (LOW + HIGH) / 2, atol=0.1)
-    space = gymnax_style.Box((3,), jnp.float32, LOW, HIGH)
+    space = Box((3,), jnp.float32, LOW, HIGH)
     assert space.contains(HIGH.astype(np.float32)) and not space.contains(np.array([0, 1.5, 2], np.float32))
-    half_open = jax.vmap(gymnax_style.Box((2,), low=[0, 1], high=[1, math.inf]).sample)(
-        jax.random.split(jax.random.key(0), 99)
-    )
+    half_open = jax.vmap(Box((2,), low=[0, 1], high=[1, math.inf]).sample)(jax.random.split(jax.random.key(0), 99))
     assert (np.asarray(half_open) >= [0, 1]).all() and (np.asarray(half_open)[:, 0] <= 1).all()
 
 

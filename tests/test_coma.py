@@ -20,7 +20,7 @@ from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl_targets
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
-from jaxrl.nn import distributions, networks
+from jaxrl.nn import convolutions, distributions, networks
 from jaxrl.rl import policy_gradient
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import build_algorithm, build_run
@@ -344,7 +344,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 )
 def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int], stride: int) -> None:
     x = np.random.default_rng(0).random((3, *shape), np.float32)
-    methods = get_args(networks.Convolution)
+    methods = get_args(convolutions.Convolution)
     stacks = {method: networks.ConvStack(5, 8, methods=(method,) * 3, stride=stride) for method in methods}
     params = jax.jit(stacks["conv"].init)(jax.random.key(1), x)
 
@@ -367,11 +367,12 @@ def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int
     assert all(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(results["conv"][1]))
 
 
-@pytest.mark.parametrize("method", get_args(networks.Convolution))
-def test_stride_leaves_out_outputs(method: networks.Convolution) -> None:
+@pytest.mark.parametrize("method", get_args(convolutions.Convolution))
+def test_stride_leaves_out_outputs(method: convolutions.Convolution) -> None:
     rng = np.random.default_rng(0)
     x, kernel = rng.random((2, 11, 12, 3), np.float32), rng.random((5, 4, 3, 6), np.float32)
-    every, second = (jax.jit(functools.partial(networks.convolve, method=method, stride=s))(x, kernel) for s in (1, 2))
+    convolve = functools.partial(convolutions.convolve, method=method)
+    every, second = (jax.jit(functools.partial(convolve, stride=stride))(x, kernel) for stride in (1, 2))
     assert second.shape == (2, 4, 5, 6)
     close(second, every[:, ::2, ::2], 1e-5)
 

@@ -198,6 +198,6 @@ def test_boards_are_the_same_and_the_contract_holds() -> None:
 
 def test_a_sampled_box_has_the_dtype_of_the_box() -> None:
     with jax.enable_x64(True):
-        box = gymnax_style.Box((2,), jnp.float32, 0.0, 1.0)
+        box = Box((2,), jnp.float32, 0.0, 1.0)
         assert box.sample(jax.random.key(0)).dtype == jnp.float32
         assert Box((2,)).dtype == jnp.float32

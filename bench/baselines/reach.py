@@ -88,10 +88,12 @@ class Episodes:
         try:
             metaworld.packages()
         except ValueError as missing:
-            self.arm, self.notes = OracleArm(env), (f"baseline is the NumPy oracle: {missing}",)
+            self.arm = OracleArm(env)
+            self.notes = (f"baseline is the NumPy oracle: {missing}",)
         else:
             self.arm = RealArm(env)
-        self._rng, self._horizon = rng, env["horizon"]
+        self._rng = rng
+        self._horizon = env["horizon"]
         self._pool = goals.pool(env["pool_seed"]) if env["goals"] == "pool" else None
         self.reset()
 
@@ -99,7 +101,9 @@ class Episodes:
         """Start a new episode; puck and goal are drawn by the settings."""
         pool = goals.pool(int(self._rng.integers(2**31))) if self._pool is None else self._pool
         row = pool[self._rng.integers(len(pool))]
-        self.goal, self.success, self._t = row[3:], False, 0
+        self.goal = row[3:]
+        self.success = False
+        self._t = 0
         self.arm.reset(row[:3], self.goal)
 
     def step(self, action: np.ndarray) -> tuple[float, bool]:
@@ -115,9 +119,11 @@ class OneArm:
     def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
         if policy not in baselines.BASELINES:
             raise ValueError(f"the baseline has no policy '{policy}': {closest(policy, baselines.BASELINES)}")
-        self._rng, self._policy = np.random.default_rng(seed), policy
+        self._rng = np.random.default_rng(seed)
+        self._policy = policy
         self._episodes = Episodes(env, self._rng)
-        self.name, self.notes = self._episodes.arm.name, self._episodes.notes
+        self.name = self._episodes.arm.name
+        self.notes = self._episodes.notes
         self.reset()
 
     def reset(self) -> None:
@@ -169,16 +175,19 @@ class TorchArm:
     def collect(self, episodes: int, copies: int = 1) -> int:
         """Play episodes with the actor and store their steps, once."""
         del copies
-        steps, arm = 0, self._episodes.arm
+        steps = 0
+        arm = self._episodes.arm
         for _ in range(episodes):
             self._episodes.reset()
-            observation, done = arm.observe(), False
+            observation = arm.observe()
+            done = False
             while not done:
                 action = self._learner.act(observation)
                 reward, done = self._episodes.step(action)
                 following = arm.observe()
                 self._learner.remember(observation=observation, action=action, reward=reward, next=following)
-                observation, steps = following, steps + 1
+                observation = following
+                steps = steps + 1
         return steps
 
     def learn(self) -> None:

@@ -45,7 +45,9 @@ class Match:
         self.settings = Settings(**{ours: env[theirs] for theirs, ours in _SAME.items()})
         self.layout = _known("observation", env["observation"], tuple(f"obs{x}" for x in LAYOUTS)).removeprefix("obs")
         self._reward = _known("reward", env["reward"], REWARDS)
-        self._rng, self._sides, self._exclusive = rng, env["side"], env["exclusive_beans"]
+        self._rng = rng
+        self._sides = env["side"]
+        self._exclusive = env["exclusive_beans"]
         self._stale = env["stale_observation_bug"]
         outside = self.settings.teams == 1 or env["opponent"] == schedule.OUTSIDE
         drawn = None if outside else schedule.parse(env["opponent"])
@@ -99,7 +101,8 @@ class NumpyGames:
     def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
         if policy not in _POLICIES:
             raise ValueError(f"the NumPy baseline has no policy '{policy}': {closest(policy, _POLICIES)}")
-        self._match, self._level = Match(env, np.random.default_rng(seed)), _POLICIES[policy]
+        self._match = Match(env, np.random.default_rng(seed))
+        self._level = _POLICIES[policy]
 
     def reset(self) -> None:
         self._match.reset()
@@ -155,7 +158,8 @@ class TorchGames:
         steps = 0
         for _ in range(episodes):
             self.match.reset()
-            observation, done = self.match.observe(), False
+            observation = self.match.observe()
+            done = False
             while not done:
                 action, vector = self.learner.act(observation)
                 reward, done = self.match.step(action)
@@ -163,7 +167,8 @@ class TorchGames:
                 self.learner.remember(
                     observation=observation, vector=vector, reward=reward, next=following, done=float(done)
                 )
-                observation, steps = following, steps + 1
+                observation = following
+                steps = steps + 1
                 if after_step is not None:
                     after_step()
         return steps

@@ -75,7 +75,7 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     flags = [os.environ.get("XLA_FLAGS", "")]
     if results.without_graphs(folder):
         settings["JAXRL_GRAPHS"] = "off"
-        flags.append("--xla_gpu_enable_command_buffer=")  # of programs that have no options
+        flags.append("--xla_gpu_enable_command_buffer=")  # for programs that have no options
     if quick:  # a rehearsal waits mostly for the compiler
         flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     settings["XLA_FLAGS"] = " ".join(flags).strip()
@@ -86,7 +86,9 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     began: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child, began), daemon=True)
     reader.start()
-    unit, left, error = None, until - time.monotonic(), ""
+    unit = None
+    left = until - time.monotonic()
+    error = ""
     try:
         while True:
             try:

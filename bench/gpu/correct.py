@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from bench import train_throughput
 from bench.gpu import job
+from bench.harness import training
 from bench.harness.state_digest import digest
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
@@ -36,7 +36,8 @@ SMALL = {  # a few iterations of every algorithm
     "ddpg": "--config ddpg_quick --num_envs 32 --env_steps_per_update 32",
     "sac": "--config sac_quick --num_envs 32 --env_steps_per_update 32",
 }
-ITERATIONS, SAVED = 16, 12  # of a test, and before its checkpoint: the replay holds enough to learn from by then
+ITERATIONS = 16
+SAVED = 12  # iterations before the checkpoint: the replay holds enough to learn from by then
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
@@ -96,7 +97,8 @@ def graphs(quick: bool, folder: Path) -> dict[str, Any]:
 
     GPUs may add up numbers in any order, so that equal bits are reported, not demanded.
     """
-    rows, idle = [], []
+    rows = []
+    idle = []
     algos = ["coma"] if quick else list(SMALL)
     for algo in algos:
         digests = []
@@ -115,7 +117,8 @@ def resume(quick: bool, folder: Path) -> dict[str, Any]:
 
     GPUs may add up numbers in any order, so that equal bits are reported, not demanded.
     """
-    rows, wrong = [], False
+    rows = []
+    wrong = False
     for algo in SMALL if not quick else ["coma"]:
         run, block = _program(algo, quick)
         half, still = _train(run, block, SAVED)
@@ -148,13 +151,13 @@ def _program(algo: str, quick: bool, with_graphs: bool = True) -> tuple[Run, Any
     request = command_line.parse((job.QUICK if quick else SMALL)[algo].split(), "python -m bench.gpu")
     with mock.patch.dict(os.environ, {} if with_graphs else {"JAXRL_GRAPHS": "off"}):
         run = build_run(request.config.with_run(eval_every=0))
-        return run, train_throughput.compile_block(run)
+        return run, training.compile_block(run)
 
 
 def _init_last_phase(run: Run) -> Any:
     """Return a training state at the beginning of the last phase."""
     phase = len(run.algo.phases) - 1
-    assert run.algo.phases[phase] == train_throughput.measured_phase(run.algo)
+    assert run.algo.phases[phase] == training.measured_phase(run.algo)
     return dataclasses.replace(run.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
 
 

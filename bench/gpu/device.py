@@ -35,14 +35,16 @@ def rates(quick: bool, folder: Path) -> dict[str, Any]:
 
 def launches(quick: bool, folder: Path) -> dict[str, Any]:
     """Measure seconds of one tiny kernel in a chain of them, with and without command buffers (CUDA graphs)."""
-    count, on_gpu = (8 if quick else OPERATIONS), jax.default_backend() == "gpu"
+    count = 8 if quick else OPERATIONS
+    on_gpu = jax.default_backend() == "gpu"
 
     def chain(x: Any) -> Any:
         for _ in range(count):  # a barrier prevents fusion of neighbours
             x = jax.lax.optimization_barrier(x + 1.0)
         return x
 
-    samplers, tiny = [], jnp.zeros(32)
+    samplers = []
+    tiny = jnp.zeros(32)
     for name, kinds in GRAPHS.items() if on_gpu else [("launched one by one", "")]:
         options = {"xla_gpu_enable_command_buffer": kinds} if on_gpu else None
         program = jax.jit(chain, compiler_options=options).lower(tiny).compile()

@@ -38,7 +38,8 @@ def reach(quick: bool, folder: Path) -> dict[str, Any]:
 def _measure_env(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
     """Measure size by size; results are saved, and stay if a later size is cut off."""
     noted = results.read(folder).get(unit, {})
-    rows, sizes = noted.get("rows", []), noted.get("sizes", {})
+    rows = noted.get("rows", [])
+    sizes = noted.get("sizes", {})
     machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)
     name, settings = SMALL[env] if quick else (env, PUBLISHED if env == "snakes_3v3" else {})
     for size in [2] if quick else SIZES[env]:

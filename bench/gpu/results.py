@@ -12,7 +12,7 @@ from jaxrl.common.files import write_atomically
 
 RESULTS, SUMMARY = "results.json", "summary.md"  # {unit: its result}; the table
 CUT = "cut off"  # begins the error of a running unit, and of one that took too long
-TRIES = 3  # of a unit that was cut off: with its programs in the cache it gets further
+TRIES = 3  # a unit that was cut off gets further with its programs in the cache
 GRAPHS = "correct_graphs"  # if this unit fails, the others run without CUDA graphs
 MIN_SECONDS = 20.0  # left of a call for a unit to begin
 
@@ -22,7 +22,7 @@ class Unit:
     """One job with a result of its own."""
 
     part: str  # that it belongs to
-    name: str  # of its result
+    name: str  # its result's
     seconds: float  # limit, compiling included
     # "module:function", called as function(quick=bool, folder=Path), whose result has "rows": [[what, figure, unit],
     # ...] for the table, and entries of its own
@@ -143,7 +143,8 @@ def without_graphs(folder: Path) -> bool:
 
 def table(folder: Path) -> str:
     """Return all results as Markdown."""
-    lines, results = ["| unit | what | figure |", "|---|---|---|"], read(folder)
+    lines = ["| unit | what | figure |", "|---|---|---|"]
+    results = read(folder)
     for name, entry in results.items():
         if entry["error"]:
             again = ", it is tried again" if may_retry(entry) else f" (--again {name} does it anew)"

@@ -43,7 +43,9 @@ def sac(quick: bool, folder: Path) -> dict[str, Any]:
 
 def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -> dict[str, Any]:
     """Train until all goals are reached, or for `seconds`."""
-    unit, seconds, began = f"score_{name}", 2.0 if quick else seconds, time.time()
+    unit = f"score_{name}"
+    seconds = 2.0 if quick else seconds
+    began = time.time()
     place = folder / "runs" / f"{name}_{began:.0f}"
     words = (job.QUICK[name] + QUICK if quick else FLAGS[name]).split()
     words += ["--runs", str(place), "--max_seconds", f"{seconds:.0f}"]

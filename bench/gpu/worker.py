@@ -19,7 +19,9 @@ from jaxrl.common.errors import UserError, one_line
 
 def main(argv: list[str]) -> int:
     """Do the units, one after another."""
-    folder, until, names = Path(argv[0]), float(argv[1]), [word for word in argv[2:] if word != "--quick"]
+    folder = Path(argv[0])
+    until = float(argv[1])
+    names = [word for word in argv[2:] if word != "--quick"]
     quick = "--quick" in argv
     threading.Thread(target=_end_with_parent, daemon=True).start()
     say, sys.stdout = sys.stdout, sys.stderr  # stdout is for messages to the parent

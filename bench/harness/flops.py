@@ -25,7 +25,8 @@ def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:
 
 
 def _equation_flops(equation: Any) -> float:
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    params = equation.params
     if name == "dot_general":
         return _dot(equation)
     if name == "conv_general_dilated":
@@ -58,7 +59,8 @@ def _dot(equation: Any) -> float:
 
 
 def _convolution(equation: Any) -> float:
-    params, numbers = equation.params, equation.params["dimension_numbers"]
+    params = equation.params
+    numbers = equation.params["dimension_numbers"]
     image, kernel = (var.aval.shape for var in equation.invars)
     out = equation.outvars[0].aval.shape
     pairs = 1.0
@@ -72,8 +74,9 @@ def _convolution(equation: Any) -> float:
             spread=params["lhs_dilation"][axis],
             dilation=params["rhs_dilation"][axis],
         )
-    batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
-    channels = kernel[numbers.rhs_spec[1]]  # of one group
+    batch = out[numbers.out_spec[0]]
+    features = out[numbers.out_spec[1]]
+    channels = kernel[numbers.rhs_spec[1]]  # in one group
     return 2.0 * batch * features * channels * pairs / params["batch_group_count"]
 
 

@@ -157,7 +157,8 @@ def machine() -> dict[str, Any]:
 
 def busy(record: dict[str, Any]) -> str | None:
     """Return a warning if other programs use the machine's cores."""
-    load, cores = record["load"], record["cores"]
+    load = record["load"]
+    cores = record["cores"]
     if load is None or not cores or load < 0.5 * cores:
         return None
     return f"warning: the machine is busy (load {load:.1f} on {cores} cores): all figures will be too low"

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from bench.harness.timing import Sampler, measure_interleaved, stopwatch
-from jaxrl.nn import networks
+from jaxrl.nn import convolutions, networks
 
-SIDE, KERNEL = 7, 4  # of the second convolution of `networks.ConvStack`, in pixels
+SIDE, KERNEL = 7, 4  # pixels, as in the second convolution of `networks.ConvStack`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Rates:
     matmul: dict[str, float]
     # {method: FLOP per second} of the second convolution of the network, forward and backward
     convolution: dict[str, float]
-    width: int  # of that convolution, in channels
-    dtype: str  # of that convolution
+    width: int  # channels of that convolution
+    dtype: str  # that convolution's
 
     def plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -79,7 +79,8 @@ def measure(
 
 def copies(cells: int, min_seconds: float) -> list[Sampler]:
     """Return samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
-    in_place, new = jax.jit(operator.neg, donate_argnums=0), jax.jit(operator.neg)
+    in_place = jax.jit(operator.neg, donate_argnums=0)
+    new = jax.jit(operator.neg)
     held = [jnp.ones(cells, jnp.float32)]
 
     def step() -> Any:
@@ -114,14 +115,14 @@ def matmul(dtype: str, side: int, min_seconds: float) -> Sampler:
     )
 
 
-def convolution(width: int, samples: int, method: networks.Convolution, dtype: Any, min_seconds: float) -> Sampler:
+def convolution(width: int, samples: int, method: convolutions.Convolution, dtype: Any, min_seconds: float) -> Sampler:
     """Return a sampler, named after `method`, of the forward and backward pass of one layer, with a gradient step."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
     x = jax.random.uniform(key_x, (samples, SIDE, SIDE, width)).astype(dtype)
     kernel = jax.random.normal(key_kernel, (KERNEL, KERNEL, width, width)) * (2.0 / (KERNEL**2 * width)) ** 0.5
 
     def loss(x: Any, kernel: Any) -> Any:
-        return jnp.sum(jnp.square(jax.nn.relu(networks.convolve(x, kernel, method))).astype(jnp.float32))
+        return jnp.sum(jnp.square(jax.nn.relu(convolutions.convolve(x, kernel, method))).astype(jnp.float32))
 
     def body(pair: tuple[Any, Any]) -> tuple[Any, Any]:
         rate = jnp.asarray(1e-9, dtype)

@@ -29,7 +29,7 @@ from jaxrl.runtime.rollouts import make_step_keys, scripted_policy
 from jaxrl.runtime.trainer import make_env_keys
 
 STAGES = ("rules", "observation", "policy")
-COPIES = 3  # of the state: before, after, and the compiler's temporaries
+COPIES = 3  # the state before, after, and the compiler's temporaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +96,16 @@ class EnvTimer:
         seed: int = 0,
         devices: int = 1,
     ) -> None:
-        self.env, self.num_envs, self.stages = env, num_envs, tuple(stages)
+        self.env = env
+        self.num_envs = num_envs
+        self.stages = tuple(stages)
         self.steps = env.spec.horizon
         self.compile_seconds: dict[str, float] = {}  # {program: seconds}, "reset" and the stages
         self.temporary: dict[str, float] = {}  # {stage: bytes per environment} of the program's temporaries
         self._context = env.context(start())
         self._act = scripted_policy(env, policy)
-        mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)
+        mesh = make_mesh(devices)
+        taped = PartitionSpec(None, AXIS)
         indices = jnp.arange(num_envs, dtype=jnp.int32)
         keys = make_env_keys(jax.random.key(seed), indices)
         self._keys = jax.device_put(keys, shardings(mesh, SPLIT))
@@ -125,7 +128,9 @@ class EnvTimer:
 
     def _sampler(self, prefix: str, stage: str, min_seconds: float) -> Sampler:
         def sample() -> dict[str, float]:
-            stepping, episodes, resetting = 0.0, 0, 0.0
+            stepping = 0.0
+            episodes = 0
+            resetting = 0.0
             while stepping < min_seconds:
                 resetting -= time.perf_counter()
                 state, timestep = jax.block_until_ready(self._reset(self._keys))

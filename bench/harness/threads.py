@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 SetThreads = Callable[[int], None]
-_PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "_64", "")
+_PREFIXES = ("scipy_openblas", "openblas")
+_SUFFIXES = ("64_", "_64", "")
 
 
 def cores() -> int:
@@ -30,7 +31,8 @@ def blas_setter() -> SetThreads | None:
                 for suffix in _SUFFIXES:
                     function = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
                     if function is not None:
-                        function.argtypes, function.restype = [ctypes.c_int], None
+                        function.argtypes = [ctypes.c_int]
+                        function.restype = None
                         return lambda number: function(number)
     return None
 

@@ -26,7 +26,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Return (slowest - fastest) / median: well below 1 on a quiet machine."""
+        """(slowest - fastest) / median: well below 1 on a quiet machine."""
         return (max(self.seconds) - min(self.seconds)) / self.median if self.median > 0 else 0.0
 
     def plain(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Return whether something was compared and nothing differs."""
+        """Whether something was compared and nothing differs."""
         return bool(self.figures) and not any(figure.differ for figure in self.figures.values())
 
     def check(self) -> None:

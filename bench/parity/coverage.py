@@ -96,7 +96,8 @@ def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
     record = coverage_mission(name)
     env = environment(record, **settings)
     state = launch(env)(jax.random.key(0), rectangle(record), lattice(record["positions"][0]), np.float32(0))
-    maps, timesteps = [], []
+    maps = []
+    timesteps = []
     for k in range(record.steps + 1):
         heard = record["comm"][k] if k < record.steps else np.eye(record.num_agents)
         state, timestep = advance(env)(
@@ -114,7 +115,8 @@ def compare(name: str, belief_dtype: str) -> Comparison:
         name: of the mission.
         belief_dtype: "float32" or "int16".
     """
-    record, comparison = coverage_mission(name), Comparison()
+    record = coverage_mission(name)
+    comparison = Comparison()
     env, states, timesteps = replay(name, belief_dtype=belief_dtype)
     f1 = 2.0 / int(np.sum(record.truth))  # one cell more or less
     bounds = {"float32": FLOAT32 | {"f1": f1}, "int16": INT16}[belief_dtype]

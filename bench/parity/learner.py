@@ -22,7 +22,9 @@ from jaxrl.algos.coma import Coma
 from jaxrl.common.errors import UserError
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, DataParallel, on_mesh
 
-AGENTS, ACTIONS, SIDE = 4, 6, 11
+AGENTS = 4
+ACTIONS = 6
+SIDE = 11
 NETWORKS = ("critic", "actor")
 # Of networks of 8 to 256 channels, two ways to convolve on a CPU were 9e-7 apart in float32, and bfloat16 0.054 from
 # float32. The ten bits of TF32 would be about 1e-3 apart: not enough where float32 is requested.

@@ -18,7 +18,7 @@ from envs_jax.progress import start
 from jaxrl.rl.data_parallel import compiler_options
 from jaxrl.runtime.rollouts import scripted_policy
 
-TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
+TOLERANCE = 2e-5  # for real numbers; exp and log differ by a few units in the last place between kernels
 
 
 def compare(envs: tuple[Any, Any], num_envs: int, steps: int) -> tuple[int, float]:
@@ -45,7 +45,8 @@ def _rollout(env: Coverage, keys: Array, steps: int) -> Any:
 
 def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:
     batch = batched(env)
-    context, policy = batch.context(start()), scripted_policy(batch, "random")
+    context = batch.context(start())
+    policy = scripted_policy(batch, "random")
 
     def step(t: Array, carry: Any) -> Any:
         state, timestep = carry
@@ -60,7 +61,8 @@ def _step_randomly(env: Coverage, keys: Array, steps: Array) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def _differences(envs: tuple[Coverage, Coverage], *results: Any) -> tuple[Array, Array]:
     """Return the number of integers that differ, and the largest difference of real numbers (relative above 1)."""
-    exact, real = jnp.int32(0), jnp.float32(0)
+    exact = jnp.int32(0)
+    real = jnp.float32(0)
     pair = [(_stored_values(env, state), timestep) for env, (state, timestep) in zip(envs, results, strict=True)]
     for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
         if jnp.issubdtype(a.dtype, jnp.floating):

@@ -30,7 +30,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 
 KIND = "reach_parity"
 STEPS = 500
-START = np.array([0.0, 0.6, 0.2])  # of the hand, approximately, as in the reward, m
+START = np.array([0.0, 0.6, 0.2])  # the hand, approximately, as in the reward, m
 POLICIES = ("scripted", "scripted_noisy", "random", "ou", "corner")
 
 
@@ -63,7 +63,9 @@ def actor(policy: str, goal: np.ndarray, rng: np.random.Generator) -> Callable[[
 
     `ou` is correlated noise (0.95 from step to step), `corner` holds extreme actions for 10 to 89 steps.
     """
-    wander, held, left = np.zeros(4), np.zeros(4), 0
+    wander = np.zeros(4)
+    held = np.zeros(4)
+    left = 0
 
     def act(hand: np.ndarray) -> np.ndarray:
         nonlocal wander, held, left
@@ -91,15 +93,20 @@ def actor(policy: str, goal: np.ndarray, rng: np.random.Generator) -> Callable[[
 def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) -> Recording:
     """Play fresh episodes in the real simulator, the policies in turn. Raises UsageError."""
     with usage_errors():
-        real, tasks = metaworld.Arm(metaworld.REACH, watch=True), metaworld.pool(metaworld.REACH, seed)
+        real = metaworld.Arm(metaworld.REACH, watch=True)
+        tasks = metaworld.pool(metaworld.REACH, seed)
     rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for episode in range(episodes):
         task = tasks[int(rng.integers(len(tasks)))]
-        puck, goal = task[:3], task[3:]
-        observation, policy = real.reset(task), policies[episode % len(policies)]
+        puck = task[:3]
+        goal = task[3:]
+        observation = real.reset(task)
+        policy = policies[episode % len(policies)]
         act = actor(policy, goal, rng)
-        observations, tool, steps_taken = [observation], [real.tool], []
+        observations = [observation]
+        tool = [real.tool]
+        steps_taken = []
         for _ in range(steps):
             action = act(observation[:3])
             observation, reward, success = real.step(action)
@@ -180,7 +187,8 @@ def compare(recording: Recording, replayed: Mapping[str, np.ndarray]) -> list[di
     values = (hand[free], opening[free], reward[free], reward, differ)
     rows = []
     for ((figure, unit), bounds), value in zip(BOUNDS.items(), values, strict=True):
-        mean, most = float(value.mean()), float(value.max())
+        mean = float(value.mean())
+        most = float(value.max())
         holds = all(b is None or x <= b for x, b in zip((mean, most), bounds, strict=True))  # false for NaN
         rows.append({"figure": figure, "unit": unit, "mean": mean, "most": most, "bounds": bounds, "holds": holds})
     return rows
@@ -256,7 +264,8 @@ def main(argv: Sequence[str]) -> int:
     measure.say(f"playing {parsed.episodes} episodes in Meta-World")
     recording = play(parsed.episodes, parsed.policies, parsed.seed)
     measure.say("replaying them in the JAX environment")
-    rows, policies = compare(recording, replay(recording)), summary(recording)
+    rows = compare(recording, replay(recording))
+    policies = summary(recording)
     measure.write(result | {"rows": rows, "policies": policies}, path)
     show(rows, policies, Console())
     return 0 if all(row["holds"] for row in rows) else 1

@@ -63,7 +63,9 @@ def play(
         number of calls of the controller that raised an error.
     """
     evaluated = evaluated.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
-    env, half, context = evaluated.env, evaluated.settings["snakes"] // 2, get_match_rules(evaluated).outside
+    env = evaluated.env
+    half = evaluated.settings["snakes"] // 2
+    context = get_match_rules(evaluated).outside
     board = Board(evaluated.settings["height"], evaluated.settings["width"])
     policy = (
         learned_policy(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted_policy(env, name)
@@ -85,7 +87,7 @@ def play(
         nonlocal errors
         try:
             return controller(observation, space, continuous)
-        except Exception:  # of a program that is not ours
+        except Exception:  # raised by a program that is not ours
             errors += 1
             return [[1, 0, 0, 0]]
 
@@ -135,7 +137,8 @@ def main(argv: Sequence[str]) -> int:
     add_seed(parser, "the held-out games")
     parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     flags = parser.parse_args(list(argv))
-    games, seed = flags.games, flags.seed
+    games = flags.games
+    seed = flags.seed
     path = measure.output(flags.out, "public_agent") if flags.out else None
     players = [player(name) for name in flags.players]
     agent = load_agent(flags.agent)

@@ -23,7 +23,8 @@ from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import rollout
 
 MISSIONS = 50  # per published figure
-ERRORS, TIES = 3.0, 0.02
+ERRORS = 3.0
+TIES = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Case:
     """A policy and its score in the original system."""
 
     policy: str  # name of the scripted policy
-    settings: dict[str, Any]  # of the environment
+    settings: dict[str, Any]  # the environment's
     at: tuple[int, int, int]  # the steps after which `entropy` and `f1` were taken
     entropy: tuple[tuple[float, float], ...]  # mean and standard deviation after each of these steps
     f1: tuple[tuple[float, float], ...]  # likewise

@@ -51,8 +51,11 @@ def replay(source: str) -> dict[str, np.ndarray]:
 
 def compare(source: str) -> Comparison:
     """Compare all episodes, whole or up to the first contact, which the environment lacks. Raises NoRecordError."""
-    record, ours, comparison = recording(source), replay(source), Comparison()
-    free, expected = record.free, record.observation[:, 1:]
+    record = recording(source)
+    ours = replay(source)
+    comparison = Comparison()
+    free = record.free
+    expected = record.observation[:, 1:]
     differ = np.linalg.norm(ours["observation"][..., :3] - expected[..., :3], axis=-1)
     hand = _most("hand, before the first contact", "mm")
     comparison.close("hand before the first contact, mm", 1e3 * differ[free], 0.0, hand)

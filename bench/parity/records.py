@@ -28,7 +28,7 @@ OWN = {  # our own file by the name of the recorded one
 _SIDE = {57: 493, 29: 251, 28: 242, 11: 95, 7: 60, 6: 51, 5: 43}  # map side in cells by pixels per footprint edge
 
 
-_ROOT = Path(__file__).resolve().parents[2]  # of the repository
+_ROOT = Path(__file__).resolve().parents[2]  # the repository
 
 
 class NoRecordError(UserError):

@@ -25,11 +25,11 @@ CONFIGURATIONS: list[Configuration] = [
     (3, 3, 2, 1, 50), (3, 4, 3, 2, 50), (5, 5, 3, 2, 50), (5, 11, 6, 5, 200), (6, 8, 2, 5, 50), (8, 8, 6, 5, 200),
     (10, 20, 5, 5, 200), (10, 20, 6, 5, 200),
 ]  # fmt: skip
-OWN: list[Configuration] = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # of our own data
+OWN: list[Configuration] = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # our own data
 SIX = [
     configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)
 ]  # boards of the learning agents
-LANES = 100  # of a program; all tables of steps have whole hundreds
+LANES = 100  # in a program; all tables of steps have whole hundreds
 USED = (1, 2, 3, 4, 5)  # levels of the scripted players
 BUILDERS = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
 PAID = {"original": "shaped_orig", "v1.1": "shaped_v11", "plus": "shaped_plus"}  # {reward: its name in the records}
@@ -119,9 +119,11 @@ class Programs:
 
     def __init__(self, configuration: Configuration, options: dict[str, Any] | None = None) -> None:
         height, width, snakes, beans, limit = configuration
-        board, half = Board(height, width), snakes // 2
+        board = Board(height, width)
+        half = snakes // 2
         compiled = functools.partial(jax.jit, compiler_options=options)
-        word, no_keys = jnp.zeros(LANES, jnp.uint32), jax.random.split(jax.random.key(0), LANES)
+        word = jnp.zeros(LANES, jnp.uint32)
+        no_keys = jax.random.split(jax.random.key(0), LANES)
         settings = {"height": height, "width": width, "snakes": snakes, "beans": beans, "max_steps": limit}
         env: Any = envs_jax.make("snakes", **PUBLISHED, **settings, teams=teams(configuration), opponent="outside")
 
@@ -136,7 +138,9 @@ class Programs:
         def pay(after: Any, scores: Any, hit: Any, code: Any) -> Any:
             return {name: reward.shape_rewards(name, after, scores, hit, code) for name in PAID}
 
-        self.choose, self.advance, self.pay = compiled(choose), compiled(advance), compiled(pay)
+        self.choose = compiled(choose)
+        self.advance = compiled(advance)
+        self.pay = compiled(pay)
         self.observe = compiled(lambda games: {name: build(board, games, 3) for name, build in BUILDERS.items()})
 
 
@@ -237,7 +241,8 @@ def compare_steps(comparison: Comparison, configuration: Configuration, source: 
 
 def compare(configuration: Configuration, source: str) -> Comparison:
     """Compare all records of a configuration. Raises NoRecordError."""
-    comparison, compiled = Comparison(), programs(configuration)
+    comparison = Comparison()
+    compiled = programs(configuration)
     compare_steps(comparison, configuration, source, compiled)
     if configuration[2] in (2, 6):
         compare_choices(comparison, configuration, source, compiled)

@@ -40,7 +40,7 @@ WORK = ("environments", "learners", "training")
 class Request:
     """Parameters of a measurement."""
 
-    work: str  # of WORK
+    work: str  # a key of WORK
     pythons: Mapping[str, Path]  # {peer: its interpreter}
     core: int  # that all workers share, -1 = any
     num_envs: Sequence[int]  # copies
@@ -97,7 +97,8 @@ def measure_in_turns(request: Request, say: measure.Say) -> Iterator[dict[str, A
 
     Yields the entries "peers" and "rows" of a result after each number of copies.
     """
-    peers, rows = dict[str, Any](), list[dict[str, Any]]()
+    peers = dict[str, Any]()
+    rows = list[dict[str, Any]]()
     for copies in request.num_envs:
         workers: list[Worker] = []
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
@@ -140,7 +141,8 @@ def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Train; yield the entries "peers" and "rows" of a result after each run."""
-    peers, rows = dict[str, Any](), list[dict[str, Any]]()
+    peers = dict[str, Any]()
+    rows = list[dict[str, Any]]()
     for seed in range(1, request.seeds + 1):
         for algo in request.algos:
             for peer, python in request.pythons.items():

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 ALONE = "one copy at a time"  # why an environment has no figure for many copies
-COPIES = 3  # of what is carried: before, after, and the compiler's temporaries
+COPIES = 3  # what is carried: before, after, and the compiler's temporaries
 
 
 class Skipped(Exception):
@@ -41,9 +41,11 @@ class Measured:
     def sample(self, min_seconds: float) -> dict[str, float]:
         """Measure at least this many CPU seconds: {"env_steps", "cpu", "wall"}."""
         while True:
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall = time.perf_counter()
+            cpu = time.process_time()
             self.advance(self.steps)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            wall = time.perf_counter() - wall
+            cpu = time.process_time() - cpu
             if cpu >= 0.7 * min_seconds:
                 return {"env_steps": self.steps * self.copies, "cpu": cpu, "wall": wall}
             self.steps = max(2 * self.steps, int(self.steps * min_seconds / max(cpu, 1e-4)) if cpu > 0.01 else 0)
@@ -83,7 +85,8 @@ def compile_game(reset: Any, step: Any, copies: int, agents: int, limit: float) 
     start = jax.jit(reset).lower(key).compile()
     program: Any = jax.jit(run, donate_argnums=0).lower(shapes, key, np.int32(1)).compile()
     took = time.process_time() - began
-    held, counter = [start(key)], [0]
+    held = [start(key)]
+    counter = [0]
 
     def advance(steps: int) -> Any:
         counter[0] += 1
@@ -118,7 +121,8 @@ def ours(name: str, copies: int, **settings: Any) -> Game:
 
     env_name, usual = OURS.get(name, (name, {}))
     env = batched(envs_jax.make(env_name, **usual | settings))
-    action, agents = env.spec.action, env.spec.num_agents
+    action = env.spec.action
+    agents = env.spec.num_agents
 
     def reset(key: Any) -> Any:
         return env.reset(jax.random.split(jax.random.wrap_key_data(key), copies))
@@ -302,5 +306,5 @@ def _puffer(name: str, copies: int) -> Measured:
         for step in range(steps):
             env.step(actions[step % 64])
 
-    size = 20 * 30 + 6 * 2 * 200 * 4 + env.observations.nbytes / copies  # of board, snakes, views
+    size = 20 * 30 + 6 * 2 * 200 * 4 + env.observations.nbytes / copies  # board, snakes, views
     return Measured(advance, copies, 6, {"bytes_per_copy": size})

@@ -32,7 +32,7 @@ class Peer:
     repository: str = ""  # environment variable that names a checkout, for code that is in no package
     note: str = ""  # a remark for the table
     tools: tuple[str, ...] = ()  # that build the packages, for pip before them
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of pip's environment
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for pip's environment
 
 
 PEERS = {
@@ -92,7 +92,8 @@ def find(name: str) -> Peer:
 
 def make(name: str) -> Path:
     """Make the virtual environment of a peer, and return its interpreter. Raises UserError: pip fails."""
-    peer, folder = find(name), FOLDER / name
+    peer = find(name)
+    folder = FOLDER / name
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     commands = [[sys.executable, "-m", "venv", str(folder)]]

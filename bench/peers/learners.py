@@ -28,10 +28,13 @@ class Clock:
     """Scores a policy now and then while its clock is stopped."""
 
     def __init__(self, task: Task, target: float) -> None:
-        self.task, self.target = task, target
+        self.task = task
+        self.target = target
         # {"env_steps", "updates", "cpu", "compile", "return"} of each score; CPU seconds since the start
         self.rows: list[dict[str, float]] = []
-        self._spent, self._compiling, self._running = 0.0, 0.0, True
+        self._spent = 0.0
+        self._compiling = 0.0
+        self._running = True
         jax.monitoring.register_event_duration_secs_listener(self._listen)
         self._since = self._mark = _now()
 
@@ -56,7 +59,7 @@ class Clock:
 
     @property
     def reached(self) -> dict[str, float] | None:
-        """Return the first row with the score, None where there is none."""
+        """The first row with the score, None where there is none."""
         return next((row for row in self.rows if row["return"] >= self.target), None)
 
 
@@ -71,7 +74,8 @@ def score_policy(name: str, act: Act) -> float:
 
     envs = [gymnasium.make(name) for _ in range(EPISODES)]
     observation = np.stack([env.reset(seed=HELD_OUT + n)[0] for n, env in enumerate(envs)]).astype(np.float32)
-    total, running = np.zeros(EPISODES), np.ones(EPISODES, bool)
+    total = np.zeros(EPISODES)
+    running = np.ones(EPISODES, bool)
     while running.any():
         timestep: Any = types.SimpleNamespace(observation=jnp.asarray(observation)[:, None])
         action = np.asarray(act(None, timestep, None)[0])[:, 0]
@@ -91,7 +95,8 @@ def learn(peer: str, algo: str, seed: int, quick: bool) -> dict[str, Any]:
     """
     task, target, every = TASKS[algo]
     if quick:
-        target, every = -np.inf, ENVS * STEPS if algo == "ppo" else task.random_steps + 64
+        target = -np.inf
+        every = ENVS * STEPS if algo == "ppo" else task.random_steps + 64
     for name in IMPORTS[peer]:  # before the clock runs
         libraries.module(name)
     clock = Clock(task, target)
@@ -148,15 +153,19 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch, library: str) -> None:
     name, settings = _settings(algo, task)
     config = base_and_source(name, None, f"{library}:{task.gymnasium}")[0]
     run = build_run(apply_changes(config, settings, "the peers"))
-    compiled, phases, envs = compile_run(run, None, lambda sentence: None), run.algo.phases, run.trainer.layout.num_envs
+    compiled = compile_run(run, None, lambda sentence: None)
+    phases = run.algo.phases
+    envs = run.trainer.layout.num_envs
     assert compiled.start is not None
-    state, position = compiled.start(run.trainer.keys(seed), None), Position()
+    state = compiled.start(run.trainer.keys(seed), None)
+    position = Position()
     while any(left := position.remaining(phases, envs, task.steps)):
         index = next(n for n, iterations in enumerate(left) if iterations)
         if index != position.phase:
             position = dataclasses.replace(position, phase=index, iteration=0)
             state = dataclasses.replace(state, phase=np.int32(index), iteration=np.uint32(0))
-        block, phase = compiled.blocks[index], phases[index]
+        block = compiled.blocks[index]
+        phase = phases[index]
         assert isinstance(block, Program)
         iterations = min(left[index], run.config.run.block_iterations)
         if phase.steps:

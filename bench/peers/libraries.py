@@ -156,7 +156,8 @@ def train_sb3(algo: str, task: Task, seed: int, watch: Watch, library: str) -> N
 
 def train_rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
     """Train with Rejax, one call for the steps between two evaluations."""
-    rejax, nets = module("rejax"), module("rejax.networks")
+    rejax = module("rejax")
+    nets = module("rejax.networks")
     common = {
         "env": task.gymnasium, "learning_rate": task.learning_rate, "gamma": task.gamma, "num_envs": task.num_envs,
         "eval_freq": watch.every, "total_timesteps": watch.every, "skip_initial_evaluation": True,
@@ -175,7 +176,7 @@ def train_rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
     if algo == "sac":
         settings["hidden_layer_sizes"] = sizes
     elif algo == "td3":
-        settings["exploration_noise"] = 0.1 * 2  # of a box from -2 to 2
+        settings["exploration_noise"] = 0.1 * 2  # the box goes from -2 to 2
     learner = getattr(rejax, algo.upper()).create(**common, **settings)
     learner = learner.replace(eval_callback=lambda learner, state, key: ())
     if algo == "td3":  # which has no setting for the size
@@ -184,7 +185,8 @@ def train_rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
         learner = learner.replace(actor=actor, critic=nets.QNetwork(hidden_layer_sizes=sizes, activation=jax.nn.relu))
     first = jax.jit(learner.init_state)(jax.random.PRNGKey(seed))
     more = jax.jit(lambda state: learner.train(train_state=state)[0]).lower(first).compile()
-    state, steps = first, 0
+    state = first
+    steps = 0
     while steps < task.steps:
         state = jax.block_until_ready(more(state))
         steps = int(state.global_step)
@@ -196,7 +198,8 @@ def train_rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
 def _greedy(learner: Any, state: Any, algo: str) -> Act:
     """Return Rejax's policy without its noise."""
 
-    actor, params = learner.actor, state.actor_ts.params
+    actor = learner.actor
+    params = state.actor_ts.params
 
     @jax.jit
     def choose(observation: Any) -> Any:

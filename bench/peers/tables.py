@@ -27,7 +27,8 @@ def _remarks(data: dict[str, Any]) -> Iterator[str]:
     yield f"One core, {machine['processor']}, {machine['started'][:10]}{dash}:"
     yield ""
     for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
-        library, installed = installs.PEERS[peer], data["peers"][peer].get("packages", {})
+        library = installs.PEERS[peer]
+        installed = data["peers"][peer].get("packages", {})
         names = [
             name
             for name in installed

@@ -9,7 +9,7 @@ from envs_jax.base import Array, TimeStep
 # (carry or None at the start, TimeStep [B], key or None = greedy) -> actions [B, A, ...], carry
 Act = Callable[[Any, TimeStep, Array | None], tuple[Any, Any]]
 
-ENVS, STEPS, MINIBATCHES, EPOCHS = 8, 128, 4, 4  # of ppo: rollouts of 1,024 steps in minibatches of 256
+ENVS, STEPS, MINIBATCHES, EPOCHS = 8, 128, 4, 4  # for ppo: rollouts of 1,024 steps in minibatches of 256
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,10 +19,17 @@ import numpy as np
 
 from bench.peers.environments import Measured, Skipped, make_puffer
 
-SNAKES, HORIZON, MINIBATCHES = 6, 64, 4
-HIDDEN_SIZE, DEPTH = 128, 2
-LEARNING_RATE, GAMMA, GAE_LAMBDA, CLIP_RATIO = 3e-4, 0.99, 0.95, 0.2
-ENTROPY_WEIGHT, MAX_GRAD_NORM = 0.01, 0.5
+SNAKES = 6
+HORIZON = 64
+MINIBATCHES = 4
+HIDDEN_SIZE = 128
+DEPTH = 2
+LEARNING_RATE = 3e-4
+GAMMA = 0.99
+GAE_LAMBDA = 0.95
+CLIP_RATIO = 0.2
+ENTROPY_WEIGHT = 0.01
+MAX_GRAD_NORM = 0.5
 ENDLESS = 10**12  # steps, since the samples decide when training ends
 
 NOTES = (
@@ -213,7 +220,8 @@ def _networks(torch: Any, inputs: int, actions: int) -> Any:
     class Networks(nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.actor, self.critic = layers(actions), layers(1)
+            self.actor = layers(actions)
+            self.critic = layers(1)
 
         def forward(self, observations: Any, state: Any = None) -> Any:
             x = observations.float()

@@ -60,7 +60,7 @@ def serve(peer: str, requests: TextIO, answers: TextIO) -> None:
             reply = answer(peer, json.loads(line), opened)
         except Skipped as reason:
             reply = {"skipped": str(reason)}
-        except Exception as error:  # of the peer: a row says so, the others are measured
+        except Exception as error:  # raised by the peer: a row says so, the others are measured
             reply = {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
         print(json.dumps(reply), file=answers, flush=True)
 

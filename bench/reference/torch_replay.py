@@ -27,7 +27,8 @@ def window_return(reward: np.ndarray, end: np.ndarray, gamma: float) -> tuple[np
     Returns:
         float32[M, ...] and float32[M].
     """
-    returns, discounts = np.zeros_like(reward[:, 0], dtype=np.float64), np.ones(len(end))
+    returns = np.zeros_like(reward[:, 0], dtype=np.float64)
+    discounts = np.ones(len(end))
     for row in range(len(end)):
         for step, code in enumerate(end[row]):
             returns[row] += discounts[row] * reward[row, step]
@@ -54,7 +55,8 @@ class ReplayLearner:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], buffer_size: int, seed: int, device: str = "cpu") -> None:
-        self.torch, self.device = require_torch(), device
+        self.torch = require_torch()
+        self.device = device
         self.rng = np.random.default_rng(seed)
         self.replay = {name: np.zeros((buffer_size, *shape), np.float32) for name, shape in shapes.items()}
         self.stored = 0

@@ -70,7 +70,8 @@ def measure(name: str, workers: int) -> float:
     import envs_jax
 
     register()
-    copies, settings = COPIES[name], {"host_workers": workers} if workers else {}
+    copies = COPIES[name]
+    settings = {"host_workers": workers} if workers else {}
     batch = envs_jax.batched(envs_jax.make(f"gymnasium:{name}", **settings))
 
     def take_step(carry: Any, key: Any) -> tuple[Any, Any]:
@@ -81,7 +82,8 @@ def measure(name: str, workers: int) -> float:
     run = jax.jit(lambda carry, key: jax.lax.scan(take_step, carry, jax.random.split(key, 20)))
     carry = jax.jit(batch.reset)(jax.random.split(jax.random.key(0), copies))
     carry, _ = jax.block_until_ready(run(carry, jax.random.key(1)))
-    began, steps = time.perf_counter(), 0
+    began = time.perf_counter()
+    steps = 0
     while (seconds := time.perf_counter() - began) < _SECONDS:
         carry, _ = jax.block_until_ready(run(carry, jax.random.key(steps)))
         steps += 20 * copies
@@ -94,13 +96,18 @@ def measure_comparison() -> dict[str, float]:
     import envs_jax
     from envs_jax.adapters.host import NO_SEED, HostVector
 
-    copies, calls = COPIES["CartPole-v1"], 100
+    copies = COPIES["CartPole-v1"]
+    calls = 100
     env: Any = envs_jax.make("gymnasium:CartPole-v1")
-    vector, rng = HostVector(env), np.random.default_rng(0)
-    seeds, rows = np.arange(copies, dtype=np.int32), np.ones(copies, np.bool_)
+    vector = HostVector(env)
+    rng = np.random.default_rng(0)
+    seeds = np.arange(copies, dtype=np.int32)
+    rows = np.ones(copies, np.bool_)
     step = vector.advance(0, seeds, np.zeros((copies, 1), np.int32))
-    value, arrays = np.zeros(4, np.float32), vector.arrays
-    dtype, shape = value.dtype, value.shape
+    value = np.zeros(4, np.float32)
+    arrays = vector.arrays
+    dtype = value.dtype
+    shape = value.shape
 
     def take_steps() -> None:
         nonlocal step

@@ -44,7 +44,8 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
         raise UserError(f"{run} has no {FILE}: evaluate it first with python -m jaxrl.evaluate {run}")
     try:
         evaluation = json.loads(path.read_text())
-        score, seed = f"eval/{evaluation['score']}", evaluation["settings"]["seed"]
+        score = f"eval/{evaluation['score']}"
+        seed = evaluation["settings"]["seed"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged: evaluate the run again with python -m jaxrl.evaluate {run}") from None
     lines = read_metrics(directory)
@@ -63,7 +64,8 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
 def selection_curve(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, Any]]:
     """Return the selection episodes' mean `score`, with environment steps and seconds since the first block."""
     timed = [line for line in lines if "time/unix" in line]
-    began, curve = timed[0]["time/unix"], []
+    began = timed[0]["time/unix"]
+    curve = []
     for line in lines:
         if score in line:  # evaluations lie between the lines of training: take the last one before
             before = [row for row in timed if row["iteration"] <= line["iteration"]]
@@ -76,13 +78,18 @@ def selection_curve(lines: Sequence[dict[str, Any]], score: str) -> list[dict[st
 
 def in_hundreds(timed: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """Return means over a hundred training episodes or a few more each; a rest of fewer is left out."""
-    curve, episodes, total, began = [], 0.0, 0.0, timed[0]["time/unix"]
+    curve = []
+    episodes = 0.0
+    total = 0.0
+    began = timed[0]["time/unix"]
     for line in (row for row in timed if name in row):
-        episodes, total = episodes + line["episodes"], total + line["episodes"] * line[name]
+        episodes = episodes + line["episodes"]
+        total = total + line["episodes"] * line[name]
         if episodes >= HUNDRED:
             seconds = round(line["time/unix"] - began, 1)
             curve.append({"env_steps": line["env_steps"], "seconds": seconds, "score": total / episodes})
-            episodes, total = 0.0, 0.0
+            episodes = 0.0
+            total = 0.0
     return curve
 
 

@@ -39,7 +39,7 @@ PLAN = Path(__file__).with_suffix(".yaml")
 METRICS = {"entropy": "entropy", "f1": "F1", "rmse": "RMSE", "path_length": "path, m"}
 REFERENCES = ("mappo", "risk")  # the first of them that is there is what the others are compared with
 UNSEEN = ("drop 0.5", "delay 5", "drop 0.5 delay 5")  # channels that training has not had
-AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # of conditions "NAME NUMBER"
+AXES = {"drop": "share of messages dropped", "delay": "delay, steps", "team": "UAVs"}  # in conditions "NAME NUMBER"
 
 
 def method_settings(plan: dict[str, Any], name: str) -> dict[str, Any]:
@@ -165,7 +165,8 @@ def table(result: dict[str, Any]) -> str:
     """Return the result as Markdown: the entropy in each condition, and its worst tenth."""
     names = list(result["methods"])
     conditions = list(result["conditions"])
-    seeds, missions = result["seeds"], result["missions"]
+    seeds = result["seeds"]
+    missions = result["missions"]
     lines = [
         f"Entropy in the region of interest at a mission's end (smaller is better): means over {seeds} seeds of "
         f"{result['training_missions']:,} training missions and {missions} held-out missions each, ± half of the 95 % "
@@ -306,7 +307,8 @@ def main(argv: Sequence[str]) -> int:
         changes[name] = value
     if parsed.add and not parsed.out:
         raise UsageError("--add needs the result that gets further methods: --out FILE")
-    names, root = parsed.methods.split(","), Path(parsed.runs)
+    names = parsed.methods.split(",")
+    root = Path(parsed.runs)
     path = measure.output(parsed.out, KIND)
     settings = {name: method_settings(plan, name) | changes for name in names}
     for values in settings.values():

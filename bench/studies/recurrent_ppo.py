@@ -57,7 +57,8 @@ def run_worker(command: Sequence[str | Path]) -> dict[str, Any]:
 
 def summarize(library: str, seed: int, figures: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a run; env steps are those of updates that ran."""
-    returns, per_update = figures["returns"], SETTINGS["num_envs"] * SETTINGS["rollout_steps"]
+    returns = figures["returns"]
+    per_update = SETTINGS["num_envs"] * SETTINGS["rollout_steps"]
     env_steps = per_update * len(returns)
     near = next((per_update * (n + 1) for n, value in enumerate(returns) if value >= NEAR), None)
     spent = {name: figures[name] for name in ("process_cpu_seconds", "compile_cpu_seconds", "run_cpu_seconds")}

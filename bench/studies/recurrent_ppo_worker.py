@@ -86,7 +86,8 @@ def build_purejaxrl(settings: dict[str, Any], folder: str) -> Train:
 
 def measure(train: Train, seed: int) -> dict[str, Any]:
     """Return CPU seconds of building and compiling, and of running, and the returns and episodes of each update."""
-    key, began = jax.random.PRNGKey(seed), time.process_time()
+    key = jax.random.PRNGKey(seed)
+    began = time.process_time()
     program = jax.jit(train).lower(key).compile()
     compiled = time.process_time()
     returns, episodes = jax.block_until_ready(program(key))

@@ -28,7 +28,7 @@ from jaxrl.report.writer import read_metrics
 
 KIND = "small_to_large"
 STAGES = ("coma_paper_small", "coma_paper_cpu")
-REWARDS = {"relative": {}, "region": {"reward": "region", "reward_offset": 0.0}}  # of the presets and the paper
+REWARDS = {"relative": {}, "region": {"reward": "region", "reward_offset": 0.0}}  # the presets' and the paper's
 BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 
@@ -45,7 +45,8 @@ def train(preset: str, folder: Path, settings: dict[str, Any]) -> tuple[Path, di
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "jaxrl.train", "--config", preset, "--runs", str(folder)]
     command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    began, before = time.monotonic(), os.times()
+    began = time.monotonic()
+    before = os.times()
     with (folder / "log.txt").open("w") as log:
         if subprocess.run(command, stdout=log, stderr=log).returncode:
             raise UserError(f"training {preset} failed: see {folder / 'log.txt'}")
@@ -139,7 +140,8 @@ def main(argv: Sequence[str]) -> int:
     seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
     missions = [measure.parse_int(getattr(parsed, name), f"--{name}", 64, 10**9) for name in ("small", "large")]
     episodes = measure.parse_int(parsed.episodes, "--episodes", 1, 100_000)
-    path, folder = measure.output(parsed.out, KIND), Path(parsed.runs).absolute()
+    path = measure.output(parsed.out, KIND)
+    folder = Path(parsed.runs).absolute()
     if folder.exists():
         raise UserError(f"--runs {parsed.runs} exists: name a new folder")
     result = measure.header(f"studies.{KIND}", argv, quick=False)

@@ -86,7 +86,8 @@ def update(root: Path, tables_by_name: Tables, check: bool) -> list[str]:
     stale: list[str] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         pages[path], names, old = fill_page(str(path.relative_to(root)), path.read_text(), tables_by_name)
-        placed, stale = placed + names, stale + old
+        placed = placed + names
+        stale = stale + old
     for name in tables_by_name:
         if placed.count(name) != 1:
             raise UserError(f"{name} is in {placed.count(name)} places: put its two lines into one page, once")

@@ -25,7 +25,7 @@ _CITED = Path(__file__).with_name("cited.yaml")
 
 Entry = Mapping[str, Any]  # "mean", "ci95", "std" of a score: numbers, or curves over the episode
 
-MISSION_STEPS = 15  # of the published missions
+MISSION_STEPS = 15  # in the published missions
 KNOWN = {  # environments of other libraries by their names in known_cpu.json
     "pendulum": "gymnax:Pendulum-v1",
     "double_pendulum": "brax:inverted_double_pendulum",
@@ -77,7 +77,8 @@ def known_table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         groups.setdefault((row["task"], row["learner"]), []).append(row)
     for (task, learner), runs in sorted(groups.items(), key=lambda item: (list(KNOWN).index(item[0][0]), item[0][1])):
-        first, cells = runs[0], [KNOWN[task], learner, str(len(runs))]
+        first = runs[0]
+        cells = [KNOWN[task], learner, str(len(runs))]
         cells += [f"{first[key]:,}" if first[key] else "" for key in ("env_steps", "updates")]
         cells += [_over_seeds([row[mode]["mean"] for row in runs if mode in row]) for mode in ("greedy", "sampled")]
         for share in ([1.0] * len(runs), [row["compile_share"] for row in runs]):
@@ -111,7 +112,8 @@ def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
 def mean_range(values: Iterable[float], spec: str, scale: float = 1, unit: str = "") -> str:
     """Return "2 (1 to 3)", mean and range, or only the mean where both ends look the same."""
     values = list(values)
-    mean, ends = form(statistics.fmean(values), spec, scale) + unit, between(values, spec, scale)
+    mean = form(statistics.fmean(values), spec, scale) + unit
+    ends = between(values, spec, scale)
     return f"{mean} ({ends})" if " to " in ends else mean
 
 

@@ -47,7 +47,7 @@ from envs_jax.base import (
 )
 from envs_jax.critic_input import with_critic_input
 
-DEFAULT_HORIZON = 1000  # of environments without a limit
+DEFAULT_HORIZON = 1000  # where an environment has no limit
 
 
 class PackageStep(NamedTuple):
@@ -128,7 +128,7 @@ class Adapter(Environment):
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Return how metrics' values become the episode's, by name; "sum" for others."""
+        """How a metric's values become the episode's, by name; "sum" for others."""
         return {}
 
     def agent_spaces(self) -> Mapping[Any, Any]:
@@ -203,7 +203,8 @@ class Adapter(Environment):
         ]
 
     def _timestep(self, output: PackageStep, t: Array) -> TimeStep:
-        team, joined = _team(self), self.make_joined(output)
+        team = _team(self)
+        joined = self.make_joined(output)
         mask = _open_actions(output.action_mask, team.action_counts)
         terminated = jnp.asarray(output.terminated).astype(bool)
         truncated = jnp.asarray(output.truncated).astype(bool) | (t >= self.horizon)
@@ -314,8 +315,10 @@ def _team(env: Adapter) -> Team:
 @functools.cache
 def _spec(env: Adapter) -> EnvSpec:
     action, _ = _actions(env)
-    output, team = _first_step(env), _team(env)
-    state, names = output.global_state, list(map(to_metric, output.metrics or {}))
+    output = _first_step(env)
+    team = _team(env)
+    state = output.global_state
+    names = list(map(to_metric, output.metrics or {}))
     for name in names:
         if name in team.returns:
             raise ValueError(f"'{env.full_name}' has the metric '{name}' of its agents: leave that name out")

@@ -71,4 +71,6 @@ class Playground(Adapter):
         known = "impl" in self._registry().get_default_config(self.name)
         return self._registry().load(self.name, config_overrides={"impl": self.impl} if known else None)
 
-    agent_action, package_reset, package_step = Brax.agent_action, Brax.package_reset, Brax.package_step
+    agent_action = Brax.agent_action
+    package_reset = Brax.package_reset
+    package_step = Brax.package_step

@@ -30,7 +30,8 @@ class EnvPoolVector(HostVector):
 
     def move(self, restart: np.ndarray, moving: np.ndarray, seeds: np.ndarray, action: np.ndarray) -> None:
         observations, reward, terminated, truncated, info = self.pool.step(action[:, 0])
-        arrays, active = self.arrays, restart | moving
+        arrays = self.arrays
+        active = restart | moving
         arrays.reward[:, 0] = np.where(moving, reward, 0)
         arrays.terminated[active] = np.asarray(terminated, np.bool_)[active]
         arrays.truncated[active] = np.asarray(truncated, np.bool_)[active]

@@ -54,7 +54,7 @@ class FromPettingZoo(CopyAdapter):
             return True
         try:
             return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
-        except ModuleNotFoundError:  # of a package in which it would be
+        except ModuleNotFoundError:  # the package in which it would be is missing
             return False
 
     @property

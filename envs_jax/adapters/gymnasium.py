@@ -59,7 +59,8 @@ class GymnasiumEnv(_Env):
         if not self._playing:
             raise gymnasium.error.ResetNeeded("there is no episode to step in: call reset() first")
         timestep = self._copies.step(outward.checked_actions(self._spec.action, action, ())[None, None])
-        observation, reward = outward.rows(timestep.observation)[0], float(timestep.reward[0, 0])
+        observation = outward.rows(timestep.observation)[0]
+        reward = float(timestep.reward[0, 0])
         terminated, truncated = bool(timestep.terminated[0]), bool(timestep.truncated[0])
         self._playing = not (terminated or truncated)
         return observation, reward, terminated, truncated, _info(timestep)
@@ -95,7 +96,8 @@ class GymnasiumVectorEnv(_VectorEnv):
         if not flatten_agents:
             instead = "pass flatten_agents=True, or use envs_jax.adapters.pettingzoo.PettingZooParallelEnv"
             outward.check_single_agent(spec, instead)
-        agents, batch_space = spec.num_agents, gymnasium.vector.utils.batch_space
+        agents = spec.num_agents
+        batch_space = gymnasium.vector.utils.batch_space
         if not isinstance(num_envs, int | np.integer) or num_envs < 1 or num_envs % agents:
             fitting = "at least 1" if agents == 1 else f"a multiple of {agents}, the agents of '{spec.name}'"
             raise ValueError(f"num_envs must be a whole number, {fitting}, not {short_repr(num_envs)}")

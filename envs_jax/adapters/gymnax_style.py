@@ -10,50 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from envs_jax import base
 from envs_jax.adapters import outward
-from envs_jax.base import Array, Environment, pytree
+from envs_jax.base import Array, Box, Discrete, Environment, TimeStep, pytree
 from envs_jax.progress import start
-
-
-class Discrete(base.Discrete):
-    """Integers 0 .. n - 1."""
-
-    def sample(self, key: Array) -> Array:
-        return jax.random.randint(key, (), 0, self.n, jnp.int32)
-
-    def contains(self, x: Any) -> Array:
-        """Return whether a value lies in the space, bool[]."""
-        return (jnp.asarray(x) >= 0) & (jnp.asarray(x) < self.n)
-
-
-class Box(base.Box):
-    """Arrays of one shape and dtype whose values lie in [low, high]."""
-
-    def sample(self, key: Array) -> Array:
-        """Draw an array, uniform between the bounds; standard normal, cut at the bounds, where one is infinite."""
-        low, high = (bound.astype(np.float32) for bound in self.bounds)
-        whole = jnp.issubdtype(self.dtype, jnp.integer)  # the highest integer as likely as the others
-        finite = np.isfinite(high - low)
-        drawn = jax.random.normal(key, self.shape, jnp.float32)
-        drawn = jnp.clip(drawn, low, high)
-        if finite.any():
-            ends = np.where(finite, low, 0), np.where(finite, high + np.float32(whole), 1)
-            drawn = jnp.where(finite, jax.random.uniform(key, self.shape, jnp.float32, *ends), drawn)
-        return (jnp.floor(drawn) if whole else drawn).astype(self.dtype)
-
-    def contains(self, x: Any) -> Array:
-        """Return whether all values lie between the bounds, bool[]."""
-        low, high = (np.array(bound) if isinstance(bound, tuple) else bound for bound in (self.low, self.high))
-        return jnp.all((jnp.asarray(x) >= low) & (jnp.asarray(x) <= high))
-
-
-def _space(space: Any) -> Discrete | Box:
-    if isinstance(space, base.Discrete):
-        return Discrete(space.n)
-    return Box(space.shape, space.dtype, space.low, space.high)
 
 
 @pytree
@@ -98,13 +58,14 @@ class GymnaxStyleEnv:
     def num_actions(self) -> int:
         """Number of actions, of dimensions for continuous ones."""
         action = self.env.spec.action
-        return action.n if isinstance(action, base.Discrete) else action.shape[0]
+        return action.n if isinstance(action, Discrete) else action.shape[0]
 
-    def observation_space(self, params: Any = None) -> Discrete | Box:
-        return _space(self.env.spec.observation)
+    def observation_space(self, params: Any = None) -> Any:
+        """The Box or Discrete of an observation; it has `sample` and `contains`."""
+        return self.env.spec.observation
 
     def action_space(self, params: Any = None) -> Discrete | Box:
-        return _space(self.env.spec.action)
+        return self.env.spec.action
 
     def reset(self, key: Array, params: Any = None) -> tuple[Array, State]:
         state, timestep = self.env.reset(key, params)
@@ -138,5 +99,5 @@ class GymnaxStyleEnv:
         return observation, after, timestep.reward[0], *done, info
 
 
-def _mask(timestep: base.TimeStep) -> Any:
+def _mask(timestep: TimeStep) -> Any:
     return None if timestep.action_mask is None else timestep.action_mask[0]

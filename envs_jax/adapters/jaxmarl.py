@@ -43,8 +43,10 @@ class JaxMarl(Adapter):
 
     def package_env(self) -> tuple[Any, Any]:
         """Return JaxMARL's environment, and its twin without a time limit."""
-        make, options = package("jaxmarl", self.library).make, self._map_options()
-        env, endless = make(self.name, **options), make(self.name, **options)
+        make = package("jaxmarl", self.library).make
+        options = self._map_options()
+        env = make(self.name, **options)
+        endless = make(self.name, **options)
         if hasattr(env, "auto_reset"):
             raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
         if hasattr(env, "num_inner_steps"):
@@ -60,9 +62,13 @@ class JaxMarl(Adapter):
         if not self.map:
             return {}
         if "SMAX" in self.name:
-            option, module, table = "scenario", "smax.smax_env", "MAP_NAME_TO_SCENARIO"
+            option = "scenario"
+            module = "smax.smax_env"
+            table = "MAP_NAME_TO_SCENARIO"
         elif self.name in ("overcooked", "overcooked_v2"):
-            option, module, table = "layout", self.name, f"{self.name}_layouts"
+            option = "layout"
+            module = self.name
+            table = f"{self.name}_layouts"
         else:
             raise UnfitError("has no maps: leave out --map")
         maps = getattr(package(f"jaxmarl.environments.{module}", self.library), table)
@@ -113,7 +119,7 @@ class JaxMarl(Adapter):
                 continue
             try:
                 masks = getattr(env, name)(inner)
-            except NotImplementedError:  # of the base class
+            except NotImplementedError:  # raised by the base class
                 continue
             rows = [jnp.asarray(masks[agent]) for agent in env.agents]
             return jnp.stack(rows) if len({row.shape for row in rows}) == 1 else rows

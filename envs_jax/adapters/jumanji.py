@@ -56,7 +56,8 @@ class Jumanji(Adapter):
 
     def _to_package_step(self, inner: Any, timestep: Any) -> tuple[Any, PackageStep]:
         mask = getattr(timestep.observation, "action_mask", None)
-        ended, final = timestep.last(), timestep.discount == 0
+        ended = timestep.last()
+        final = timestep.discount == 0
         reward = jnp.asarray(timestep.reward)
         output = PackageStep([timestep.observation], reward, ended & final, ended & ~final)
         return inner, output if mask is None else output._replace(action_mask=self._open(mask))

@@ -85,7 +85,8 @@ class Arm:
 
     def _watch(self) -> None:
         model = self._env.model
-        above, arm = model.body_parentid, {int(model.jnt_bodyid[0])}
+        above = model.body_parentid
+        arm = {int(model.jnt_bodyid[0])}
         for body in range(1, model.nbody):  # parents come before their children
             if int(above[body]) in arm:
                 arm.add(body)

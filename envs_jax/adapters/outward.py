@@ -93,7 +93,9 @@ def checked_actions(space: Discrete | Box, value: Any, leading: tuple[int, ...])
 
     Raises ValueError: wrong shape or type, or integers outside the space.
     """
-    action, shape, discrete = np.asarray(value), (*leading, *space.shape), isinstance(space, Discrete)
+    action = np.asarray(value)
+    shape = (*leading, *space.shape)
+    discrete = isinstance(space, Discrete)
     if action.shape != shape or action.dtype.kind not in ("iu" if discrete else "iuf"):
         numbers = "integers" if discrete else "numbers"
         raise ValueError(f"actions must be {numbers} of shape {shape}, not {action.dtype} of shape {action.shape}")
@@ -157,7 +159,8 @@ def _programs(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]
 
 @functools.lru_cache(maxsize=32)
 def _compile(env: Environment) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    batch, dtype = batched(env), numpy_dtype(env.spec.observation)
+    batch = batched(env)
+    dtype = numpy_dtype(env.spec.observation)
 
     def cast_observation(result: tuple[Any, TimeStep]) -> tuple[Any, TimeStep]:
         state, timestep = result

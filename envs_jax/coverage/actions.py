@@ -94,5 +94,6 @@ def next_team_mask(
     mask_state: dict[str, Array], boundary: Array, chosen: Array, agent: Array, num_actions: int
 ) -> Array:
     """`next_mask` where agents may be absent: the state is {"positions": int32[A, 3], "present": bool[A]}."""
-    positions, present = mask_state["positions"], mask_state["present"]
+    positions = mask_state["positions"]
+    present = mask_state["present"]
     return next_mask(positions, boundary, chosen, agent, num_actions, present)

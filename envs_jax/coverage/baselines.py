@@ -50,7 +50,8 @@ def expected_gain(env: CoverageConfig, log_odds: Array, level: Array) -> Array:
 
     def outcome(updated: Array) -> Array:
         after = belief.probability(updated)
-        above, below = after > belief.KNOWN, after < 1.0 - belief.KNOWN
+        above = after > belief.KNOWN
+        below = after < 1.0 - belief.KNOWN
         weight = jnp.where(above | below, weights.pick(above, below), after)
         return weight * (uncertainty - belief.entropy_of_log_odds(updated))
 
@@ -63,7 +64,8 @@ def _gains(env: CoverageConfig, stored: Array, targets: Array, claimed: world.Bo
 
     `stored` dtype[n, n] is the belief; cells in the boxes [K] `claimed` do not count.
     """
-    n, side = env.n, 2 * world.radius(env.q, world.LEVELS - 1)
+    n = env.n
+    side = 2 * world.radius(env.q, world.LEVELS - 1)
 
     def gain(target: Array) -> Array:
         box = world.clip_footprint(world.footprint(target, env.q), n)
@@ -92,7 +94,8 @@ def ig_scores(env: CoverageConfig, state: State, timestep: TimeStep, communicati
     For agents i and actions a in order, score(i, a) is multiplied by 1 - score(j, b) for the last open action b of
     another agent j that leads to the same place, using the scores computed so far.
     """
-    positions, n = state.positions, env.num_actions
+    positions = state.positions
+    n = env.num_actions
     agents = env.num_agents
     moved = jnp.tri(agents, k=-1, dtype=jnp.bool_)
     moved = moved & timestep.present[None] if env.has_teams else moved
@@ -129,7 +132,8 @@ def ig(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Arr
 
 def ig_sequential(env: CoverageConfig, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain, one agent after the other."""
-    positions, agents = state.positions, env.num_agents
+    positions = state.positions
+    agents = env.num_agents
     targets = _targets(env, positions)
 
     def choose(i: Array, chosen: Array) -> Array:
@@ -150,7 +154,8 @@ def ig_sequential(env: CoverageConfig, state: State, timestep: TimeStep, key: Ar
 
 def lawnmower(env: CoverageConfig, state: State, timestep: TimeStep, key: Array, level: int = 1) -> Array:
     """Sweep along the fixed paths at altitude index `level` (with 4 actions: at the altitude of the start)."""
-    agents, moves = env.num_agents, actions.MOVES[env.num_actions]
+    agents = env.num_agents
+    moves = actions.MOVES[env.num_actions]
     path = jnp.asarray(PATHS[np.arange(agents) % len(PATHS)])
     height = jnp.full((agents,), level, jnp.int32) if np.any(moves[:, 2]) else state.positions[:, 2]
     at = jnp.all(path == state.positions[:, None, :2], axis=-1) & (state.positions[:, 2] == height)[:, None]

@@ -41,8 +41,8 @@ CLIP = logit(1.0 - P_MIN)
 class Weights:
     """Importance of a cell by its believed class."""
 
-    classes: tuple[float, float]  # of class 0 and of class 1
-    unknown: float  # of a cell that is neither
+    classes: tuple[float, float]  # class 0, class 1
+    unknown: float  # a cell that is neither
 
     @property
     def largest(self) -> float:
@@ -50,7 +50,7 @@ class Weights:
 
     @property
     def relative(self) -> "Weights":
-        """Return the weights in units of the largest."""
+        """The weights in units of the largest."""
         unit = self.largest or 1.0
         return Weights((self.classes[0] / unit, self.classes[1] / unit), self.unknown / unit)
 
@@ -79,7 +79,7 @@ def probability(log_odds: Array) -> Array:
 def entropy_of_log_odds(log_odds: Array) -> Array:
     """`entropy` of the probability with these log-odds."""
     size = jnp.minimum(jnp.abs(log_odds), jnp.float32(CLIP))
-    odds = jnp.exp(-size)  # of the less likely class
+    odds = jnp.exp(-size)  # the less likely class has these
     return (jnp.log(1.0 + odds) + size * odds / (1.0 + odds)) * jnp.float32(1.0 / math.log(2.0))
 
 
@@ -183,7 +183,7 @@ class Storage:
 
     def growth(self, stored: Array, gain: Array, gains: np.ndarray) -> Array:
         """float32: change of the probability of clipped cells by `fuse`; a gain is 0 or one of the two `gains`."""
-        odds = jnp.exp(-self.log_odds(self.clip(self.value(stored))))  # of class 0
+        odds = jnp.exp(-self.log_odds(self.clip(self.value(stored))))  # class 0 has these
         factors = [jnp.float32(math.exp(-float(one) / self.unit)) for one in gains]
         bound = math.exp(float(self.limit) / self.unit)
         new = jnp.clip(odds * jnp.where(gain == gains[1], factors[1], factors[0]), 1.0 / bound, bound)

@@ -28,7 +28,7 @@ from envs_jax.coverage.teams import Team
 from envs_jax.coverage.world import SPACING
 
 RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fixed
-POSITION_BYTES = 12  # of a message, three numbers; its footprint takes one bit per cell
+POSITION_BYTES = 12  # three numbers in a message; its footprint takes one bit per cell
 _LINKS, _CONDITIONS = 3, 4  # indices of these keys of a mission; 0 to 2 draw its start
 
 
@@ -119,7 +119,7 @@ class Channel:
     history: Array  # int32[D, A, 3], lattice positions of the last D measurements, the latest first
     senders: Any  # bool[D, A], who was present then; () where all are
     latest: Array  # int32[A, A], [i, j] = when the newest message of j that i received was sent; -1: never
-    counts: Counts  # of this mission
+    counts: Counts  # in this mission
 
 
 def begin(
@@ -131,11 +131,13 @@ def begin(
     multiplies both, and the delay is then rounded; None leaves them as they are. `team` as of `draw_received`.
     """
     rate_key, delay_key = jax.random.split(jax.random.fold_in(key, _CONDITIONS))
-    failure_rate, delay = numbers.failure_rates.draw(rate_key), numbers.delays.draw(delay_key)
+    failure_rate = numbers.failure_rates.draw(rate_key)
+    delay = numbers.delays.draw(delay_key)
     if share is not None:
         failure_rate = failure_rate * share
         delay = jnp.floor(delay.astype(jnp.float32) * share + 0.5).astype(jnp.int32)
-    agents, zero = positions.shape[0], jnp.int32(0)
+    agents = positions.shape[0]
+    zero = jnp.int32(0)
     return Channel(
         failure_rate=failure_rate,
         delay=delay,
@@ -167,14 +169,17 @@ def exchange(
     lossless = max(config.failure_rates) == 0.0
     failure_rate = 0.0 if lossless else channel.failure_rate
     history = jnp.concatenate([positions[None], channel.history])
-    sent_index, sent_positions = index - channel.delay, history[channel.delay]
-    arrives, sent_index = sent_index >= 0, jnp.maximum(sent_index, 0)
+    sent_index = index - channel.delay
+    sent_positions = history[channel.delay]
+    arrives = sent_index >= 0
+    sent_index = jnp.maximum(sent_index, 0)
     present = team.present if team else jnp.ones((agents,), jnp.bool_)
     senders: Any = ()
     sent_team: Any = ()
     if team:
         senders = jnp.concatenate([present[None], channel.senders])
-        sent_team, senders = Team(team.size, senders[channel.delay]), senders[: config.max_delay]
+        sent_team = Team(team.size, senders[channel.delay])
+        senders = senders[: config.max_delay]
     received = draw_received(key, sent_index, sent_positions, comm_range, failure_rate, sent_team) & arrives
     received &= present[:, None]
 

@@ -51,7 +51,8 @@ def egocentric(view: Array, num_actions: int, ages: int = 0) -> tuple[Array, Arr
     row, column = inside[centre], inside[:, centre]
     ends = column[:centre], column[centre + 1 :], row[:centre], row[centre + 1 :]
     low_x, high_x, low_y, high_y = (jnp.sum(end, dtype=jnp.int32) for end in ends)  # steps to the borders, up to 5
-    mirror_x, mirror_y = low_x > high_x, low_y > high_y
+    mirror_x = low_x > high_x
+    mirror_y = low_y > high_y
     x, y = jnp.minimum(low_x, high_x), jnp.minimum(low_y, high_y)
     exchange = x > y
     frame = 4 * mirror_x.astype(jnp.int32) + 2 * mirror_y.astype(jnp.int32) + exchange.astype(jnp.int32)

@@ -51,7 +51,8 @@ class Coverage(CoverageConfig):
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
-        side, agents = world.LATTICE, self.num_agents
+        side = world.LATTICE
+        agents = self.num_agents
         ages = agents if self.show_ages else 0
         more_labels = dict(communication.METRICS) if self.counts_messages else {}
         if self.has_teams:
@@ -227,7 +228,9 @@ class Coverage(CoverageConfig):
 
         These are the messages received, the noise of the readings, what the messages hold, and the channel afterwards.
         """
-        key, index, config = state.key, state.t + 1, self.channel_config
+        key = state.key
+        index = state.t + 1
+        config = self.channel_config
         noise = functools.partial(sensor.noise, key, num_agents=self.num_agents)
         if config is None:
             links = key, index, positions, state.comm_range, self.failure_rate
@@ -247,7 +250,10 @@ class Coverage(CoverageConfig):
         self, state: State, measurements: Measurements, updated: Maps, stats: UpdateStats, channel: Any
     ) -> tuple[State, TimeStep]:
         t = state.t + 1
-        scale, offset, before, after = self.reward_scale, self.reward_offset, stats.before, updated.sums.weighted
+        scale = self.reward_scale
+        offset = self.reward_offset
+        before = stats.before
+        after = updated.sums.weighted
         if self.reward == "region":
             sums = state.maps.sums.interest, updated.sums.interest
             training = reward.region(*sums, state.terrain.count, scale, offset)
@@ -256,14 +262,17 @@ class Coverage(CoverageConfig):
         rewards = jnp.stack([training, reward.absolute(before, after, self.n, self.weights)])
         reward_now = rewards if self.reward_timing == "aligned" else state.pending_reward
         reward_now = jnp.where(t > 0, reward_now, jnp.zeros_like(reward_now))
-        config, team, more_metrics = self.channel_config, state.team, dict[str, Array]()
+        config = self.channel_config
+        team = state.team
+        more_metrics = dict[str, Array]()
         ages = communication.ages(config, channel, t) if config is not None and self.show_ages else None
         if config is not None and self.counts_messages:
             more_metrics = communication.metrics(config, channel, t)
         if self.has_teams:
             more_metrics["uavs"] = jnp.sum(team.present, dtype=jnp.int32).astype(jnp.float32)
         if self.mission_metrics:
-            n, flying = self.n, team.present if self.has_teams else np.ones(self.num_agents, bool)
+            n = self.n
+            flying = team.present if self.has_teams else np.ones(self.num_agents, bool)
             truth = terrain.whole(state.terrain, n)
             more_metrics |= {
                 "rmse": reward.rmse(self.storage, updated.beliefs[-1, :n, :n], truth),

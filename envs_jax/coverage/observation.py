@@ -54,7 +54,8 @@ def neighbours(positions: Array, received: Array, sent: Array | None = None) -> 
     None where they are the present ones.
     """
     senders = positions if sent is None else sent
-    agents, centre = positions.shape[0], LATTICE // 2
+    agents = positions.shape[0]
+    centre = LATTICE // 2
     height = (positions[:, 2] + 1).astype(jnp.float32) / (LEVELS + 1)
     sent_height = height if sent is None else (senders[:, 2] + 1).astype(jnp.float32) / (LEVELS + 1)
     # row [A, 11, 1] and column [A, 1, 11] of the lattice point of each cell
@@ -81,7 +82,8 @@ def footprints(
     each, so resizing needs only their overlap with the 11 x 11 blocks. `sent` as of `neighbours`; footprints in
     messages are then further ones. Agents that are not `present` bool[A] have no footprint now; None: all are.
     """
-    agents, n = positions.shape[0], world.map_side(cells_per_footprint)
+    agents = positions.shape[0]
+    n = world.map_side(cells_per_footprint)
     first_sent = 0 if sent is None else agents
     all_positions = positions if sent is None else jnp.concatenate([positions, sent])
     box = world.clip_footprint(world.footprint(all_positions, cells_per_footprint), n)
@@ -98,7 +100,9 @@ def footprints(
         for j in range(agents):
             others |= heard[:, j, None, None] & inside[first_sent + j][None]
             anyone |= inside[j][None] if present is None else inside[j][None] & present[j]
-        one, half, zero = jnp.float32(1), jnp.float32(0.5), jnp.float32(0)
+        one = jnp.float32(1)
+        half = jnp.float32(0.5)
+        zero = jnp.float32(0)
         views = jnp.where(in_own, one, jnp.where(others, zero, half))
         return jnp.concatenate([views, jnp.where(anyone, one, half)])
 
@@ -163,8 +167,10 @@ def observe(
         ages: float32[A, A], see `communication.ages`, for A further channels of observations; None: there are none.
         team: `Team`, what others observe is 0; () = all are present.
     """
-    positions, received = measurements.positions, measurements.received
-    agents, weights = config.num_agents, config.weights
+    positions = measurements.positions
+    received = measurements.received
+    agents = config.num_agents
+    weights = config.weights
     budget_left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     agent_id = jnp.arange(1, agents + 1, dtype=jnp.float32) / (team.size.astype(jnp.float32) if team else agents)
     present = team.present if team else None
@@ -198,9 +204,11 @@ def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
 
     Channel 11 shows (a_j + 1) / n at the position of every OTHER agent j (the last one counts), 0 elsewhere.
     """
-    observation, team = timestep.observation, timestep.global_state["maps"]
+    observation = timestep.observation
+    team = timestep.global_state["maps"]
     positions = timestep.global_state["positions"]
-    agents, present = positions.shape[0], timestep.present
+    agents = positions.shape[0]
+    present = timestep.present
     values = (action + 1).astype(jnp.float32) / num_actions
     others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
     for j in range(agents):

@@ -112,7 +112,8 @@ def resample(values: np.ndarray, n: int) -> np.ndarray:
         rows = len(values)
         sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
         borders = np.arange(n + 1) * rows
-        whole, rest = borders // n, (borders % n / n)[:, None]
+        whole = borders // n
+        rest = (borders % n / n)[:, None]
         inside = sums[whole] + rest * values[np.minimum(whole, rows - 1)]  # integral up to the border of each cell
         values = (np.diff(inside, axis=0) * (n / rows)).T
     return values

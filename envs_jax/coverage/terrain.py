@@ -113,7 +113,8 @@ def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> 
     def across(strip: Array) -> tuple[Array, Array]:
         return jnp.where(side < 2, strip, all_cells), jnp.where(side < 2, all_cells, strip)
 
-    sets, invert = (none, none), jnp.bool_(False)
+    sets = (none, none)
+    invert = jnp.bool_(False)
     if family == "diagonal":  # squares in two opposite corners
         rows = jnp.stack([head(first), tail(first)])
         return rows, jnp.where(side % 2 == 0, rows, rows[::-1]), invert
@@ -123,10 +124,12 @@ def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> 
         rows = jnp.where((side == 1) | (side == 2), tail(first), head(first))
         sets = rows, jnp.where(side >= 2, tail(second), head(second))
     elif family == "band":  # a strip across the map, or all but it
-        sets, invert = across(jnp.stack([n * first // 100, n * second // 100])), side % 2 == 1
+        sets = across(jnp.stack([n * first // 100, n * second // 100]))
+        invert = side % 2 == 1
     elif family == "four":  # squares in all four corners, or all but them
         edges = jnp.stack([tail(first)[0], head(first)[1]])
-        sets, invert = (edges, edges), side % 2 == 1
+        sets = (edges, edges)
+        invert = side % 2 == 1
     rows, columns = (jnp.stack([one, none]) for one in sets)
     return rows, columns, invert
 

@@ -183,7 +183,9 @@ class CoverageConfig(Environment):
 
     def _take_terrain(self) -> None:
         """Note the path of the terrain's file and what it holds. Raises ValueError."""
-        ground, name, checksum = self.ground, self.terrain, ""
+        ground = self.ground
+        name = self.terrain
+        checksum = ""
         if ground is not None:
             name = os.path.abspath(name)  # runs are resumed and evaluated from other folders, too
             checksum = f"{ground.checksum} {name}"
@@ -221,12 +223,12 @@ class CoverageConfig(Environment):
 
     @property
     def has_teams(self) -> bool:
-        """Return whether some agents may be absent."""
+        """Whether some agents may be absent."""
         return bool(self.team_sizes) or self.loss_rate > 0
 
     @property
     def ground(self) -> raster.Raster | None:
-        """Return the raster in the terrain's file, None where terrains are drawn. Raises ValueError."""
+        """The raster in the terrain's file, None where terrains are drawn. Raises ValueError."""
         if not self.terrain.lower().endswith(raster.SUFFIXES):
             return None
         path = os.path.abspath(self.terrain)
@@ -245,7 +247,7 @@ class CoverageConfig(Environment):
 
     @property
     def suits_kernels(self) -> bool:
-        """Return whether the GPU kernels can update the maps."""
+        """Whether the GPU kernels can update the maps."""
         return not (self.max_delay or self.has_teams or self.terrain_checksum)
 
     @property
@@ -254,8 +256,9 @@ class CoverageConfig(Environment):
 
     @property
     def channel_config(self) -> ChannelConfig | None:
-        """Return the settings of the missions' channels; None where `communication.draw_received` is all there is."""
-        failure_rates, delays = self.failure_rates or (self.failure_rate,), self.delays or (self.delay,)
+        """The settings of the missions' channels; None where `communication.draw_received` is all there is."""
+        failure_rates = self.failure_rates or (self.failure_rate,)
+        delays = self.delays or (self.delay,)
         ramped = self.channel_ramp > 0 and max(failure_rates) > 0
         if not (self.counts_messages or self.failure_rates or ramped or self.show_ages):
             return None
@@ -263,7 +266,7 @@ class CoverageConfig(Environment):
 
     @property
     def numbers(self) -> Numbers:
-        """Return the settings that the context may replace."""
+        """The settings that the context may replace."""
         rates = np.asarray(self.failure_rates or (self.failure_rate,), np.float32)
         delays = np.asarray(self.delays or (self.delay,), np.int32)
         sizes = np.asarray(self.team_sizes or (self.num_agents,), np.int32)

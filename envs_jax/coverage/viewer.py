@@ -24,7 +24,7 @@ AGENTS = (
     "#4c2a5e", "#2f6b2f",
 )  # fmt: skip
 ALTITUDES = tuple(int(world.SPACING * (level + 1)) for level in range(world.LEVELS))
-DASHES = ((), (1.6, 0.9), (0.25, 0.8))  # of footprints by altitude, m
+DASHES = ((), (1.6, 0.9), (0.25, 0.8))  # for footprints by altitude, m
 
 _ANCHORS = ((0.0, "#235a92"), (0.25, "#86abcf"), (0.5, "#fbfaf7"), (0.75, "#f2a868"), (1.0, "#c04e05"))
 _UNSEEN = "#d3d7dc"
@@ -99,7 +99,7 @@ def shrink(values: np.ndarray, side: int) -> np.ndarray:
 def borders(truth: np.ndarray) -> np.ndarray:
     """float[M, 2, 2]: the edges (x, y) to (x, y) of cells at the border of what is true in bool[s, s]."""
     framed = np.pad(truth, 1).astype(np.int8)
-    left = np.argwhere(np.diff(framed, axis=0)[:, 1:-1])  # of the cells to the right of an edge
+    left = np.argwhere(np.diff(framed, axis=0)[:, 1:-1])  # the cells to the right of an edge
     below = np.argwhere(np.diff(framed, axis=1)[1:-1])
     pairs = np.stack([left, left + (0, 1)], axis=1), np.stack([below, below + (1, 0)], axis=1)
     return np.concatenate(pairs).astype(np.float64)
@@ -108,7 +108,9 @@ def borders(truth: np.ndarray) -> np.ndarray:
 def scene(record: Record) -> Scene:
     """Return the scene of a record, maps reduced to at most SIDE cells along an edge."""
     env: CoverageConfig = record.env  # type: ignore[assignment]
-    states, n, metres = record.states, env.n, world.cell_size(env.q)
+    states = record.states
+    n = env.n
+    metres = world.cell_size(env.q)
     maps = []
     for k in range(record.steps + 1):
         stored = np.asarray(states.maps.beliefs[k, -1])
@@ -169,8 +171,10 @@ class CoverageViewer(viewing.Viewer):
 
     def drawing(self, record: Record) -> Drawing:
         env: CoverageConfig = record.env  # type: ignore[assignment]
-        mission, stretch = scene(record), env.stretch
-        side, agents = mission.side, mission.positions.shape[1]
+        mission = scene(record)
+        stretch = env.stretch
+        side = mission.side
+        agents = mission.positions.shape[1]
         flip = np.array([1, -1])
 
         def up(points: np.ndarray) -> np.ndarray:
@@ -192,7 +196,8 @@ class CoverageViewer(viewing.Viewer):
         ]
 
         def at(step: int) -> list[Shape]:
-            places, heard = up(_spread_markers(mission.positions[step])), mission.heard[step]
+            places = up(_spread_markers(mission.positions[step]))
+            heard = mission.heard[step]
             shapes = [path("link", *(places[pair] for pair in np.argwhere(np.triu(heard | heard.T, 1))))]
             flying = np.flatnonzero(mission.present[step])
             for agent in np.flatnonzero(mission.present[0] & ~mission.present[step]):

@@ -101,7 +101,8 @@ def area_matrix(n: int) -> np.ndarray:
             share = (d + 1) - (left + 1) / step
             share = 0.0 if share <= 0.0 else share - math.floor(share)
             if left >= n - 1:
-                left, share = n - 1, 0.0
+                left = n - 1
+                share = 0.0
             matrix[d, left] = 1.0 - share
             if share > 0.0:
                 matrix[d, left + 1] = share

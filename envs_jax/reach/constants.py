@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-WELDS = {"v3": ("torquescale_v3", "reset"), "v2": ("torquescale_v2", "reset_v2")}  # of Meta-World; keys of the data
-JOINTS, HINGES = 9, 7
+WELDS = {"v3": ("torquescale_v3", "reset"), "v2": ("torquescale_v2", "reset_v2")}  # Meta-World's; keys of the data
+JOINTS = 9
+HINGES = 7
 _RIGHT_ANGLE = 1e-12  # entries of rotations closer to a whole number are rounded
 
 
@@ -66,11 +67,11 @@ class Arm:
     hand_rotation: np.ndarray  # frame of the hand in the last hinge's link
     hand_shift: np.ndarray
     hand_weights: tuple[float, float]  # inverse weights of the hand, of translation and rotation
-    weld: Softness  # of the weld between hand and target
-    limit: Softness  # of joint limits
-    gain: float  # of the finger servos
+    weld: Softness  # between hand and target
+    limit: Softness  # joint limits
+    gain: float  # finger servos
     site: float  # offset of the fingertips from the hand along its x axis, m
-    timestep: float  # of the physics, s
+    timestep: float  # physics, s
     substeps: int  # physics steps of a control period
     gravity: float  # downwards, m/s^2
 

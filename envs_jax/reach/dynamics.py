@@ -165,7 +165,8 @@ def _point(mass: float, place: Vector) -> list[Number]:
 
 
 def _join(*bodies: Body) -> Body:
-    moments, inertias = [body.moment for body in bodies], [body.inertia for body in bodies]
+    moments = [body.moment for body in bodies]
+    inertias = [body.inertia for body in bodies]
     return Body(sum(body.mass for body in bodies), plus(*moments), plus(*inertias))
 
 
@@ -185,7 +186,8 @@ def _body_to_parent(link: Link, turn: Turn, body: Body) -> Body:
     x, y, _ = _about_z(turn, (xz, yz, 0.0))
     mixed = add(mul(sin2, half), mul(cos2, xy))
     rows = [[add(mean, change), mixed, x], [mixed, sub(mean, change), y], [x, y, zz]]
-    rotation, shift = _numbers(link.rotation), _numbers(link.shift)
+    rotation = _numbers(link.rotation)
+    shift = _numbers(link.shift)
     half_way = transpose([apply(rotation, row) for row in rows])  # rotation . I
     turned = [apply(rotation, row) for row in half_way]
     moment = _to_parent(link, turn, body.moment)
@@ -263,7 +265,8 @@ def bias(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger], v: Sequence
     spin: list[Number] = [0.0, 0.0, 0.0]
     turning: list[Number] = [0.0, 0.0, 0.0]  # angular acceleration
     rising: list[Number] = [0.0, 0.0, arm.gravity]  # acceleration of the frame's origin
-    forces, moments = [], []
+    forces = []
+    moments = []
     gradient: list[list[Number]] = [[0.0] * 3] * 3
     for i, link in enumerate(arm.links[:HINGES]):
         rising = _from_parent(link, turns[i], plus(rising, apply(gradient, _numbers(link.shift))))
@@ -288,7 +291,12 @@ def bias(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger], v: Sequence
 def _gradient(spin: Vector, turning: Vector) -> list[list[Number]]:
     """[3][3]: acceleration of points fixed in a frame, relative to its origin, per place: [turning]x + [spin]x^2."""
     x, y, z = spin
-    xx, yy, zz, xy, xz, yz = mul(x, x), mul(y, y), mul(z, z), mul(x, y), mul(x, z), mul(y, z)
+    xx = mul(x, x)
+    yy = mul(y, y)
+    zz = mul(z, z)
+    xy = mul(x, y)
+    xz = mul(x, z)
+    yz = mul(y, z)
     a, b, c = turning
     return [
         [mul(-1.0, add(yy, zz)), sub(xy, c), add(xz, b)],
@@ -327,7 +335,7 @@ def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale
     shift = apply(inverse, [sub(t, p) for t, p in zip(target, frame.position, strict=True)])
     turned = [apply(transpose(_TARGET), row) for row in inverse]  # R_h^T R_t
     trace = add(turned[0][0], turned[1][1], turned[2][2])
-    scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # of the unit quaternion
+    scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # the unit quaternion's
     across = [sub(turned[j][i], turned[i][j]) for i, j in ((1, 2), (2, 0), (0, 1))]
     vector = scale(0.25 / scalar, across)
     error = [*shift, *scale(torque_scale, vector)]
@@ -359,7 +367,8 @@ def limits(arm: Arm, q: Array, v: Array) -> Limits:
     """Return the limits of all joints; they push back where a joint is beyond its range."""
     rows = [(link.low, link.high, link.inverse_weight) for link in arm.links]
     low, high, inverse_weight = constant(np.transpose(rows), q.shape[1:], q.dtype)
-    below, above = low - q, q - high
+    below = low - q
+    above = q - high
     depth = jnp.maximum(below, above)
     one = jnp.ones((), q.dtype)
     sign = jnp.where(below > above, one, -one)
@@ -424,7 +433,8 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
         torque_scale: float[], weight of the weld's rotation.
     """
     speeds = list(v)
-    turns, fingers = _turns(q), [_finger(*pair) for pair in zip(arm.links[HINGES:], q[HINGES:], strict=True)]
+    turns = _turns(q)
+    fingers = [_finger(*pair) for pair in zip(arm.links[HINGES:], q[HINGES:], strict=True)]
     matrix, coupling = mass_matrix(arm, turns, fingers)
     weld_rows = weld(arm, hand(arm, turns), target, speeds, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]
@@ -474,7 +484,8 @@ def control_step(q: Array, v: Array, target: Array, grip: Array, torque_scale: A
         grip: float[...], 1 = close; clipped to [-1, 1].
         torque_scale: float[], `constants.torque_scale`.
     """
-    arm, grip = constants.arm(), jnp.clip(grip, -1.0, 1.0)
+    arm = constants.arm()
+    grip = jnp.clip(grip, -1.0, 1.0)
 
     def physics_step(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         return step(arm, *state, list(target), grip, torque_scale)

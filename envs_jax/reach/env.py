@@ -29,7 +29,7 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
     above 0.0062; smaller ones are rounded by 4e-12 m at most, 500 of them by 2e-9 m.
     """
     moved = jnp.round(action * jnp.float32(_SCALE / TARGET_UNIT * PARTS)).astype(jnp.int32)  # below 2^31
-    part = part + moved % PARTS  # of both signs 0 to PARTS - 1
+    part = part + moved % PARTS  # 0 to PARTS - 1 for both signs
     target = target + moved // PARTS + part // PARTS
     part = part % PARTS
     low, high = (constant(_units(constants.data()[f"mocap_{end}"]), target.shape[1:]) for end in ("low", "high"))
@@ -94,7 +94,8 @@ class Reach(ReachConfig):
 
     def begin(self, puck: Array, goal: Array, task: Array) -> tuple[State, TimeStep]:
         """Start an episode with puck and goal float32[3, ...] and a task int32[...]."""
-        start, batch = constants.reset(self.weld), puck.shape[1:]
+        start = constants.reset(self.weld)
+        batch = puck.shape[1:]
 
         def broadcast(values: Any, dtype: Any = jnp.float32) -> Array:
             return jnp.broadcast_to(constant(values, batch, dtype), (len(values), *batch))
@@ -130,7 +131,8 @@ class Reach(ReachConfig):
         q, v = dynamics.control_step(
             state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld))
         )
-        pose, t = dynamics.pose(q), state.t + 1
+        pose = dynamics.pose(q)
+        t = state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
         after = dataclasses.replace(state, t=t, mocap_target=target, mocap_target_part=part, q=q, v=v, frame=frame)
         return after, self.show(after, state.frame, pose)
@@ -184,7 +186,8 @@ class ReachBatch(BatchLast):
 
     def in_order(self, keys: Array, indices: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes int32[B] of an endless list, see `goals.list_entry`, each pair for all tasks; keys key[B]."""
-        env, count = self.env, len(self.env.tasks)
+        env = self.env
+        count = len(self.env.tasks)
         pairs = jax.vmap(lambda index: goals.list_entry(env.goals, env.pool_seed, index))(indices // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], indices % count)
         return BatchState(env=batch_first(state), key=keys, episode=indices.astype(jnp.uint32)), batch_first(timestep)

@@ -13,7 +13,8 @@ from envs_jax.reach import constants
 from envs_jax.reach.constants import Reset
 from envs_jax.reach.dynamics import Pose
 
-FRAME, SIZE = 18, 39
+FRAME = 18
+SIZE = 39
 
 
 def frame(pose: Pose, puck: Array, t: Array, reset: Reset) -> Array:

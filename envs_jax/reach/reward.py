@@ -8,7 +8,7 @@ from envs_jax.batch import constant
 from envs_jax.reach.constants import Reset
 
 NAMES = ("v2", "v1", "sparse")
-RADIUS = 0.05  # of success in Meta-World, m
+RADIUS = 0.05  # where Meta-World says success, m
 MOST = 10.0  # v2, a step
 _NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, approximately, m
 MARGIN = 0.5  # distance of the opening from its range at which a tenth of the reward is left

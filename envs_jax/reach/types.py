@@ -7,7 +7,7 @@ from envs_jax.reach import constants, reward, tasks
 
 MOST_STEPS = 500
 TARGET_UNIT = 2.0**-30  # m
-PARTS = 128  # of a unit: of the target, and of the moves that add up to it
+PARTS = 128  # in a unit of the target, and of the moves that add up to it
 
 
 @pytree

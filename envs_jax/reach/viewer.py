@@ -75,7 +75,7 @@ class Scene:
     goal: np.ndarray  # [3], the goal that is shown to the agent
     puck: np.ndarray  # [3]
     success: np.ndarray  # bool[K]
-    radius: float  # of success, m
+    radius: float  # within which it is a success, m
     task: str  # its name
 
 
@@ -127,7 +127,8 @@ class ReachViewer(viewing.Viewer):
 def _panel(view: View, episode: Scene) -> Panel:
     left, right, low, high = (1000 * bound for bound in view[2:])
     arms, (x, y), size = view.flat(episode.arm), view.flat(episode.puck), 1000 * PUCK_SIZE
-    point, goal = view.flat(episode.point), view.flat(episode.goal)
+    point = view.flat(episode.point)
+    goal = view.flat(episode.goal)
     still = [
         rectangle("ground", left - 9, 0, right + 9, 9 - low),
         rectangle("puck", x - size, y - size, x + size, y + size),

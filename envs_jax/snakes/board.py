@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 
 UP, DOWN, LEFT, RIGHT = range(4)  # directions and actions; the opposite of d is d ^ 1
-ROW_STEP, COLUMN_STEP = (-1, 1, 0, 0), (0, 0, -1, 1)
+ROW_STEP = (-1, 1, 0, 0)
+COLUMN_STEP = (0, 0, -1, 1)
 SEARCH = (RIGHT, DOWN, UP, LEFT)  # order in which the respawn tries neighbours
 NOWHERE = -1
 MOST_COLUMNS = 32
@@ -103,7 +104,8 @@ class Board(NamedTuple):
 
     def shift(self, place: Array, rows: int, columns: int) -> Array:
         """Return the place moved by rows down and columns to the right, at most one board away."""
-        r, c = row(place) + rows, column(place) + columns
+        r = row(place) + rows
+        c = column(place) + columns
         if rows:
             r = jnp.where(r < 0, r + self.height, jnp.where(r >= self.height, r - self.height, r))
         if columns:
@@ -116,7 +118,8 @@ class Board(NamedTuple):
 
     def edge(self, place: Array, direction: Array) -> Array:
         """bool: the step from a place in a direction crosses the board's edge."""
-        r, c = row(place), column(place)
+        r = row(place)
+        c = column(place)
         return choose(direction, [r == 0, r == self.height - 1, c == 0, c == self.width - 1])
 
     def mark(self, place: Array) -> Array:
@@ -128,7 +131,8 @@ class Board(NamedTuple):
         """Return the plane whose every cell holds the bit of its neighbour in a direction (a Python int)."""
         if direction in (UP, DOWN):
             return jnp.roll(plane, -ROW_STEP[direction], axis=0)
-        one, rest = jnp.uint32(1), jnp.uint32(self.width - 1)
+        one = jnp.uint32(1)
+        rest = jnp.uint32(self.width - 1)
         if direction == RIGHT:
             return (plane >> one) | (plane << rest) & self.full_row
         return (plane << one) & self.full_row | (plane >> rest)
@@ -163,7 +167,8 @@ class Board(NamedTuple):
         turned = (word >> start) | (word << (jnp.uint32(self.width) - start)) & self.full_row
         bits = self.width
         while bits < length:
-            turned, bits = turned | turned << jnp.uint32(bits), 2 * bits
+            turned = turned | turned << jnp.uint32(bits)
+            bits = 2 * bits
         return turned
 
 

@@ -88,7 +88,9 @@ class Snakes(SnakesConfig):
 
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """Step with random words uint32[:, ...] and actions int32[A, ...]."""
-        board, snakes, beans = self.board, self.snakes, self.beans
+        board = self.board
+        snakes = self.snakes
+        beans = self.beans
         plays_self = self.accepts_opponent_actions
         expected = snakes if plays_self else self.num_agents
         if len(action) != expected:

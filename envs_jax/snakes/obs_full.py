@@ -63,7 +63,8 @@ def leaving(board: Board, game: Game) -> list[Array]:
     alive = game.length > 0
     hungry = union(board.mark(game.head) & next_to_bean[:, None]) != 0  # a bean lies next to the head
     head, tail = (board.mark(jnp.where(alive, place, NOWHERE)) for place in (game.head, game.tail))
-    heads, gap = union(head, 1), union(jnp.where(game.tail_gap[None], tail, jnp.uint32(0)), 1)
+    heads = union(head, 1)
+    gap = union(jnp.where(game.tail_gap[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
     by_direction = segments_by_direction(game)
@@ -100,7 +101,8 @@ def reachable_cells(board: Board, game: Game, agents: int, leave: list[Array]) -
 
 def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array]) -> Array:
     """int32[PLANES S S, A, ...]"""
-    half, batch = game.head.shape[0] // 2, game.steps.shape
+    half = game.head.shape[0] // 2
+    batch = game.steps.shape
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     mates = union(heads[:, :half], 1)[:, None] if teams == 2 else heads[:, :agents]
     opponents = union(heads, 1)[:, None] & ~mates
@@ -165,16 +167,19 @@ def open_directions(board: Board, game: Game, agents: int) -> Array:
 
 def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, square: bool) -> Array:
     """int32[F - PLANES S S, A, ...]"""
-    head, length = game.head[:agents], game.length[:agents]
+    head = game.head[:agents]
+    length = game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
     values += [ONE * is_blocked.astype(jnp.int32) for is_blocked in _find_blocked(board, game, agents, tails)]
     values.append(share(length, 20))
-    half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
+    half_h = max(1, board.height // 2)
+    half_w = max(1, board.width // 2)
     if square:
         half_h = half_w = max(half_h, half_w)
     values += _beans(board, game, agents, teams, half_h, half_w)
     index = others_of(game, agents, game.head.shape[0] - 1)
-    others, lengths = pick(game.head, index), pick(game.length, index)
+    others = pick(game.head, index)
+    lengths = pick(game.length, index)
     rows, cols = difference(board, others, head[None])
     alive = lengths > 0
     mate = (index < game.head.shape[0] // 2) & (teams == 2)
@@ -190,7 +195,8 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
     Rows, columns and steps to it, and how many steps less than the nearest other snake and than the nearest mate, in
     quarters.
     """
-    beans, snakes = game.beans, game.head.shape[0]
+    beans = game.beans
+    snakes = game.head.shape[0]
     count = len(beans)
 
     def measure_steps(game: Game) -> tuple[Array, ...]:

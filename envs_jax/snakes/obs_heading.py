@@ -31,7 +31,8 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     """int8[F, A, ...], F as in `size`; zeros for a snake that could not respawn, except for the order."""
     full_columns = obs_full.columns(board, game, agents, teams, square=True)
     values = jnp.concatenate([full_columns, territory.columns(board, game, agents, teams, max_steps)])
-    direction, alive = game.direction[:agents], game.length[:agents] > 0
+    direction = game.direction[:agents]
+    alive = game.length[:agents] > 0
     order = counting(ACTIONS, direction).astype(jnp.int8)
 
     def where(condition: Array, kind: str, values: Array, order: Array) -> tuple[Array, Array]:
@@ -54,8 +55,10 @@ def _transformation(snakes: int, beans: int, kind: str) -> tuple[np.ndarray, np.
 
     Its rows and columns are exchanged ("transpose"), or its "rows" or "columns" are in reverse.
     """
-    count, after = obs_full.size(snakes, beans) + territory.COLUMNS, _PLACES + 5 * (beans + snakes - 1)
-    source, sign = np.arange(count), np.ones(count, np.int8)
+    count = obs_full.size(snakes, beans) + territory.COLUMNS
+    after = _PLACES + 5 * (beans + snakes - 1)
+    source = np.arange(count)
+    sign = np.ones(count, np.int8)
     crop = source[:_CROP].reshape(obs_full.PLANES, obs_full.SIDE, obs_full.SIDE)
     changed = {"transpose": crop.swapaxes(1, 2), "rows": crop[:, ::-1], "columns": crop[:, :, ::-1]}[kind]
     source[:_CROP] = changed.flatten()

@@ -35,7 +35,8 @@ def _where_columns(condition: Array, place: Array) -> list[Array]:
 
 def _neighbours(board: Board, game: Game, agents: int) -> list[Array]:
     """Codes at up, down, left, right: four int32[A, ...]."""
-    snakes, beans = game.body.shape[1], bean_plane(board, game)
+    snakes = game.body.shape[1]
+    beans = bean_plane(board, game)
     planes = []  # uint32[H, ...], the codes of all cells in binary, lowest plane first
     for p in range((snakes + 1).bit_length()):
         plane = beans if p == 0 else jnp.zeros_like(beans)
@@ -97,7 +98,8 @@ def _start(board: Board, game: Game, agents: int) -> list[Array]:
 
 def _nearest_beans(board: Board, game: Game, agents: int, missing: float) -> list[Array]:
     """Columns, rows and distance to the two nearest beans on the torus, ties in list order: six float32[A, ...]."""
-    head, beans = game.head[None, :agents], game.beans[:, None]
+    head = game.head[None, :agents]
+    beans = game.beans[:, None]
     rows, columns = difference(board, beans, head)  # [K, A]
     count = len(game.beans)
     rank = rows * rows + columns * columns
@@ -138,5 +140,6 @@ def extended_35(board: Board, game: Game, agents: int) -> list[Array]:
     threats = [
         _threat(board, game, jnp.full_like(game.head[:agents], k), agents) / jnp.maximum(length, 1) for k in (3, 4)
     ]
-    start, heads = _start(board, game, agents), _heads(game, agents, 5)
+    start = _start(board, game, agents)
+    heads = _heads(game, agents, 5)
     return _zero_if_gone(game, [*start, *beans, length / 20, *heads, *threats])

@@ -44,10 +44,12 @@ def squared_distance(a: Array, b: Array) -> Array:
 
 def _nearest_bean(head: Array, beans: list[Array]) -> Array:
     """int32[...]: the bean nearest to a head, or NOWHERE."""
-    nearest, lowest = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
+    nearest = jnp.full_like(head, NOWHERE)
+    lowest = jnp.full_like(head, _FAR)
     for bean in beans:  # one after another, since a reduction would keep the compiler from making a single loop
         distance = jnp.where(bean == NOWHERE, _FAR, squared_distance(bean, head))
-        nearest, lowest = jnp.where(distance < lowest, bean, nearest), jnp.minimum(distance, lowest)
+        nearest = jnp.where(distance < lowest, bean, nearest)
+        lowest = jnp.minimum(distance, lowest)
     return nearest
 
 
@@ -55,7 +57,8 @@ def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
     """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
     # A single loop of more snakes takes twice as long with each: it chooses the earlier ones' beans again.
     choose_bean = materialize(_nearest_bean) if len(heads) > _IN_ONE_LOOP else _nearest_bean
-    remaining, chosen = list(beans), []
+    remaining = list(beans)
+    chosen = []
     for head in heads:
         chosen.append(choose_bean(head, remaining))
         if exclusive:
@@ -69,7 +72,8 @@ def _evasive(board: Board, around: list[Array]) -> list[Array]:
     claimed: dict[tuple[int, int], Array] = {}
     safe = []
     for d in range(4):
-        r, c = ROW_STEP[d], COLUMN_STEP[d]
+        r = ROW_STEP[d]
+        c = COLUMN_STEP[d]
         leads_on = jnp.zeros_like(free[r, c])
         claims: dict[tuple[int, int], Array] = {}
         for e in range(4):
@@ -89,13 +93,16 @@ def _first_of(allowed: list[Array], cost: list[Array]) -> Array:
     chosen = jnp.zeros_like(cost[0])
     for d in range(4):
         better = allowed[d] & (cost[d] < best)
-        best, chosen = jnp.where(better, cost[d], best), jnp.where(better, d, chosen)
+        best = jnp.where(better, cost[d], best)
+        chosen = jnp.where(better, d, chosen)
     return chosen
 
 
 def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
     """int32: the first direction of least sqrt(cost) + 5 blocked, on integers."""
-    best_cost, best_blocked, chosen = cost[0], blocked[0], jnp.zeros_like(cost[0])
+    best_cost = cost[0]
+    best_blocked = blocked[0]
+    chosen = jnp.zeros_like(cost[0])
     for d in range(1, 4):
         lead = best_cost - cost[d] - 25  # d blocked, the best is not: sqrt(cost[d]) + 5 < sqrt(best)
         worse = (lead > 0) & (lead * lead > 100 * cost[d])
@@ -104,7 +111,8 @@ def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
         better = jnp.where(
             blocked[d] == best_blocked, cost[d] < best_cost, jnp.where(blocked[d], worse, best_blocked & ~far)
         )
-        best_cost, best_blocked = jnp.where(better, cost[d], best_cost), jnp.where(better, blocked[d], best_blocked)
+        best_cost = jnp.where(better, cost[d], best_cost)
+        best_blocked = jnp.where(better, blocked[d], best_blocked)
         chosen = jnp.where(better, d, chosen)
     return chosen
 
@@ -173,7 +181,8 @@ def act(
         used: the indices that can occur; no others are computed.
         exclusive: see the module's docstring.
     """
-    heads, alive = game.head[snakes], game.length[snakes] > 0
+    heads = game.head[snakes]
+    alive = game.length[snakes] > 0
     around = board.around(body_plane(game)[:, None], heads, 2)
     steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
 
@@ -182,7 +191,8 @@ def act(
         return [jnp.where(bean == NOWHERE, 0, squared_distance(step, bean)) for step in steps]
 
     shift = 2 * counting(len(heads), word).astype(jnp.uint32)
-    cost_of_nearest, cost_in_turn = cost(False), cost(True)
+    cost_of_nearest = cost(False)
+    cost_in_turn = cost(True)
     view = View(
         board=board,
         near=around,

@@ -93,7 +93,10 @@ def _unpack(board: Board, packed: Array) -> tuple[Array, ...]:
         two: bool[...], there is b.
         second, last: int32[...], places of a and of b, or else m.
     """
-    start, a, other, two = packed >> 5, packed & 3, packed >> 2 & 3, packed & 16 != 0
+    start = packed >> 5
+    a = packed & 3
+    other = packed >> 2 & 3
+    two = packed & 16 != 0
     second = board.neighbour(start, a)
     return start, a, other, two, second, board.neighbour(jnp.where(two, start, second), other)
 

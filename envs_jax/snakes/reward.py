@@ -67,7 +67,8 @@ def shape_rewards(name: str, game: Game, score_change: Array, hit: Array, code: 
     base = jnp.zeros(code.shape, jnp.float32)
     for index, value in enumerate(BASE[name]):
         base = jnp.where(code == index, jnp.float32(value), base)
-    ate, lost = score_change > 0, score_change < 0
+    ate = score_change > 0
+    lost = score_change < 0
     if name in ("original", "plus"):
         distance = _to_bean(game, len(score_change))
         pay = jnp.where(ate, 20.0, -distance - _either(lost, 10.0, 0.0))

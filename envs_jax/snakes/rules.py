@@ -95,7 +95,8 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         hit: bool[n, ...].
         ate: bool[n, ...], of snakes that were hit, too.
     """
-    snakes, batch = game.head.shape[0], game.steps.shape
+    snakes = game.head.shape[0]
+    batch = game.steps.shape
     head = board.neighbour(game.head, direction)
 
     meeting = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)  # [n, n]: heads that meet
@@ -133,7 +134,8 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
 
 def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
     """bool[n, n, ...]: [i, j] whether snake j ran into snake i, or they met head to head; arguments as in `move`."""
-    snakes, batch = game.head.shape[0], game.steps.shape
+    snakes = game.head.shape[0]
+    batch = game.steps.shape
     head = board.neighbour(game.head, direction)
     into = union(bodies_without_tails(board, game, ate)[:, :, None] & board.mark(head)[:, None]) != 0
     met = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)
@@ -144,7 +146,8 @@ def _without(beans: Array, eaten: Array) -> Array:
     """The beans int32[K, ...] that are not eaten, bool[K, ...], moved up in their order."""
     remaining = (beans != NOWHERE) & ~eaten
     position = running(remaining) - 1
-    moved, places = jnp.full_like(beans, NOWHERE), counting(len(beans), beans[0])
+    moved = jnp.full_like(beans, NOWHERE)
+    places = counting(len(beans), beans[0])
     for k, bean in enumerate(beans):
         moved = jnp.where(remaining[k][None] & (position[k][None] == places), bean[None], moved)
     return moved

@@ -27,7 +27,7 @@ PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/sna
     "curriculum": (0.0, 0.1, 0.3, 0.6, 0.85),
 }
 
-_LARGEST = 1e9  # of weights and shares
+_LARGEST = 1e9  # the largest weight or share
 
 
 @dataclasses.dataclass(frozen=True)

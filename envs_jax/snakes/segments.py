@@ -10,14 +10,17 @@ Cell = tuple[int, int]
 
 def neighbour(board: Board, cell: Cell, direction: int, steps: int = 1) -> Cell:
     """Return the cell so many steps away in a direction."""
-    r, c = cell[0] + steps * ROW_STEP[direction], cell[1] + steps * COLUMN_STEP[direction]
+    r = cell[0] + steps * ROW_STEP[direction]
+    c = cell[1] + steps * COLUMN_STEP[direction]
     return r % board.height, c % board.width
 
 
 def to_segments(board: Board, game: Game) -> tuple[list[list[Cell]], list[int], list[Cell]]:
     """(cells of each snake, head first; stored directions; cells of the beans) of one game without batch axis."""
-    segment_direction, tail = np.asarray(game.segment_direction), np.asarray(game.tail)
-    length, tail_gap = np.asarray(game.length), np.asarray(game.tail_gap)
+    segment_direction = np.asarray(game.segment_direction)
+    tail = np.asarray(game.tail)
+    length = np.asarray(game.length)
+    tail_gap = np.asarray(game.tail_gap)
     snakes = []
     for i, count in enumerate(length):
         cells: list[Cell] = []

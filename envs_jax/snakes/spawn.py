@@ -28,7 +28,8 @@ PER_WORD = 6  # turns drawn from one word: biased by less than 3^6 / 2^32
 
 def turns(words: Array, snakes: int) -> Array:
     """int32[n, ...]: 0, 1 or 2 for each snake, for words uint32[ceil(n / PER_WORD), ...]: their digits in base 3."""
-    three, drawn = jnp.full_like(words[0], 3), []
+    three = jnp.full_like(words[0], 3)
+    drawn = []
     for first in range(0, snakes, PER_WORD):
         word = words[first // PER_WORD]
         for _ in range(min(PER_WORD, snakes - first)):
@@ -72,7 +73,9 @@ def nth_cell(plane: Array, rank: Array) -> tuple[Array, Array]:
     plane uint32[R, ...] with more than `rank` bits; row-major order.
     """
     before = jnp.zeros_like(rank)
-    index, rest, word = jnp.zeros_like(rank), jnp.zeros_like(rank), jnp.zeros_like(plane[0])
+    index = jnp.zeros_like(rank)
+    rest = jnp.zeros_like(rank)
+    word = jnp.zeros_like(plane[0])
     for r in range(plane.shape[0]):
         after = before + jax.lax.population_count(plane[r]).astype(jnp.int32)
         here = (rank >= before) & (rank < after)

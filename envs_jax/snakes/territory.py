@@ -32,9 +32,11 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     time         share of the game that is left
     lead         own team's score minus the other's, at most 50
     """
-    half, alive = game.head.shape[0] // 2, game.length > 0
+    half = game.head.shape[0] // 2
+    alive = game.length > 0
     heads = board.mark(jnp.where(alive, game.head, NOWHERE))  # [H, n, ...]
-    own_heads, all_heads = heads[:, :agents], union(heads, 1)[:, None]
+    own_heads = heads[:, :agents]
+    all_heads = union(heads, 1)[:, None]
     mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own_heads) & ~own_heads
     first = board.mark_neighbours(game.head[:agents])
 
@@ -60,7 +62,8 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
 
 def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
-    planes, by_direction = obs_full.leaving(board, game), obs_full.segments_by_direction(game)
+    planes = obs_full.leaving(board, game)
+    by_direction = obs_full.segments_by_direction(game)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
 
     def step(cells: Array, _: None) -> tuple[Array, Array]:
@@ -139,7 +142,8 @@ def careful(board: Board, game: Game, agents: int, open_: Array, length: int) ->
     `survival`; a cell that a mate of a lower index can enter; a cell that an opponent can enter, for snakes of at least
     this length.
     """
-    snakes, batch = game.head.shape[0], game.steps.shape
+    snakes = game.head.shape[0]
+    batch = game.steps.shape
     around = jnp.stack([board.neighbour(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
 
     def can_enter(others: np.ndarray) -> Array:
@@ -148,7 +152,8 @@ def careful(board: Board, game: Game, agents: int, open_: Array, length: int) ->
         return jnp.any(met & constant(others[:, None, :, None], batch), (2, 3))
 
     index = np.arange(snakes)
-    mates, opponents = index[None] < index[:agents, None], np.repeat(index[None] >= snakes // 2, agents, 0)
+    mates = index[None] < index[:agents, None]
+    opponents = np.repeat(index[None] >= snakes // 2, agents, 0)
     moves = jnp.where(open_, jnp.moveaxis(survival(board, game, agents), 0, 1), 0)
     open_ = open_ & (moves == jnp.max(moves, 1, keepdims=True))
     for danger in (can_enter(mates), can_enter(opponents) & (game.length[:agents] >= length)[:, None]):

@@ -67,7 +67,7 @@ class Scene:
     ate: np.ndarray  # bool[K, n], in the step before
     died: np.ndarray  # bool[K, n], in the step before; False if it came back just where it would have gone
     sides: tuple[Side, ...]  # the learner's team and the other, or the only one
-    colours: tuple[str, ...]  # of the snakes, [n]
+    colours: tuple[str, ...]  # [n], one for each snake
 
     def levels(self, record: Record, metric: str) -> list[Line]:
         """Return means of policies at the end of many games against this game's opponent."""
@@ -79,7 +79,7 @@ class Scene:
 
     @property
     def lines(self) -> list[Line]:
-        """Return curves of the scores: of the teams, or of the snakes where there is one team."""
+        """Curves of the teams' scores, or of the snakes' where there is one team."""
         if len(self.sides) > 1:
             players_differ = len({side.player for side in self.sides}) > 1
             return [Line(s.player if players_differ else s.numbers, s.colour, s.score) for s in self.sides]
@@ -97,12 +97,14 @@ def family(anchors: Sequence[str], count: int) -> list[str]:
 def scene(record: Record) -> Scene:
     """Return the scene of a record."""
     env: SnakesConfig = record.env  # type: ignore[assignment]
-    n, board, states = env.snakes, env.board, record.states
+    n = env.snakes
+    board = env.board
+    states = record.states
     games = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states.game) for k in range(record.steps + 1)]
     bodies, directions, beans = (list(part) for part in zip(*(to_segments(board, game) for game in games), strict=True))
     scores = np.maximum(states.game.length - START_LENGTH, 0)
     half = n // 2
-    order = np.arange(n)  # of the snakes as the learner counts them
+    order = np.arange(n)  # the snakes as the learner counts them
     if env.teams == 2 and states.plays_second_half[0]:
         order = np.roll(order, half)
     chosen = np.full((record.steps + 1, n), NOBODY)
@@ -110,8 +112,9 @@ def scene(record: Record) -> Scene:
 
     died, ate = np.zeros((2, record.steps + 1, n), bool)
     for k, i in itertools.product(range(1, record.steps + 1), range(n)):
-        before, now = bodies[k - 1][i], bodies[k][i]
-        died[k, i] = now[1:] != before[: len(now) - 1]  # of snakes that live on, all but the head was there before
+        before = bodies[k - 1][i]
+        now = bodies[k][i]
+        died[k, i] = now[1:] != before[: len(now) - 1]  # where a snake lives on, all but its head was there before
     ate[1:] = ~died[1:] & (np.diff(states.game.length, axis=0) > 0)
 
     teams = [order] if env.teams == 1 else [order[:half], order[half:]]
@@ -212,7 +215,8 @@ def _shapes(game: Scene, step: int) -> list[Shape]:
     shapes += [path(f"body{i}", *strokes(game.board, body)) for i, body in alive]
     shapes.append(disc("spine", 0.065, *(_middle(cell) for _, body in alive for cell in body[1:])))
     for i, body in alive:
-        head, ahead = _middle(body[0]), _AHEAD[game.directions[step, i]]
+        head = _middle(body[0])
+        ahead = _AHEAD[game.directions[step, i]]
         eyes = [head + 0.27 * ahead + side * ahead[::-1] for side in (-0.25, 0.25)]
         shapes += [disc(f"head{i}", 0.47, head), disc("eye", 0.135, *eyes)]
         shapes += [disc("pupil", 0.07, *(eye + 0.045 * ahead for eye in eyes))]

@@ -43,7 +43,8 @@ def difference(a: Any, b: Any, tolerance: float) -> str:
     """Return the path of the first leaf in which two trees of equal structure differ, with a and b, or ""."""
     for (path, x), (_, y) in zip(named_leaves(to_host(a)), named_leaves(to_host(b)), strict=True):
         if jnp.issubdtype(x.dtype, jnp.floating):
-            wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+            wide_x = x.astype(np.float64)
+            wide_y = y.astype(np.float64)
             with np.errstate(invalid="ignore"):
                 close = np.abs(wide_x - wide_y) <= tolerance * (1 + np.abs(wide_y))
             same = close | (wide_x == wide_y) | (np.isnan(wide_x) & np.isnan(wide_y))

@@ -24,8 +24,9 @@ from envs_jax.viewing.drawing import (
     trail,
 )  # fmt: skip
 
-WIDTH, HEIGHT = 460.0, 270.0
-_LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # of the curves
+WIDTH = 460.0
+HEIGHT = 270.0
+_LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # where the curves are
 _SIZE, _LETTER = 11.0, 7.4  # height and width of letters
 STYLES = {
     "grid": Style(stroke="#e3e6ea", width=1),
@@ -55,7 +56,8 @@ def chart(record: Record, metric: str, extra_lines: Sequence[Line]) -> tuple[Pan
     levels, lines = ([line for line in extra_lines if np.ndim(line.values) == d] for d in (0, 1))
     curve = record.rewards if metric == "reward" else record.curves[metric]
     lines = lines or [Line(f"this episode ({record.policy})", INK, np.asarray(curve))]
-    steps, colour = np.arange(record.steps + 1), colours(record.references)
+    steps = np.arange(record.steps + 1)
+    colour = colours(record.references)
     means = {name: curves[metric][: len(steps)] for name, curves in record.references.items() if metric in curves}
     values = [*(line.values for line in lines), *(mean[:, 0] for mean in means.values()), [x.values for x in levels]]
     finite = [float(x) for curve in values for x in np.asarray(curve) if math.isfinite(x)]
@@ -99,7 +101,8 @@ def chart(record: Record, metric: str, extra_lines: Sequence[Line]) -> tuple[Pan
         curve = at(steps[[0, -1]], level.values)
         add(curve, level.label, level.colour, path(f"dots-{level.colour[1:]}", curve))
     for line in lines:
-        curve, ink = at(steps, line.values), line.colour[1:]
+        curve = at(steps, line.values)
+        ink = line.colour[1:]
         look = path(f"pale-{ink}", curve), trail(f"line-{ink}", curve), marker(f"mark-{ink}", 4.5, curve)
         add(curve, line.label, line.colour, *look)
     ends.sort()

@@ -132,7 +132,7 @@ def _shape(kind: Any, style: str, *parts: Any, value: Any = None) -> Shape:
     return Shape(kind, style, [np.round(np.asarray(part, np.float64), 2).ravel().tolist() for part in parts], value)
 
 
-path = functools.partial(_shape, "path")  # of a style: lines through points [N, 2]
+path = functools.partial(_shape, "path")  # lines through points [N, 2], in a style
 area = functools.partial(_shape, "area")  # areas with corners [N, 2]
 trail = functools.partial(_shape, "trail")  # a line through points [K, 2], one per time step
 

@@ -17,11 +17,13 @@ RATES = (1, 2, 5, 10, 30)  # steps per second that a page offers
 
 def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
     """Return the HTML of a page that plays a record; `rate`: steps per second at first, one of RATES."""
-    spec, curves = record.env.spec, {"reward": record.rewards, **record.curves}
+    spec = record.env.spec
+    curves = {"reward": record.rewards, **record.curves}
     names = list(drawing.metrics) or [spec.score, *(name for name in record.curves if name != spec.score)]
     if spec.fixed_horizon:
         names = [name for name in names if name != "length"]
-    styles, charts = dict(drawing.styles), {}
+    styles = dict(drawing.styles)
+    charts = {}
     for name in ("reward", *names):
         panel, looks = chart(record, name, drawing.lines.get(name, ()))
         charts[name] = panel.still

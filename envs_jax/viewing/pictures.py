@@ -14,7 +14,8 @@ _TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.25  # inches: heading, a board's t
 def frames(record: Record, drawing: Drawing) -> list[Any]:
     """Return PIL images of equal size, one per time step: the panels, and the curve up to it."""
     sheet = _Sheet(record, drawing, columns=1, rows=1, size=(5.9, 4.6), dpi=100)
-    canvas, images = sheet.figure.canvas, []
+    canvas = sheet.figure.canvas
+    images = []
     canvas.draw()
     empty = canvas.copy_from_bbox(sheet.figure.bbox)
     for step in range(record.steps + 1):
@@ -57,15 +58,18 @@ class _Sheet:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        self.record, self.drawing, self.columns = record, drawing, columns
+        self.record = record
+        self.drawing = drawing
+        self.columns = columns
         self.axes: dict[tuple[float, float], Any] = {}
         metric = drawing.metrics[0] if drawing.metrics else record.env.spec.score
         self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()))
         self.styles = {**drawing.styles, **styles}
-        shapes, gaps = [panel.size[0] / panel.size[1] for panel in drawing.panels], _GAP * len(drawing.panels)
-        self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # of a panel
+        shapes = [panel.size[0] / panel.size[1] for panel in drawing.panels]
+        gaps = _GAP * len(drawing.panels)
+        self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # a panel's
         self.wide = [self.height * shape for shape in shapes]
-        self.left = 0.25 + columns * (sum(self.wide) + gaps)  # of the curve
+        self.left = 0.25 + columns * (sum(self.wide) + gaps)  # the curve's
         boards = max(rows * (self.height + _ABOVE + _GAP), 2.9)
         figure_size = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
         self.figure: Any = Figure(figsize=figure_size, dpi=dpi, facecolor="white")

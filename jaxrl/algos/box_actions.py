@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec
+from jaxrl.common.types import Key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +44,9 @@ class BoxActions:
             raise ValueError(f"{algorithm} needs a choice: in the action Box of '{spec.name}' low must be below high")
         return cls(box)
 
-    of = from_spec  # the former name, for programs that use it
-
     @property
     def size(self) -> int:
+        """Numbers of an agent's action, n."""
         return math.prod(self.box.shape)
 
     @property
@@ -52,7 +54,7 @@ class BoxActions:
         return (self.box.low, self.box.high) == (-1.0, 1.0)
 
     def _range(self, axes: int) -> tuple[Any, Any, Any]:
-        """Return low, high and half their distance: numbers, or float32[1, ..., n] (`axes` axes) where they differ."""
+        """Low, high and half their distance: numbers, or float32[1, ..., n] (`axes` axes) where they differ."""
         low, high = self.box.bounds
         if not isinstance(self.box.low, tuple) and not isinstance(self.box.high, tuple):
             return self.box.low, self.box.high, (self.box.high - self.box.low) / 2
@@ -73,3 +75,24 @@ class BoxActions:
             low, high, half = self._range(action.ndim)
             action = jnp.clip(low + half * (action + 1), low, high)  # rounding may exceed the bounds
         return action.reshape(*action.shape[:2], *self.box.shape).astype(self.box.dtype)
+
+
+def draw_actions(draw: Callable[..., Array], keys: Key, random: Array | None, *rows: Array) -> Array:
+    """Draw actions in [-1, 1], float32[B, A, n].
+
+    Args:
+        draw: (noise, *row) -> actions of one environment [A, n]; the noise [A, n] is standard normal.
+        keys: key[B].
+        random: bool[], draw all actions uniformly instead; None if they never are.
+        rows: what `draw` works on, each [B, A, n].
+    """
+
+    def draw_one(key: Key, *row: Array) -> Array:
+        key_noise, key_random = jax.random.split(key)
+        shape = row[0].shape
+        action = draw(jax.random.normal(key_noise, shape, jnp.float32), *row)
+        if random is None:
+            return action
+        return jnp.where(random, jax.random.uniform(key_random, shape, jnp.float32, -1.0, 1.0), action)
+
+    return jax.vmap(draw_one)(keys, *rows)

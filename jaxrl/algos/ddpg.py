@@ -26,18 +26,16 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
+from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, is_used, setting
-from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, compute_means, when_due
+from jaxrl.algos.box_actions import BoxActions, draw_actions
+from jaxrl.algos.off_policy import OffPolicy, compute_means
 from jaxrl.common.shapes import Bool, Float32
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import Network, TeamNet
-from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector x, m samples of a shard.
 
@@ -98,7 +96,7 @@ class Ddpg(OffPolicy):
     target_noise: float = setting(
         0.0, "standard deviation of the noise on target actions (continuous; TD3: 0.2)", between=(0, 10)
     )
-    target_noise_clip: float = setting(0.5, "clip the noise on target actions to +/- this", between=(0, 2))
+    target_noise_clip: float = setting(0.5, "clip the noise on target actions to +/- this (TD3: 0.5)", between=(0, 2))
     action_gradient: Literal["softmax", "expected"] = setting(
         "softmax",
         "for discrete actions. softmax: critics see the softmax vector (published); expected: critics give a value per "
@@ -132,18 +130,17 @@ class Ddpg(OffPolicy):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        kind, needed, ignored = "discrete", "continuous", CONTINUOUS
+        kind = "discrete"
+        needed = "continuous"
+        ignored = CONTINUOUS
         if not self._discrete:
             BoxActions.from_spec(self.spec, "ddpg")
-            kind, needed, ignored = "continuous", "discrete", DISCRETE
+            kind = "continuous"
+            needed = "discrete"
+            ignored = DISCRETE
         for field in dataclasses.fields(self):
             if field.name in ignored and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} needs {needed} actions, '{self.spec.name}' has {kind} ones: remove it")
-        if self.respects_masks and self.spec.next_mask is not independent_mask:
-            raise ValueError(
-                f"ddpg needs masks that do not depend on other agents' actions, unlike '{self.spec.name}'s: use coma "
-                "or ppo, or give --masking false, which plays closed actions, too"
-            )
         super().__post_init__()
 
     # One update (algorithm 1)
@@ -168,9 +165,11 @@ class Ddpg(OffPolicy):
             clip = self.target_noise_clip
             vector = jnp.clip(vector + jnp.clip(self.target_noise * sample["noise"], -clip, clip), -1, 1)
         value = self.value(params.target_critic, observation, vector, lambda values: values.min(0))
-        window_return = functools.partial(n_step_return, gamma=self.gamma)
-        rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
-        return rewards + discount[:, None] * value
+        return self.n_step_target(sample, value)
+
+    def critic_values(self, critic: Params, sample: dict[str, Array]) -> Array:
+        vector = self.stored_vector(sample["action"])
+        return self.value(critic, sample["observation"], vector, lambda values: values)
 
     def actor_loss(self, actor: Params, sample: dict[str, Array], critic: Params) -> tuple[Array, dict[str, Array]]:
         """Return - Q(o, x) of the actor's action x, mean over samples, agents and critics, plus regularisers."""
@@ -178,7 +177,8 @@ class Ddpg(OffPolicy):
         vector = self.actor_vector(outputs, sample.get("mask"))
         value = self.value(critic, sample["observation"], vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
-        loss, metrics = -used * value, {}
+        loss = -used * value
+        metrics = {}
         if self._discrete:
             metrics["policy_entropy"] = used * distributions.entropy(vector)
         if is_used(self.entropy_weight):
@@ -187,36 +187,11 @@ class Ddpg(OffPolicy):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
         return loss.mean(), compute_means(actor_loss=loss, **metrics)
 
-    def update(
-        self, params: DdpgParameters, batch: dict[str, Array], update_index: Array, progress: Progress
-    ) -> tuple[DdpgParameters, dict[str, Array]]:
-        def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.compute_target(params, sample)
-            vector = self.stored_vector(sample["action"])
-            values = self.value(critic, sample["observation"], vector, lambda values: values)
-            errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
-            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
-
-        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
-        critic, norm = self.step("critic", params.critic, gradient, progress)
-
-        def update_actor() -> tuple[Learner, dict[str, Array]]:
-            loss = functools.partial(self.actor_loss, critic=critic.params)
-            gradient, (_, actor_metrics) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
-            actor, norm = self.step("actor", params.actor, gradient, progress)
-            return actor, actor_metrics | {"actor_grad_norm": norm}
-
-        unchanged = params.actor, params.shown
-        actor, actor_metrics = when_due(self.actor_update_period, update_index, update_actor, unchanged)
-        rate = self.target_rate(update_index)
-        new = DdpgParameters(
-            actor=actor,
-            critic=critic,
-            target_actor=optax.incremental_update(actor.params, params.target_actor, rate),
-            target_critic=optax.incremental_update(critic.params, params.target_critic, rate),
-            shown=actor_metrics,
-        )
-        return new, metrics | {"critic_grad_norm": norm} | actor_metrics
+    def update_actor(self, params: DdpgParameters, batch: dict[str, Array], progress: Progress) -> dict[str, Any]:
+        loss = functools.partial(self.actor_loss, critic=params.critic.params)
+        gradient, (_, metrics) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
+        actor, norm = self.step("actor", params.actor, gradient, progress)
+        return {"actor": actor, "shown": metrics | {"actor_grad_norm": norm}}
 
     # Action vectors
 
@@ -226,7 +201,7 @@ class Ddpg(OffPolicy):
 
     @property
     def _expected(self) -> bool:
-        """Return whether critics have a value for each discrete action, and no action as input."""
+        """Whether critics have a value for each discrete action, and no action as input."""
         return self._discrete and self.action_gradient == "expected"
 
     @property
@@ -244,7 +219,7 @@ class Ddpg(OffPolicy):
 
     @property
     def modes(self) -> tuple[Mode, ...]:  # type: ignore[override]
-        """Return the modes of evaluation; continuous actions are deterministic."""
+        """Modes of evaluation; continuous actions are deterministic."""
         return ("greedy", "sample") if self._discrete else ("greedy",)
 
     def epsilon(self, progress: Progress) -> Array:
@@ -288,15 +263,11 @@ class Ddpg(OffPolicy):
             the environment's actions [B, A, ...]; what is stored of them, as in `action_shapes`.
         """
 
-        def add_noise(vector: Array, key: Key) -> Array:
-            key_noise, key_random = jax.random.split(key)
-            action = jnp.clip(vector + epsilon * jax.random.normal(key_noise, vector.shape, jnp.float32), -1, 1)
-            if random is None:
-                return action
-            return jnp.where(random, jax.random.uniform(key_random, vector.shape, jnp.float32, -1.0, 1.0), action)
+        def add_noise(noise: Array, vector: Array) -> Array:
+            return jnp.clip(vector + epsilon * noise, -1, 1)
 
         if not self._discrete:
-            vector = jax.vmap(add_noise)(vector, keys)
+            vector = draw_actions(add_noise, keys, random, vector)
             return self.actions.denormalize(vector), vector
         open_ = jnp.ones(vector.shape, bool) if mask is None else mask
         epsilon = epsilon if random is None else jnp.where(random, 1.0, epsilon)
@@ -351,24 +322,14 @@ class Ddpg(OffPolicy):
             )  # fmt: skip
 
         size = self.action_size
-        return self.actor_and_critics(standard, size, *((0, size) if self._expected else (size, 1)))
-
-    @property
-    def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of observations, and of masks where they are in use."""
-        mask = jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_)
-        return super().observation_shapes | ({"mask": mask} if self.respects_masks else {})
-
-    def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
-        rows, mask = super().stored_observation(timestep), timestep.action_mask
-        if not self.respects_masks:
-            return rows
-        return rows | {"mask": jnp.ones((*timestep.reward.shape, self.action_size), bool) if mask is None else mask}
+        sizes = {"outputs": size} if self._expected else {"action_inputs": size}
+        return {"actor": self.actor_network(standard, size), "critic": self.critic_network(standard, **sizes)}
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shape of the stored action: of each agent's vector, or of its number."""
-        agents, size = self.spec.num_agents, self.action_size
+        """Shape of the stored action: the agents' vectors float32[A, n], or their numbers [A]."""
+        agents = self.spec.num_agents
+        size = self.action_size
         if self._expected:
             return jax.ShapeDtypeStruct((agents,), jnp.uint8 if size <= 256 else jnp.int32)
         return jax.ShapeDtypeStruct((agents, size), jnp.float32)

@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from envs_jax.base import Array, Box, Discrete, TimeStep
+from envs_jax.base import Array, Box, Discrete, TimeStep, independent_mask
 from envs_jax.progress import Progress, add, total
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, append_last, setting
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, Phase, Trajectory, append_last, setting
 from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
 from jaxrl.nn.networks import Network
 from jaxrl.rl import replay
-from jaxrl.rl.replay import Replay
+from jaxrl.rl.replay import Replay, n_step_return
 
 MAX_UPDATES = 100_000  # per iteration; metrics appear only at its end
 RATIO_TOLERANCE = 0.1  # relative error of environment steps per update where their ratio is not whole
@@ -45,9 +46,10 @@ def when_due(period: int, update_index: Array, update: Callable[[], Any], unchan
 
 @dataclasses.dataclass(frozen=True)
 class OffPolicy(Algorithm):
-    """Base of algorithms with a replay buffer, an actor and critics.
+    """Base of algorithms with a replay buffer, critics, and an actor or none.
 
-    An algorithm defines `networks`, what is stored (`action_shapes`, `stored_action`), `init`, `act` and `update`.
+    An algorithm defines `networks`, what is stored (`action_shapes`, `stored_action`), `init` and `act`; then
+    `compute_target`, `critic_values` and `update_actor`, or an `update` of its own.
     """
 
     env_steps_per_update: float = setting(
@@ -101,7 +103,8 @@ class OffPolicy(Algorithm):
     storage_setting: ClassVar[str] = "buffer_size"
 
     def __post_init__(self) -> None:
-        spec, name = self.spec, type(self).__name__.lower()
+        spec = self.spec
+        name = type(self).__name__.lower()
         if not isinstance(spec.observation, Box):
             raise ValueError(
                 f"{name} needs one array per agent as observation, '{spec.name}' has several: concatenate them"
@@ -110,6 +113,12 @@ class OffPolicy(Algorithm):
             raise ValueError(
                 f"scale_observation needs observations with bounds, '{spec.name}' has none: give "
                 "--scale_observation false"
+            )
+        if self.respects_masks and spec.next_mask is not independent_mask:
+            way_out = ", or give --masking false, which plays closed actions, too" if hasattr(self, "masking") else ""
+            raise ValueError(
+                f"{name} needs masks that do not depend on other agents' actions, unlike '{spec.name}'s: use coma or "
+                f"ppo{way_out}"
             )
         super().__post_init__()
         if self.updates > MAX_UPDATES:
@@ -123,7 +132,9 @@ class OffPolicy(Algorithm):
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
                 "them, or fewer --logical_shards"
             )
-        rows, envs, first_batch = self.replay_rows, self.layout.num_envs, self.learning_starts or self.batch_size
+        rows = self.replay_rows
+        envs = self.layout.num_envs
+        first_batch = self.learning_starts or self.batch_size
         if rows < self.steps_per_call + self.n_step:
             raise ValueError(
                 f"the replay holds {rows - self.n_step} steps of each environment, fewer than the "
@@ -145,7 +156,7 @@ class OffPolicy(Algorithm):
 
     @functools.cached_property
     def steps_per_call(self) -> int:
-        """Return the steps of every environment between calls of `learn`.
+        """Steps of every environment between calls of `learn`.
 
         They are at least `update_interval`, and as few as give a whole number of updates whose ratio to environment
         steps is within a tenth of `env_steps_per_update`.
@@ -163,8 +174,9 @@ class OffPolicy(Algorithm):
 
     @property
     def first_calls(self) -> int:
-        """Return how many calls of `learn` follow random actions, or it takes until the first batch is stored."""
-        fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
+        """Calls of `learn` that follow random actions, or until the first batch is stored."""
+        fill = self.learning_starts or self.batch_size
+        per_call = self.steps_per_call * self.layout.num_envs
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
@@ -179,7 +191,8 @@ class OffPolicy(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return random steps and then the updates due for them, or steps to store a batch; then training."""
-        calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
+        calls = self.first_calls
+        train = Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:
             random = Phase("random", self.steps_per_call, 0, iterations=calls)
             return (random, Phase("burst", 0, self.updates, iterations=calls), train)
@@ -235,11 +248,68 @@ class OffPolicy(Algorithm):
     def update(
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress
     ) -> tuple[Any, dict[str, Array]]:
-        """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name."""
-        raise NotImplementedError("an off-policy algorithm needs update(params, batch, update_index, progress)")
+        """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name.
+
+        By default the critics take a step, then the actor where it is due, with the new critics; last the parts with a
+        copy `target_PART` in `params` move it. Between updates of the actor its metrics are repeated (`params.shown`).
+        """
+        critic, metrics = self.update_critic(params, batch, progress)
+        params = dataclasses.replace(params, critic=critic)
+        if "actor" in self.parts:
+            changing = [part for part in self.parts if part != "critic"]
+            unchanged = {name: getattr(params, name) for name in (*changing, "shown")}
+            update_actor = functools.partial(self.update_actor, params, batch, progress)
+            params = dataclasses.replace(
+                params, **when_due(self.actor_update_period, update_index, update_actor, unchanged)
+            )
+            metrics |= params.shown
+        rate = self.target_rate(update_index)
+        targets = {
+            f"target_{part}": optax.incremental_update(
+                getattr(params, part).params, getattr(params, f"target_{part}"), rate
+            )
+            for part in self.parts
+            if hasattr(params, f"target_{part}")
+        }
+        return dataclasses.replace(params, **targets), metrics
+
+    def update_critic(self, params: Any, batch: dict[str, Any], progress: Progress) -> tuple[Learner, dict[str, Array]]:
+        """Take a step of the critics on mean w sum_c (Q_c - y)^2; return them and metrics float32[] by name."""
+
+        def critic_loss(critic: Params, sample: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
+            target = self.compute_target(params, sample)  # by `params`, not by the `critic` that is differentiated
+            values = self.critic_values(critic, sample)
+            errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)
+            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+
+        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
+        critic, norm = self.step("critic", params.critic, gradient, progress)
+        return critic, metrics | {"critic_grad_norm": norm}
+
+    def compute_target(self, params: Any, sample: dict[str, Any]) -> Array:
+        """Targets y of the critics, float32[N, A], for samples with leaves [N, ...]; see `n_step_target`."""
+        raise NotImplementedError("an off-policy algorithm needs compute_target(params, sample)")
+
+    def critic_values(self, critic: Params, sample: dict[str, Any]) -> Array:
+        """Values Q(o, x) of the stored actions by each critic, float32[C, N, A]."""
+        raise NotImplementedError("an off-policy algorithm needs critic_values(critic, sample)")
+
+    def update_actor(self, params: Any, batch: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """Return the new values of all parts but the critic, and the metrics `shown`, {name: float32[]}."""
+        raise NotImplementedError("an off-policy algorithm needs update_actor(params, batch, progress)")
+
+    def n_step_target(self, sample: dict[str, Any], next_value: Array) -> Array:
+        """Return R + gamma^k V, float32[N, A], for values V float32[N, A] of "next_observation".
+
+        R sums the discounted rewards of k = `n_step` steps, fewer at an episode's end; the second term is 0 where the
+        episode terminated.
+        """
+        window_return = functools.partial(n_step_return, gamma=self.gamma)
+        rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
+        return rewards + discount[:, None] * next_value
 
     def target_rate(self, update_index: Array) -> Array | float:
-        """Return tau where the target networks' update is due, else 0."""
+        """The share by which targets move at this update: tau where it is due, else 0."""
         period = self.target_update_period
         return self.tau if period == 1 else jnp.where(update_index % period == 0, self.tau, 0.0)
 
@@ -247,17 +317,27 @@ class OffPolicy(Algorithm):
 
     @property
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of the stored parts of one environment's time step, agents first."""
-        dtype = replay.storage_dtype(self.box)
-        return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self.box.shape), dtype)}
+        """Shapes of the stored parts of one environment's time step: "observation" [A, ...], and "mask" bool[A, n].
+
+        Masks are stored where the algorithm heeds them (`respects_masks`).
+        """
+        agents = self.spec.num_agents
+        shapes = {"observation": jax.ShapeDtypeStruct((agents, *self.box.shape), replay.storage_dtype(self.box))}
+        if self.respects_masks:
+            shapes["mask"] = jax.ShapeDtypeStruct((agents, self.action_size), jnp.bool_)
+        return shapes
 
     def stored_observation(self, timestep: TimeStep) -> dict[str, Array]:
-        """Return the parts of time steps that are stored; any leading axes."""
-        return {"observation": timestep.observation}
+        """Return the parts of time steps that are stored, see `observation_shapes`; any leading axes."""
+        rows = {"observation": timestep.observation}
+        if self.respects_masks:
+            mask = timestep.action_mask
+            rows["mask"] = jnp.ones((*timestep.reward.shape, self.action_size), bool) if mask is None else mask
+        return rows
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shapes of the stored parts of one environment's action, a pytree."""
+        """Shapes of the stored parts of one environment's action, a pytree."""
         raise NotImplementedError("an off-policy algorithm needs `action_shapes`")
 
     def stored_action(self, trajectory: Trajectory) -> Any:
@@ -271,24 +351,31 @@ class OffPolicy(Algorithm):
 
     @property
     def replay_rows(self) -> int:
-        """Return R, the rows of each environment, such that a full buffer has `buffer_size` window starts or ends."""
+        """Rows of each environment, R, so that `buffer_size` windows can be sampled."""
         return -(-self.buffer_size // self.layout.num_envs) + self.n_step
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row of one environment."""
+        """Bytes of one row of one environment."""
         return replay.row_bytes(self.observation_shapes, self.action_shapes, self.spec.num_agents)
 
     def init_replay(self) -> Replay:
         """Return this device's part of an empty replay."""
-        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        shapes = self.observation_shapes, self.action_shapes
-        return replay.create(*shapes, self.spec.num_agents, shards, self.replay_rows, envs)
+        layout = self.layout
+        return replay.create(
+            self.observation_shapes,
+            self.action_shapes,
+            self.spec.num_agents,
+            layout.local_shards,
+            self.replay_rows,
+            layout.num_envs // layout.shards,
+        )
 
     def store(self, buffer: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
         """Write T + 1 rows of each environment: the trajectory, and the next time step, which has no action yet."""
         step = trajectory.timestep
-        rows, last_row = self.stored_observation(step), self.stored_observation(last)
+        rows = self.stored_observation(step)
+        last_row = self.stored_observation(last)
         observations = {
             name: append_last(rows[name].astype(shape.dtype), last_row[name])
             for name, shape in self.observation_shapes.items()
@@ -312,32 +399,39 @@ class OffPolicy(Algorithm):
     # Networks
 
     @property
-    def box(self) -> Box:  # of observations
+    def box(self) -> Box:
+        """The space of an agent's observations."""
         assert isinstance(self.spec.observation, Box)
         return self.spec.observation
 
     @property
     def action_size(self) -> int:
-        """Return n, the numbers of an agent's continuous action, or the count of its discrete actions."""
+        """Numbers of an agent's continuous action, or its number of discrete actions, n."""
         action = self.spec.action
         return action.n if isinstance(action, Discrete) else math.prod(action.shape)
 
-    def actor_and_critics(
-        self, module: Callable[[str, int], Any], actor_outputs: int, critic_inputs: int, critic_outputs: int = 1
-    ) -> dict[str, Network]:
-        """Return the actor, [N, A, D] -> float32[N, A, outputs], and the critics, -> float32[C, N, A, outputs].
+    def actor_network(self, module: Callable[[str, int], Any], outputs: int) -> Network:
+        """Return the actor, [N, A, D] -> float32[N, A, outputs]; see `critic_network`."""
+        return self.make_network(
+            "actor", outputs, functools.partial(module, "actor"), (1, self.spec.num_agents, self._inputs), leading=2
+        )
+
+    def critic_network(self, module: Callable[[str, int], Any], outputs: int = 1, action_inputs: int = 0) -> Network:
+        """Return the critics, [N, A, D + action_inputs] -> float32[C, N, A, outputs].
 
         Args:
             module: (part, outputs) -> the standard flax module.
-            actor_outputs, critic_outputs: per agent.
-            critic_inputs: of an agent, besides the observation.
+            outputs: numbers for each agent.
+            action_inputs: numbers of an agent's action that follow its observation.
         """
-        agents, size = self.spec.num_agents, math.prod(self.box.shape) - self._ordered
-        standard = {part: functools.partial(module, part) for part in self.parts}
-        actor = self.make_network("actor", actor_outputs, standard["actor"], (1, agents, size), leading=2)
-        shape = (1, agents, size + critic_inputs)
-        critic = self.make_network("critic", critic_outputs, standard["critic"], shape, leading=2)
-        return {"actor": actor, "critic": dataclasses.replace(critic, members=self.num_critics)}
+        shape = (1, self.spec.num_agents, self._inputs + action_inputs)
+        network = self.make_network("critic", outputs, functools.partial(module, "critic"), shape, leading=2)
+        return dataclasses.replace(network, members=self.num_critics)
+
+    @property
+    def _inputs(self) -> int:
+        """Numbers of an agent's observation that networks get, D."""
+        return math.prod(self.box.shape) - self._ordered
 
     def outputs(self, part: str, params: Params, observation: Array, action: Array | None = None) -> Array:
         """Return a network's outputs for observations [N, A, ...], which are flattened, and scaled if asked for.
@@ -346,7 +440,8 @@ class OffPolicy(Algorithm):
         [N, A, n] Q(o, x) float32[C, N, A].
         """
         inputs = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
-        order, inputs = inputs[..., : self._ordered], inputs[..., self._ordered :]
+        order = inputs[..., : self._ordered]
+        inputs = inputs[..., self._ordered :]
         if self.scale_observation:
             inputs = inputs / self._largest
         if action is not None:
@@ -357,7 +452,7 @@ class OffPolicy(Algorithm):
 
     @property
     def _ordered(self) -> int:
-        """Return how many values of an observation give the order of its actions, see `EnvSpec.action_order`."""
+        """Number of an observation's values that give the order of its actions, see `EnvSpec.action_order`."""
         return self.spec.action.n if self.spec.action_order and isinstance(self.spec.action, Discrete) else 0
 
     @property
@@ -375,7 +470,8 @@ class OffPolicy(Algorithm):
         return self.batch_size // self.layout.shards
 
     def summary(self) -> list[str]:
-        envs, rows = self.layout.num_envs, self.replay_rows
+        envs = self.layout.num_envs
+        rows = self.replay_rows
         megabytes = rows * envs * self.row_bytes / 1e6
         ratio = self.updates * self.batch_size / (self.steps_per_call * envs)
         return [

@@ -7,10 +7,10 @@ with states s and actions a, in this order:
 1. The critics take a step on mean w sum_c (Q_c(s, a) - y)^2, where y = R + gamma^k (min_c Q'_c(s', a') - alpha log
    pi(a' | s')), with the target critics Q' and a' sampled from the policy pi now. R sums the discounted rewards of
    k = `n_step` steps, fewer at an episode's end. An episode that terminated has no second term.
-2. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
-3. At every `actor_update_period`th update the actor takes a step on mean w (alpha log pi(a | s) - min_c Q_c(s, a)),
+2. At every `actor_update_period`th update the actor takes a step on mean w (alpha log pi(a | s) - min_c Q_c(s, a)),
    with a sampled from pi and the new critics, and log alpha a step on mean w alpha (-log pi(a | s) - H), where H is the
    entropy to which the policy is steered; both losses use alpha from before the step.
+3. At every `target_update_period`th update the target critics move towards the critics by the share `tau`.
 
 The weight w is 1, and 0 for the rare sample whose draws all hit the end of an episode; means still divide by the whole
 batch. Batches are drawn within each logical shard. `off_policy` says when updates are made; a run may begin with
@@ -34,17 +34,16 @@ import optax
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Learner, Mode, Trajectory, setting
-from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, compute_means, when_due
+from jaxrl.algos.box_actions import BoxActions, draw_actions
+from jaxrl.algos.off_policy import OffPolicy, compute_means
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import Network, TeamNet
-from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0  # of the policy before squashing
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0  # before squashing
 LOSS_LIMIT = 1e8  # a critic loss above this is reported as infinite, which ends the run
 
 
@@ -128,36 +127,22 @@ class Sac(OffPolicy):
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
         values = self.outputs("critic", params.target_critic, sample["next_observation"], action)
         value = soft_value(values, log_prob, jnp.exp(self.select_task(params.alpha.params, sample)))
-        window_return = functools.partial(n_step_return, gamma=self.gamma)
-        rewards, discount = jax.vmap(window_return)(sample["reward"], sample["end"])
-        return rewards + discount[:, None] * value
+        return self.n_step_target(sample, value)
+
+    def critic_values(self, critic: Params, sample: dict[str, Array]) -> Array:
+        return self.outputs("critic", critic, sample["observation"], sample["action"])
 
     def update(
         self, params: SacParameters, batch: dict[str, Array], update_index: Array, progress: Progress
     ) -> tuple[SacParameters, dict[str, Array]]:
-        """Update the critics, then, where they are due at this update, the targets, and last actor and temperatures."""
-
-        def critic_loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.compute_target(params, sample)  # of `params`, not of the `critic` that is differentiated
-            values = self.outputs("critic", critic, sample["observation"], sample["action"])
-            weight = sample["weight"][None, :, None]
-            errors = jnp.sum(weight * jnp.square(target[None] - values), axis=0)  # equation 5 without 1/2, all critics
-            return errors.mean(), compute_means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
-
-        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
-        critic, norm = self.step("critic", params.critic, gradient, progress)
-        rate = self.target_rate(update_index)
-        target_critic = optax.incremental_update(critic.params, params.target_critic, rate)
-        params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
-        update_actor = functools.partial(self.update_actor, params, batch, progress)  # with the new critics
-        params = when_due(self.actor_update_period, update_index, update_actor, params)
+        """Update critics, actor, temperatures and targets; a critic loss above `LOSS_LIMIT` becomes infinite."""
+        params, metrics = super().update(params, batch, update_index, progress)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
-        metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
-        return params, metrics | params.shown
+        return params, metrics | {"alpha": jnp.exp(params.alpha.params).mean()}
 
-    def update_actor(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
-        """Take one step on the actor and one on the temperatures; their losses share no parameters."""
+    def update_actor(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> dict[str, Any]:
+        """Take one step of the actor and one of the temperatures; their losses share no parameters."""
 
         def losses(learned: tuple[Params, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
@@ -176,11 +161,11 @@ class Sac(OffPolicy):
         (actor_gradient, alpha_gradient), (_, metrics) = self.layout.gradient(losses, learned, batch)  # equation 10
         actor, norm = self.step("actor", params.actor, actor_gradient, progress)
         alpha, _ = self.step("alpha", params.alpha, alpha_gradient, progress)
-        return dataclasses.replace(params, actor=actor, alpha=alpha, shown=metrics | {"actor_grad_norm": norm})
+        return {"actor": actor, "alpha": alpha, "shown": metrics | {"actor_grad_norm": norm}}
 
     @property
     def entropy_target(self) -> Array | float:
-        """Return H, by default minus the number of action dims."""
+        """H, nats; by default minus the number of action dims."""
         setting_value: Any = self.target_entropy
         default = -float(self.action_size)
         if isinstance(setting_value, Array):  # in a sweep
@@ -209,16 +194,11 @@ class Sac(OffPolicy):
             return self.actions.denormalize(jnp.tanh(mean)), carry, ()
         random = self.acts_randomly(progress) if mode == "explore" else None
 
-        def sample_action(mean: Array, log_std: Array, key: Key) -> Array:
-            key_noise, key_random = jax.random.split(key)
-            action, _ = distributions.squashed_normal(
-                mean, log_std, jax.random.normal(key_noise, mean.shape, jnp.float32)
-            )
-            if random is None:
-                return action
-            return jnp.where(random, jax.random.uniform(key_random, mean.shape, jnp.float32, -1.0, 1.0), action)
+        def sample_action(noise: Array, mean: Array, log_std: Array) -> Array:
+            return distributions.squashed_normal(mean, log_std, noise)[0]
 
-        return self.actions.denormalize(jax.vmap(sample_action)(mean, log_std, keys)), carry, ()
+        action = draw_actions(sample_action, keys, random, mean, log_std)
+        return self.actions.denormalize(action), carry, ()
 
     # State
 
@@ -247,11 +227,19 @@ class Sac(OffPolicy):
     @functools.cached_property
     def networks(self) -> dict[str, Network]:
         def standard(part: str, outputs: int) -> TeamNet:
-            layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
-            sizes = outputs, self.hidden_size, self.depth
-            return TeamNet(*sizes, layer_norm=layer_norm, initializer="xavier", dtype=dtype)
+            return TeamNet(
+                outputs,
+                self.hidden_size,
+                self.depth,
+                layer_norm=self.layer_norm and part == "critic",
+                initializer="xavier",
+                dtype=self.layout.compute_dtype,
+            )
 
-        return self.actor_and_critics(standard, 2 * self.action_size, self.action_size)
+        return {
+            "actor": self.actor_network(standard, 2 * self.action_size),
+            "critic": self.critic_network(standard, action_inputs=self.action_size),
+        }
 
     def optimizer(self, part: str) -> optax.GradientTransformation:
         """Return Adam; gradients of temperatures are never clipped."""
@@ -259,8 +247,9 @@ class Sac(OffPolicy):
 
     @property
     def observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of observations, and of tasks if there are several."""
-        tasks, shapes = self.spec.num_tasks, super().observation_shapes
+        """Shapes of observations, and of tasks if there are several."""
+        tasks = self.spec.num_tasks
+        shapes = super().observation_shapes
         task = jax.ShapeDtypeStruct((), jnp.uint8 if tasks <= 256 else jnp.int32)
         return shapes | {"task": task} if tasks > 1 else shapes
 
@@ -270,7 +259,7 @@ class Sac(OffPolicy):
 
     @property
     def action_shapes(self) -> Any:
-        """Return the shape of actions in [-1, 1]."""
+        """Shape of actions in [-1, 1], float32[A, n]."""
         return jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.float32)
 
     def stored_action(self, trajectory: Trajectory) -> Any:

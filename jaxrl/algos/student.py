@@ -122,7 +122,7 @@ class Student(Sac, MultiStage):
 
     @functools.cached_property
     def teacher_algo(self) -> Collective | None:
-        """Return the teacher's algorithm; its minibatches are as small as allowed."""
+        """The teacher's algorithm; its minibatches are as small as allowed."""
         if not self.resolved_inputs:
             return None
         settings = read_resolved(self.resolved_inputs, TEACHER_SETTINGS)
@@ -134,7 +134,7 @@ class Student(Sac, MultiStage):
 
     @property
     def action_shapes(self) -> Any:
-        """Return SAC's shape; with a teacher also the shape of its agreement "rho"."""
+        """SAC's shape; with a teacher also the shape of its agreement "rho"."""
         shape = super().action_shapes
         rho = jax.ShapeDtypeStruct(shape.shape[:1], jnp.float32)
         return shape if self.teacher_algo is None else {"action": shape, "rho": rho}
@@ -214,7 +214,8 @@ class Student(Sac, MultiStage):
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, carry, extras
-        carry, student_action = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
+        carry = teacher.observe(carry, timestep)
+        student_action = self.actions.normalize(action)[:, 0]
         helps = self.teacher_weight or self.guide_steps
         teacher_is_used = total(progress.env_steps) < (self.teacher_until_step if helps else 0)
         mean, log_std = jax.lax.cond(

@@ -162,7 +162,9 @@ def parse(
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _OPPONENT_SETTINGS and not hasattr(find_class(config.env), "accepts_opponent_actions")
+            hidden = name in algos.find(config.algo).fixed_settings or (
+                name in _OPPONENT_SETTINGS and not hasattr(find_class(config.env), "accepts_opponent_actions")
+            )
             _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
     groups["run"].add_argument(
         "--checkpoint", metavar="N", help="with --init_from RUN: number of the checkpoint, as in RUN/checkpoints"

@@ -45,7 +45,8 @@ def collect(
     The policy is of a run of SAC, with the parameters `params` (see `Sac.weights`). There is at least one episode for
     each policy. The seed is for the random numbers of policies and labels; `expert`, one of EXPERTS, gives mu.
     """
-    algo, scripted_expert = policy_set.algo, expert == "scripted"
+    algo = policy_set.algo
+    scripted_expert = expert == "scripted"
     assert isinstance(algo, Sac)
     tasks = simulator.require_reach(policy_set).env.tasks
     settings = policy_set.config.env_settings if policy_set.config else policy_set.settings
@@ -59,7 +60,8 @@ def collect(
         all_played.append(simulator.play(policy_set, world, name, numbers, seed, scripted_expert))
     parts = []
     for index in range(episodes):
-        played, row = all_played[index % len(names)], index // len(names)
+        played = all_played[index % len(names)]
+        row = index // len(names)
         steps = len(played.reward[row])
         step = {"observation": played.observation[row, :-1], "next_observation": played.observation[row, 1:]}
         step |= {"reward": played.reward[row], "task": np.full(steps, played.task[row])}

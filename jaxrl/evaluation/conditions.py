@@ -16,7 +16,7 @@ from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import LEARNED, PolicySet, announce, display_name
 from jaxrl.evaluation.statistics import finite, interquartile_mean, interval, tail_mean
 
-_EMPTY_STEPS = 500_000  # of agents that are not there: more of them take longer than to compile another program
+_EMPTY_STEPS = 500_000  # for absent agents; more take longer than to compile another program
 WORST = 0.1  # share of the episodes that "quantile" and "tail" of a score look at
 
 
@@ -139,7 +139,8 @@ def _group(policy_sets: Sequence[PolicySet], episodes: int) -> list[_Group]:
             all_members.append([index])
     groups = []
     for members in all_members:
-        first, contexts = policy_sets[members[0]], [policy_sets[members[0]].context]
+        first = policy_sets[members[0]]
+        contexts = [policy_sets[members[0]].context]
         if len(members) > 1 and (joined := _join([policy_sets[member] for member in members])):
             env, contexts = joined
             first = first.with_env_settings(
@@ -190,7 +191,7 @@ def summarise(
             policies[name] = {metric: _describe(values, spec.is_share(metric)) for metric, values in ends.items()}
             score = np.asarray(ends[spec.score], np.float64)
             level = 1 - WORST if worse_is_larger else WORST
-            with np.errstate(invalid="ignore"):  # of infinite scores
+            with np.errstate(invalid="ignore"):  # scores may be infinite
                 policies[name][spec.score] |= {
                     "quantile": finite(np.quantile(score, level, axis=-1).mean()),
                     "tail": finite(np.mean(tail_mean(score, WORST, worse_is_larger))),

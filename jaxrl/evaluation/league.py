@@ -87,13 +87,15 @@ def play(
         games, seed: of each match, held out; game i begins in the same state in all of them.
         chunk: see `PolicySet.evaluator`.
     """
-    rules, others = get_match_rules(policy_set), list(opponents)
+    rules = get_match_rules(policy_set)
+    others = list(opponents)
     names = list(dict.fromkeys(first for first, _ in matches))
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
     program = policy_set.evaluator(names, games, chunk, sides).jit_final_values()
     opponent_params = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
-        context, per_seed = rules.outside if second in opponents else rules.opponents[second], []
+        context = rules.outside if second in opponents else rules.opponents[second]
+        per_seed = []
         for seed_policy in policy_set.by_seed() if first in LEARNED and sides is None else [policy_set]:
             params: Any = seed_policy.parameters(names.index(first))
             if sides is not None:
@@ -137,7 +139,8 @@ def apply_match_settings(policy_set: PolicySet) -> PolicySet:
 
     Raises UsageError: nobody plays the other team.
     """
-    rules, named = policy_set.env.env.match_rules, policy_set.named_settings
+    rules = policy_set.env.env.match_rules
+    named = policy_set.named_settings
     settings = {name: value for name, value in rules.settings.items() if name not in named} if rules else {}
     policy_set = policy_set.with_env_settings(settings)
     rules = policy_set.env.env.match_rules
@@ -201,7 +204,7 @@ class League:
 
     @property
     def anchor(self) -> str:
-        """Return the player whose rating is fixed: the environment's choice, or the first run if that is absent."""
+        """The player whose rating is fixed: the environment's choice, or the first run if that is absent."""
         return self.rules.anchor[0] if self.rules.anchor[0] in self.scripted else self.players[0]
 
     def play(self, games: int, seed: int, chunk: int = 0) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:

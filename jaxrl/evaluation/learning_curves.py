@@ -19,8 +19,10 @@ from jaxrl.runtime.saved_run import read_training_run
 from jaxrl.runtime.scoring import Scoring
 from jaxrl.runtime.trials import Trial, describe_failed, trials
 
-FILE, TABLE, PLOT = "trials.json", "trials.csv", "trials.png"
-_POINTS = 50  # of a curve of training episodes
+FILE = "trials.json"
+TABLE = "trials.csv"
+PLOT = "trials.png"
+_POINTS = 50  # the most that a curve of training episodes has
 
 
 def summarise_rows(
@@ -35,7 +37,7 @@ def summarise_rows(
         its end and the best one on the way}. Combinations are means over the seeds that have not failed, [None] without
         any; trials that have failed have no scores, and their iteration under "failed".
     """
-    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    curves: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     selected = any(f"eval/{scoring.score}" in row for trial_rows in rows.values() for row in trial_rows)
     metric = f"{'eval' if selected else 'rollout'}/{scoring.score}"
     pick = min if scoring.score_mode == "min" else max
@@ -50,15 +52,14 @@ def summarise_rows(
         points = extract_curve(rows[trial.folder], metric)
         if not points:
             return None
-        seeds.append(points)
-        best_value = pick(value for _, value in points)
-        each.append(entry | {"env_steps": points[-1][0], "last": points[-1][1], "best": best_value})
+        steps, values = zip(*points, strict=True)
+        seeds.append((np.array(steps), np.array(values, np.float64)))
+        each.append(entry | {"env_steps": steps[-1], "last": values[-1], "best": pick(values)})
     combinations = {}
     for name, seeds in curves.items():
-        length = min(map(len, seeds), default=1)
-        values = np.array([[value for _, value in points[:length]] for points in seeds or [[(0, math.nan)]]]).T
-        steps = [steps for steps, _ in (seeds[0] if seeds else [(0, math.nan)])[:length]]
-        combinations[name] = {"env_steps": steps, **summarise(values, share=False)}
+        average = average_curves(seeds) or average_curves([(np.array([0]), np.array([math.nan]))])
+        assert average is not None
+        combinations[name] = {"env_steps": average.pop("x"), **average}
     return {
         "metric": scoring.score,
         "of": "selection episodes" if selected else "training episodes",
@@ -104,6 +105,34 @@ def extract_curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int
     return points
 
 
+def average_curves(
+    curves: Sequence[tuple[np.ndarray, np.ndarray]], max_points: int | None = None
+) -> dict[str, Any] | None:
+    """Return the mean of curves and half of Student's 95 % interval, at most at `max_points` points.
+
+    Where curves have different points, they are interpolated at the points of the one that ends first.
+
+    Args:
+        curves: (x, y) of each, [points], x in ascending order.
+        max_points: None for all.
+
+    Returns:
+        {"x": list, and the lists of `summarise`}; None without a common range.
+    """
+    if not curves:
+        return None
+    first = max(x[0] for x, _ in curves)
+    last = min(x[-1] for x, _ in curves)
+    x = min((x for x, _ in curves), key=lambda x: x[-1])
+    x = x[(x >= first) & (x <= last)]
+    if not len(x):
+        return None
+    if max_points is not None and len(x) > max_points:
+        x = x[np.unique(np.linspace(0, len(x) - 1, max_points).round().astype(int))]
+    values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
+    return {"x": x.tolist(), **summarise(values, share=False)}
+
+
 def best(directory: Path, config: Config) -> str:
     """Return the combination of a run with the best last score, the first one if no episode has ended."""
     path = directory / FILE
@@ -120,7 +149,8 @@ def find_best(curves: dict[str, Any]) -> str:
 def report(directory: Path, say: Callable[[str], None]) -> None:
     """Write the learning curves of a run's trials, and say them line by line; do nothing if it has a single trial."""
     config = read_training_run(directory)[1]
-    all_trials, scoring = trials(config), Scoring.read(directory)
+    all_trials = trials(config)
+    scoring = Scoring.read(directory)
     if len(all_trials) == 1:
         return
     rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
@@ -159,7 +189,8 @@ def describe_curves(curves: dict[str, Any]) -> list[str]:
 
 def format_csv(curves: dict[str, Any]) -> str:
     """Return a line for each trial: its swept settings, seed, environment steps, last and best score, its failure."""
-    rows, has_failed = [], any("failed" in trial for trial in curves["trials"])
+    rows = []
+    has_failed = any("failed" in trial for trial in curves["trials"])
     for trial in curves["trials"]:
         swept = dict(part.split("=") for part in trial["combination"].split(",") if part)
         scores = {f"{curves['metric']} at the end": trial["last"], f"best {curves['metric']}": trial["best"]}

@@ -58,7 +58,7 @@ class PolicySet:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Return the names of all policies, the run's first."""
+        """Names of all policies, the run's first."""
         modes = self.algo.modes if self.algo else ()
         return (*(name for name, mode in LEARNED.items() if mode in modes), *scripted_names(self.env))
 
@@ -70,7 +70,7 @@ class PolicySet:
 
     @property
     def run_name(self) -> str | None:
-        """Return the run without the folder of runs, such as "coma_coverage/0003"."""
+        """The run without the folder of runs, such as "coma_coverage/0003"."""
         return "/".join(self.run.absolute().parts[-2:]) if self.run else None
 
     def check_policies(self, names: Sequence[str]) -> None:
@@ -80,7 +80,8 @@ class PolicySet:
             raise UsageError(f"--policy names no policy: choose from {', '.join(known)}")
         for name in names:
             if name in LEARNED and self.algo is None:
-                name, others = display_name(name), ", ".join(known)
+                name = display_name(name)
+                others = ", ".join(known)
                 raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {others}")
             if name not in self.policies:
                 raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, known)}")
@@ -88,7 +89,8 @@ class PolicySet:
     def with_env_settings(self, settings: Mapping[str, Any]) -> "PolicySet":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
         settings = {**self.settings, **settings}
-        env, algo = _make_batched_env(self.name, settings), self.algo
+        env = _make_batched_env(self.name, settings)
+        algo = self.algo
         if algo and self.config and settings != self.config.env_settings:
             algo = _refit_algorithm(algo, env, self.params, settings, self.config.env_settings)
         return dataclasses.replace(self, env=env, settings=settings, algo=algo)
@@ -106,7 +108,8 @@ class PolicySet:
         """
         check_flags("an evaluation")
         self.check_policies(names)
-        rules, algo = self.env.env.match_rules, self.algo
+        rules = self.env.env.match_rules
+        algo = self.algo
         if rules and rules.outside is not None and opponents is None:
             raise no_player(rules)
         policies = [
@@ -128,7 +131,7 @@ class PolicySet:
 
     @property
     def default_chunk(self) -> int:
-        """Return the episodes rolled out at a time on a device, by the bytes of their states and curves."""
+        """Episodes rolled out at a time on a device, by the bytes of their states and curves."""
         size = memory_plan.rollout_env_bytes(self.env)
         size += 4 * (min(self.env.spec.horizon, STEPS) + 1) * (len(self.env.spec.metrics) + 2)
         return max(1, _ROLLOUT_BYTES[jax.default_backend() != "cpu"] // size)
@@ -146,7 +149,7 @@ class PolicySet:
 
     @property
     def context(self) -> Any:
-        """Return the environment's context at the end of all schedules."""
+        """The environment's context at the end of all schedules."""
         return self.env.context(final_progress())
 
 
@@ -169,11 +172,13 @@ def announce(
     """Yield each (name, ..., result) of `rollouts`; say what begins, and how long each took."""
     if not compiled:
         say(f"{what}: compiling, then playing the first ...")
-    began, note = time.monotonic(), "" if compiled else ", compiling included"
+    began = time.monotonic()
+    note = "" if compiled else ", compiling included"
     for *names, result in rollouts:
         say(f"{' against '.join(map(display_name, names))}: {what} in {time.monotonic() - began:.1f} s{note}")
         yield *names, result
-        began, note = time.monotonic(), ""
+        began = time.monotonic()
+        note = ""
 
 
 def display_name(policy: str) -> str:

@@ -38,7 +38,8 @@ def record(
     `name` is one of `policy_set.policies`; for references and final_means see `Record`.
     """
     rollout = policy_set.evaluator([name], 1, chunk=1).record()  # no choice by memory, which traces the environment
-    params, key = policy_set.parameters(0), held_out_key(seed, "evaluation")
+    params = policy_set.parameters(0)
+    key = held_out_key(seed, "evaluation")
     states, timesteps, curves, actions = rollout(params, key, policy_set.context, jnp.int32(episode))
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
@@ -72,7 +73,8 @@ def read_evaluation(path: Path, policy_set: PolicySet, name: str) -> tuple[Refer
         report = json.loads(read_bounded(path, _MAX_REPORT_BYTES))
         # every opponent has matches of its own
         free_settings = {*report["set"], "opponent"} if "matches" in report else set()
-        evaluated_settings, settings = report["env_settings"], json.loads(json.dumps(policy_set.settings))
+        evaluated_settings = report["env_settings"]
+        settings = json.loads(json.dumps(policy_set.settings))
         names = {*evaluated_settings, *settings}
         different = {name for name in names if evaluated_settings.get(name) != settings.get(name)}
         if report["env"] != policy_set.name or not different <= free_settings:

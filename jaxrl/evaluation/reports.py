@@ -18,7 +18,7 @@ from jaxrl.runtime.scoring import Scoring
 
 FORMAT = 1
 FILE = "evaluation.json"  # in the run's directory
-REAL_FILE = "evaluation_{}.json"  # of a simulator
+REAL_FILE = "evaluation_{}.json"  # for the name of a simulator
 EPISODES = 200
 
 Say = Callable[[str], None]  # receives one sentence per policy or match
@@ -124,7 +124,8 @@ def play_matches(
 
     `games` is their number in each match, 0 for as many as the environment asks for.
     """
-    rules, spec = league.get_match_rules(policy_set), policy_set.env.spec
+    rules = league.get_match_rules(policy_set)
+    spec = policy_set.env.spec
     games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
     played = list(announce(league.play(policy_set, matches, {}, games, seed, chunk), f"{games:,} games", say))

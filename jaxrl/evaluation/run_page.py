@@ -20,8 +20,9 @@ from jaxrl.runtime.config import FREE_ON_RESUME
 _IGNORED_SETTINGS = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
 }  # fmt: skip
-_INK = "#1d2733"  # of what a chart writes in the colour of the page
-_TAG = r"<[^>]*>"  # of an SVG element
+_POINTS = 100  # the most that a curve has
+_INK = "#1d2733"  # replaced by the colour of the page's text
+_TAG = r"<[^>]*>"  # a tag of an SVG element
 _GROUPS = {"eval": "selection episodes", "rollout": "training episodes", "train": "learning", "time": "speed"}
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -50,7 +51,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 class Series:
     """Seeds of equal settings, which make one curve."""
 
-    name: str  # of the first run, and of the swept settings
+    name: str  # the first run's, and the swept settings
     env: str  # name of their environment
     runs: list[str]  # names of its runs
     seeds: dict[int, Rows]  # {seed: its rows}
@@ -71,7 +72,8 @@ def group_series(runs: Sequence[RunSummary]) -> list[Series]:
         failed = run.failed if len(run.failed) < len(run.trials) else {}
         for trial in (trial for trial in run.trials if run.rows[trial.folder] and trial.folder not in failed):
             settings = {name: value for name, value in trial.config.plain().items() if name not in _IGNORED_SETTINGS}
-            text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
+            text = json.dumps(settings, sort_keys=True, default=str)
+            seed = trial.config.run.seed
             repeated = 0
             while (text, repeated) in by_settings and seed in by_settings[text, repeated].seeds:
                 repeated += 1
@@ -90,40 +92,22 @@ def list_metrics(all_series: Iterable[Series]) -> list[str]:
     return sorted(metrics, key=lambda name: not name.startswith("eval/"))
 
 
-def average_seeds(
-    one: Series, metric: str, over_minutes: bool = False, max_points: int = 100
-) -> dict[str, list[float]] | None:
-    """Return the mean over the seeds of a series, and half of Student's 95 % interval.
+def average_seeds(one: Series, metric: str, over_minutes: bool = False) -> dict[str, Any] | None:
+    """Return the curve of a metric over the seeds of a series, see `learning_curves.average_curves`.
 
-    Where seeds have different points or clocks, curves are interpolated at the points of the shortest one.
-
-    Args:
-        one: the series.
-        metric: its name in metrics.jsonl.
-        over_minutes: x is minutes of training instead of environment steps.
-        max_points: largest number of points.
-
-    Returns:
-        {"x", "mean", and "ci95" if there are several seeds}; None without a common range.
+    x is environment steps, or minutes of training (`over_minutes`). A single seed has no "ci95".
     """
     curves = []
     for rows in one.seeds.values():
-        points, clock = learning_curves.extract_curve(rows, metric), count_minutes(rows)
+        points = learning_curves.extract_curve(rows, metric)
+        clock = count_minutes(rows)
         if not points or (over_minutes and not clock):
             continue
         x, y = np.array(points, np.float64).T
         curves.append((np.interp(x, *np.array(clock, np.float64).T) if over_minutes else x, y))
-    if not curves:
-        return None
-    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    x = min((x for x, _ in curves), key=lambda x: x[-1])
-    x = x[(x >= first) & (x <= last)]
-    if not len(x):
-        return None
-    x = x[np.unique(np.linspace(0, len(x) - 1, min(max_points, len(x))).round().astype(int))]
-    values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
-    summary = learning_curves.summarise(values, share=False)
-    return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})
+    average = learning_curves.average_curves(curves, _POINTS)
+    shown = ("x", "mean", "ci95") if len(curves) > 1 else ("x", "mean")
+    return average and {name: average[name] for name in shown}
 
 
 def make_page(runs: Sequence[RunSummary]) -> str:
@@ -154,7 +138,8 @@ def _chart(name: str, env: str, all_series: Sequence[Series], runs: Sequence[Run
     label = _label(name, [run for run in runs if run.config.env == env])
     if any(one.env != env for one in all_series):  # returns of different environments do not compare
         label += f", {env}"
-    plots, drawn = [], 0
+    plots = []
+    drawn = 0
     for over_minutes in (False, True):
         curves = {
             one.title: curve

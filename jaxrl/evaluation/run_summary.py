@@ -26,7 +26,7 @@ from jaxrl.runtime.trials import Trial, describe_failed, trials
 
 Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
-TITLES = ("seeds", "env steps", "minutes", "score", "state", "best checkpoint")  # of a table of runs
+TITLES = ("seeds", "env steps", "minutes", "score", "state", "best checkpoint")  # columns of a table of runs
 _STYLES = {"running": "bold cyan", "stopped": "yellow"}
 
 
@@ -40,25 +40,25 @@ class RunSummary:
     trials: list[Trial]  # combinations of swept settings with every seed; one for most runs
     rows: dict[str, Rows]  # {folder of a trial: its rows of metrics}
     state: str  # "running" while a process trains it, "finished" once its total is reached, else "stopped"
-    score: dict[str, Any] | None  # of the environment at the end, see `summarise_score`
+    score: dict[str, Any] | None  # the environment's at the end, see `summarise_score`
     best: int | None  # number of the best checkpoint, None if none was selected
     began: float  # modification time of versions.json, seconds since 1970
-    parts: int = 2  # of the path, the last ones, that are its name
+    parts: int = 2  # how many of the path's last parts are its name
 
     @property
     def name(self) -> str:
-        """Return the last parts of the path, such as "coma_coverage/0001", in characters that any output can show."""
+        """The last parts of the path, such as "coma_coverage/0001", in characters that any output can show."""
         return one_line("/".join(self.directory.absolute().parts[-self.parts :]))
 
     @property
     def failed(self) -> dict[str, int]:
-        """Return {folder: iteration} of the trials that failed."""
+        """{folder: iteration} of the trials that failed."""
         at = {trial.folder: learning_curves.failed_at(self.rows[trial.folder]) for trial in self.trials}
         return {folder: iteration for folder, iteration in at.items() if iteration is not None}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings; a swept one is that of the trial whose score is shown, or a list while there is none."""
+        """The settings; a swept one has the value of the trial whose score is shown, or a list while there is none."""
         shown = (self.score or {}).get("trial")
         tried = [trial.config.plain() for trial in self.trials if shown in (None, trial.combination)]
         swept = [word.partition("=")[0] for word in self.config.run.sweep.split()]
@@ -105,7 +105,8 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
         if is_file(path / CONFIG) or not os.path.isdir(path):
             runs = [read(open_run(path))]
         else:
-            runs, problems = [], []
+            runs = []
+            problems = []
             for directory in _runs_in(path):
                 try:
                     runs.append(read(directory))
@@ -156,7 +157,8 @@ def read(directory: Path) -> RunSummary:
                 check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
         scoring = Scoring.read(versions.parent)
         state = _state(root, config, meta, max(map(learning_curves.count_env_steps, rows.values())))
-        score, best = summarise_score(rows, all_trials, scoring), Checkpoints(root / "checkpoints").best_step()
+        score = summarise_score(rows, all_trials, scoring)
+        best = Checkpoints(root / "checkpoints").best_step()
         return RunSummary(directory, config, scoring, all_trials, rows, state, score, best, versions.stat().st_mtime)
     except OSError as error:
         raise RunError(f"{directory} cannot be read ({error.strerror}): make it readable") from error

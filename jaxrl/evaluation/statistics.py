@@ -60,7 +60,7 @@ def interval(values: np.ndarray, share: bool | None = None) -> Estimate:
     """
     values = _merge_seed(values)
     share = _looks_like_share(values) if share is None else share
-    with np.errstate(invalid="ignore"):  # of infinite values
+    with np.errstate(invalid="ignore"):  # values may be infinite
         estimate = estimate_mean(values if values.ndim == 1 else values.mean(1))
     if estimate["mean"] is None or not share:
         return estimate
@@ -104,11 +104,12 @@ def estimate_difference(first: np.ndarray, second: np.ndarray | float = 0.0, sha
         share: whether both are shares, so that no difference is below -1 or above 1; None as in `interval`.
     """
     share = _looks_like_share(first) and _looks_like_share(np.asarray(second)) if share is None else share
-    with np.errstate(invalid="ignore"):  # of infinite values
+    with np.errstate(invalid="ignore"):  # values may be infinite
         differences = _merge_seed(np.asarray(first, np.float64) - second)
     if not np.isfinite(differences).all():
         return {"mean": None, "low": None, "high": None}
-    mean, count = float(differences.mean()), differences.shape[-1]
+    mean = float(differences.mean())
+    count = differences.shape[-1]
     if count < MIN_EPISODES or not (share or differences.any()):
         return {"mean": mean, "low": None, "high": None}
     unit = 1.0 if share else float(np.abs(differences).max())
@@ -137,10 +138,12 @@ def _student(differences: np.ndarray) -> tuple[float, float]:
     """Return the ends of Student's interval of differences float64[N] or [S, N], see `estimate_difference`."""
     parts = [differences] if differences.ndim == 1 else [differences.mean(axis) for axis in (0, 1)]
     variances = np.array([np.var(part, ddof=1) / len(part) for part in parts])
-    mean, total = float(differences.mean()), float(variances.sum())
+    mean = float(differences.mean())
+    total = float(variances.sum())
     if total == 0:
         return mean, mean
-    fractions, freedom = variances / total, np.array([len(part) - 1 for part in parts])
+    fractions = variances / total
+    freedom = np.array([len(part) - 1 for part in parts])
     half = stdtrit(1 / (fractions**2 / freedom).sum(), _QUANTILE) * total**0.5
     over_seeds = stdtrit(freedom[-1], _QUANTILE) * variances[-1] ** 0.5
     half = float(max(half, over_seeds))

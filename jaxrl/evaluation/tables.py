@@ -36,13 +36,15 @@ def show(report: dict[str, Any], title: str) -> None:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         settings = ", ".join(f"{name} {value}" for name, value in report["set"].items())
         legend = f"{INTERVALS}; {settings}{_seeds_text(report)}"
-        blocks, sentences = [make_match_table(report)], verdict(report)
+        blocks = [make_match_table(report)]
+        sentences = verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
         legend = f"{INTERVALS} (standard deviation), after equal numbers of steps{_seeds_text(report)}"
-        blocks, sentences = [make_curve_table(report)], conclusion(report)
+        blocks = [make_curve_table(report)]
+        sentences = conclusion(report)
     spaced = [part for block in blocks for part in (Text(), block)]
     tables.print_parts([Text(heading, "bold"), Text(legend, "dim"), *spaced, *([""] if sentences else []), *sentences])
 
@@ -61,8 +63,11 @@ def get_label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
 
 def make_curve_table(report: dict[str, Any]) -> Table:
     """Return one block of rows per metric, one row per policy, one column per step label."""
-    steps, at, policies = report["steps"], report["at"], report["policies"]
-    titles, rows = [], []
+    steps = report["steps"]
+    at = report["at"]
+    policies = report["policies"]
+    titles = []
+    rows = []
     for step, moment in zip(at, report["moments"], strict=True):
         words = f"step {step} of {steps}"
         titles.append(words if moment == f"step {step}" else f"{words}\n({moment})")
@@ -78,7 +83,8 @@ def make_curve_table(report: dict[str, Any]) -> Table:
 
 def make_condition_table(report: dict[str, Any]) -> Table:
     """Return one block of rows per condition, one row per policy: the score and its worst tenth, at the end."""
-    score, worst = report["score"], f"{100 * report['worst']:.0f} %"
+    score = report["score"]
+    worst = f"{100 * report['worst']:.0f} %"
     titles = [get_label(report, score), "median", f"worst {worst},\nfrom", f"worst {worst},\nmean"]
     keys = ["median", "quantile", "tail"]
     if report["bound"] is not None:
@@ -158,7 +164,8 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     for difference in report.get("differences", ()):
         if difference["mean"] is None:
             return []
-        sign, name = _better(difference, report), display_name(difference["second"])
+        sign = _better(difference, report)
+        name = display_name(difference["second"])
         by = f"by {_ends(difference, absolute=True)}" if sign else f"(difference {_ends(difference)})"
         clauses[sign].append(f"{name} {by}")
     first = display_name(next((difference["first"] for difference in report.get("differences", ())), ""))
@@ -209,7 +216,8 @@ def make_match_table(report: dict[str, Any]) -> Table:
 
 def make_league_tables(report: dict[str, Any]) -> list[Table]:
     """Return the ranking, and a table with one row per match."""
-    standings, results = [], []
+    standings = []
+    results = []
     for name, row in report["ratings"].items():
         between = f"{row['low']:.0f} to {row['high']:.0f}" if row["low"] < row["high"] else "fixed"
         standings.append(tables.Row(name, (f"{row['elo']:.0f}", between, f"{100 * row['points']:.1f}")))
@@ -239,7 +247,8 @@ def _end(match: dict[str, Any], metric: str) -> str:
 
 def verdict(report: dict[str, Any]) -> list[str]:
     """Return a sentence on the opponents that the first policy beats, by 95 % intervals of its mean score."""
-    policy, score = report["matches"][0]["first"], report["score"]
+    policy = report["matches"][0]["first"]
+    score = report["score"]
     verbs = {1: "beats", -1: "loses to", 0: "is not shown to beat or lose to"}
     opponents: dict[int, list[str]] = {sign: [] for sign in verbs}
     for margin in report.get("margins", ()):

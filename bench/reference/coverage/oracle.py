@@ -26,7 +26,8 @@ SPACING = 5  # metres between neighbouring lattice points, horizontally and vert
 LATTICE = 11  # lattice points along each side; also the side of every observation
 ALTITUDES = (5, 10, 15)
 ERROR_RATES = (0.01, 0.265, 0.375)  # probability of a wrong reading at each altitude
-P_MIN, P_MAX = 0.0001, 0.9999
+P_MIN = 0.0001
+P_MAX = 0.9999
 TIE_MARGIN = 1e-4  # a cell counts as predicted class 1 above 0.5 + this
 TERRAINS = ("split", "corner", "band", "diagonal", "four", "field")
 STARTS = ("uniform", "corners")
@@ -638,7 +639,8 @@ class Mission:
         self.positions = self.positions + MOVES[self.settings.num_actions][np.asarray(actions)]
         self.t += 1
         self._measure_and_share()
-        h_before, self._global_entropy = self._global_entropy, entropy(self.global_belief)
+        h_before = self._global_entropy
+        self._global_entropy = entropy(self.global_belief)
         return _reward(h_before, self._global_entropy, self.global_belief, self.settings), self.done
 
     def _measure_and_share(self) -> None:
@@ -702,7 +704,8 @@ class Mission:
             actions [N] int64 and masks [N, A] bool. The agents are not moved; give the actions to `step`.
         """
         moved: list[np.ndarray] = []
-        actions, masks = [], []
+        actions = []
+        masks = []
         for agent in range(self.settings.num_agents):
             mask = self.action_mask(agent, moved)
             action = int(choose(agent, mask))
@@ -799,7 +802,8 @@ def td_targets(reward: np.ndarray, done: np.ndarray, q: np.ndarray, gamma: float
     following_q = following_y = 0.0
     for t in range(len(reward) - 1, -1, -1):
         target[t] = reward[t] + gamma * (1.0 - done[t]) * ((1.0 - lam) * following_q + lam * following_y)
-        following_q, following_y = q[t], target[t]
+        following_q = q[t]
+        following_y = target[t]
     return target
 
 
@@ -813,7 +817,8 @@ def td_targets_original(
     where it falls after it; the weights of the full return differ from TD(lambda)'s.
     """
     length = len(reward)
-    target, returns = np.zeros(length), np.zeros(length)
+    target = np.zeros(length)
+    returns = np.zeros(length)
     ends = np.flatnonzero(done)
     for t in range(length):
         if t > 0 and done[t - 1]:

@@ -21,7 +21,8 @@ from bench.reference.coverage.oracle import LATTICE, Mission, Settings, td_targe
 if TYPE_CHECKING:
     import torch
 
-ACTOR_CHANNELS, CRITIC_CHANNELS = 7, 12
+ACTOR_CHANNELS = 7
+CRITIC_CHANNELS = 12
 ACTOR_LOSSES = ("masked", "original")
 TD_TARGETS = ("td_lambda", "original")
 
@@ -114,13 +115,22 @@ class TorchComa:
         if td_target not in TD_TARGETS:
             raise ValueError(f"unknown td_target {td_target!r}; use one of {TD_TARGETS}.")
         self.torch = require_torch()
-        self.num_agents, self.num_actions, self.device = num_agents, num_actions, device
-        self.gamma, self.lam = gamma, lam
-        self.num_minibatches, self.num_epochs = num_minibatches, num_epochs
-        self.target_update_period, self.tau = target_update_period, tau
-        self.actor_loss, self.td_target = actor_loss, td_target
-        self.actor_epochs, self.dueling, self.clip_ratio = actor_epochs or num_epochs, dueling, clip_ratio
-        self.worth, self.scale_advantage = advantage, scale_advantage
+        self.num_agents = num_agents
+        self.num_actions = num_actions
+        self.device = device
+        self.gamma = gamma
+        self.lam = lam
+        self.num_minibatches = num_minibatches
+        self.num_epochs = num_epochs
+        self.target_update_period = target_update_period
+        self.tau = tau
+        self.actor_loss = actor_loss
+        self.td_target = td_target
+        self.actor_epochs = actor_epochs or num_epochs
+        self.dueling = dueling
+        self.clip_ratio = clip_ratio
+        self.worth = advantage
+        self.scale_advantage = scale_advantage
         self.rng = np.random.default_rng(seed)
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
@@ -131,7 +141,8 @@ class TorchComa:
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.actor_optimizer = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
         self.critic_optimizer = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
-        self.training_steps, self.entropy_weight = 0, 0.0
+        self.training_steps = 0
+        self.entropy_weight = 0.0
 
     # ---- acting
 
@@ -229,7 +240,8 @@ class TorchComa:
 
     def targets(self, batch: Batch, values: np.ndarray) -> np.ndarray:
         """[K, N] float64: targets of every agent's row from the target critic's values [K, N]."""
-        reward, done = np.asarray(batch["reward"], np.float64), np.asarray(batch["done"], np.float64)
+        reward = np.asarray(batch["reward"], np.float64)
+        done = np.asarray(batch["done"], np.float64)
         columns = []
         for q in values.T:
             if self.td_target == "td_lambda":
@@ -243,7 +255,8 @@ class TorchComa:
     ) -> list[dict[str, float]]:
         """Train the critic on all minibatches [M, size] of flat indices, then the actor; return a record of each."""
         minibatches = [{name: values[self._tensor(rows)] for name, values in data.items()} for rows in index]
-        records, values = [], []
+        records = []
+        values = []
         for minibatch in minibatches:
             loss, q = self.critic_update(minibatch)
             records.append({"critic_loss": loss})
@@ -269,7 +282,8 @@ class TorchComa:
 
     def actor_update(self, minibatch: dict[str, "torch.Tensor"], q: "torch.Tensor", eps: float) -> dict[str, float]:
         """Make one Adam step on the policy gradient with the counterfactual advantage from values q [size, A]."""
-        action, mask = minibatch["action"][:, None], minibatch["mask"]
+        action = minibatch["action"][:, None]
+        mask = minibatch["mask"]
         logits = self.actor(minibatch["obs"])
         pi = self.mix(logits, eps)
         masked = self.masked(pi, mask)

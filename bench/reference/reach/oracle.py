@@ -42,16 +42,21 @@ class Frames:
 def frames(q: np.ndarray) -> Frames:
     """Compute the frames of joint values float64[E, 9]."""
     count = len(q)
-    rotation, origin = np.zeros((count, 9, 3, 3)), np.zeros((count, 9, 3))
+    rotation = np.zeros((count, 9, 3, 3))
+    origin = np.zeros((count, 9, 3))
     for i, link in enumerate(constants()["links"]):
         if link["parent"] < 0:
-            above, base = np.broadcast_to(np.eye(3), (count, 3, 3)), np.zeros((count, 3))
+            above = np.broadcast_to(np.eye(3), (count, 3, 3))
+            base = np.zeros((count, 3))
         else:
-            above, base = rotation[:, link["parent"]], origin[:, link["parent"]]
+            above = rotation[:, link["parent"]]
+            base = origin[:, link["parent"]]
         fixed = above @ np.array(link["parent_to_link_rotation"])
         place = base + above @ np.array(link["parent_to_link_translation"])
         if link["type"] == "hinge":
-            c, s, turn = np.cos(q[:, i]), np.sin(q[:, i]), np.zeros((count, 3, 3))
+            c = np.cos(q[:, i])
+            s = np.sin(q[:, i])
+            turn = np.zeros((count, 3, 3))
             turn[:, 0, 0] = turn[:, 1, 1] = c
             turn[:, 1, 0], turn[:, 0, 1], turn[:, 2, 2] = s, -s, 1.0
             rotation[:, i], origin[:, i] = fixed @ turn, place
@@ -91,7 +96,9 @@ def _moves(i: int) -> list[int]:
 
 def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mass matrix float64[E, 9, 9] with armature, and bias float64[E, 9]."""
-    frame, links, count = frames(q), constants()["links"], len(q)
+    frame = frames(q)
+    links = constants()["links"]
+    count = len(q)
     matrix = np.zeros((count, 9, 9))
     forces = np.zeros((count, 9))
     down = np.array(constants()["gravity"])
@@ -100,7 +107,9 @@ def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     for i, link in enumerate(links):
         parent = link["parent"]
         if parent >= 0:
-            w, a, base = spin[:, parent], turning[:, parent], rising[:, parent]
+            w = spin[:, parent]
+            a = turning[:, parent]
+            base = rising[:, parent]
             arm = frame.origin[:, i] - frame.origin[:, parent]
         else:
             w = a = base = np.zeros((count, 3))
@@ -117,7 +126,8 @@ def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         arm = turned @ np.array(link["com"])
         centre = frame.origin[:, i] + arm
         inertia = turned @ np.array(link["inertia_about_com"]) @ turned.swapaxes(1, 2)
-        linear, angular = np.zeros((count, 3, 9)), np.zeros((count, 3, 9))
+        linear = np.zeros((count, 3, 9))
+        angular = np.zeros((count, 3, 9))
         for j in _moves(i):
             if links[j]["type"] == "hinge":
                 axis = frame.rotation[:, j, :, 2]
@@ -125,7 +135,8 @@ def mass_and_bias(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
             else:
                 linear[:, :, j] = frame.rotation[:, j, :, 1]
         matrix += link["mass"] * linear.swapaxes(1, 2) @ linear + angular.swapaxes(1, 2) @ inertia @ angular
-        w, a = spin[:, i], turning[:, i]
+        w = spin[:, i]
+        a = turning[:, i]
         pull = link["mass"] * (rising[:, i] + np.cross(a, arm) + np.cross(w, np.cross(w, arm)) - down)
         momentum = np.einsum("eij,ej->ei", inertia, w)
         couple = np.einsum("eij,ej->ei", inertia, a) + np.cross(w, momentum)
@@ -162,7 +173,9 @@ def physics_step(
     q: np.ndarray, v: np.ndarray, target: np.ndarray, grip: np.ndarray, torque_scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """q, v float64[E, 9], target [E, 3], grip [E] -> q, v one physics step later."""
-    frame, count, h = frames(q), len(q), constants()["timestep"]
+    frame = frames(q)
+    count = len(q)
+    h = constants()["timestep"]
     matrix, drag = mass_and_bias(q, v)
     damping = _column("damping")
     smooth = -damping * v - drag
@@ -197,7 +210,8 @@ def physics_step(
         on = np.where(active, limit_weight, 0.0)
         whole = held + on[:, :, None] * np.eye(9)
         acceleration = np.linalg.solve(whole, (pushed + on * sign * limit_wanted)[:, :, None])[:, :, 0]
-        before, active = active, violated & (sign * acceleration < limit_wanted)
+        before = active
+        active = violated & (sign * acceleration < limit_wanted)
         if np.array_equal(active, before):
             break
     else:

@@ -77,14 +77,16 @@ class TorchSac(ReplayLearner):
     ):
         shapes = {"observation": (inputs,), "action": (actions,), "reward": (), "next": (inputs,)}
         super().__init__(shapes, buffer_size, seed, device)
-        self.gamma, self.tau, self.target_entropy, self.batch_size = gamma, tau, target_entropy, batch_size
-        self.actions, self.actor_update_period, self.target_update_period, self.updates = (
-            actions,
-            actor_update_period,
-            target_update_period,
-            0,
-        )
-        nn, optim = self.torch.nn, self.torch.optim
+        self.gamma = gamma
+        self.tau = tau
+        self.target_entropy = target_entropy
+        self.batch_size = batch_size
+        self.actions = actions
+        self.actor_update_period = actor_update_period
+        self.target_update_period = target_update_period
+        self.updates = 0
+        nn = self.torch.nn
+        optim = self.torch.optim
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
             self.actor = build_network(inputs, 2 * actions, hidden_size).to(device)

@@ -110,7 +110,8 @@ def scripted(level: int | str, exclusive_beans: bool = False, stale: bool = Fals
     """A level as a policy; it takes the random numbers of the game, and observes its `ghosts` if `stale`."""
 
     def policy(game: Game, side: int) -> list[int]:
-        rng, ghosts = game.rng if level == 0 else None, game.ghosts if stale else None
+        rng = game.rng if level == 0 else None
+        ghosts = game.ghosts if stale else None
         return choose(game.state, game.settings, game.settings.team(side), level, rng, exclusive_beans, ghosts)
 
     return policy

@@ -317,7 +317,9 @@ class Game:
         else:
             check_new_beans(new_beans, outcome.state, self.settings)
             self.state = replace(outcome.state, beans=[*outcome.state.beans, *new_beans])
-        self.rewards, self.hit, self.done = np.array(outcome.rewards), np.array(outcome.hit), outcome.done
+        self.rewards = np.array(outcome.rewards)
+        self.hit = np.array(outcome.hit)
+        self.done = outcome.done
         self.totals = self.totals + self.rewards
         self.ghosts = outcome.fallen | self.ghosts
         return self.rewards, self.done
@@ -404,7 +406,8 @@ def observe(state: State, settings: Settings, layout: str = "26", side: int = 0)
 
 
 def _observe_one(i: int, state: State, codes: np.ndarray, settings: Settings, layout: str) -> list[float]:
-    head, length = state.bodies[i][0], len(state.bodies[i])
+    head = state.bodies[i][0]
+    length = len(state.bodies[i])
     others = [k for k in range(settings.num_snakes) if k != i]
     around = [*head, *(float(codes[settings.neighbour(head, d)]) for d in DIRECTIONS)]
     beans = _flat(state.beans, settings.num_beans)

@@ -83,9 +83,16 @@ class TorchDdpg(ReplayLearner):
     ):
         shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
         super().__init__(shapes | {"next": shapes["observation"]}, buffer_size, seed, device)
-        self.gamma, self.tau, self.max_grad_norm, self.batch_size = gamma, tau, max_grad_norm, batch_size
-        self.expected, self.entropy_weight, self.logit_weight = expected, entropy_weight, logit_weight
-        self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
+        self.gamma = gamma
+        self.tau = tau
+        self.max_grad_norm = max_grad_norm
+        self.batch_size = batch_size
+        self.expected = expected
+        self.entropy_weight = entropy_weight
+        self.logit_weight = logit_weight
+        self.actions = actions
+        self.epsilon = eps_start
+        self.eps_decay = eps_decay
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
             networks = (build_network(inputs, actions, hidden_size, bicnet) for _ in range(2))

@@ -21,12 +21,13 @@ from envs_jax.coverage.maps.fixed_point import count_flags, largest_divisor, pac
 from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.stages import materialize, on_cpu
 
-_CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
+_CHUNK_BYTES = 2**22  # float32 maps on CPUs
 
 
 def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
-    storage, n = config.storage, config.n
+    storage = config.storage
+    n = config.n
     cells = maps.beliefs.reshape(config.num_agents + 1, n * n)
     # new maps are stored before they are read: their readers would otherwise update them again, each for itself
     beliefs = jax.lax.optimization_barrier(_fuse(config, cells, measurements))
@@ -52,7 +53,8 @@ def _changes(config: MapConfig, measurements: Measurements) -> Array:
 
     The last row, the team's, is 0.
     """
-    n, agents = config.n, config.num_agents
+    n = config.n
+    agents = config.num_agents
     rows = jnp.arange(n, dtype=jnp.int32)[:, None]
     columns = jnp.arange(n, dtype=jnp.int32)[None, :]
 
@@ -72,7 +74,8 @@ def _changes(config: MapConfig, measurements: Measurements) -> Array:
 
 def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
     """Return new beliefs dtype[A + 1, n * n] from the old ones."""
-    storage, agents = config.storage, config.num_agents
+    storage = config.storage
+    agents = config.num_agents
     heard = measurements.received & ~jnp.eye(agents, dtype=jnp.bool_)
     everyone = isinstance(measurements.present, tuple)
     team = jnp.ones((1, agents), jnp.bool_) if everyone else measurements.present[None]
@@ -103,7 +106,8 @@ def _fuse(config: MapConfig, cells: Array, measurements: Measurements) -> Array:
 
 def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurements) -> tuple[Sums, Array]:
     """Sums over the team map [n * n] after an update from `old` to `new`, and `UpdateStats.before`."""
-    storage, n = config.storage, config.n
+    storage = config.storage
+    n = config.n
 
     @materialize
     def weighted(new: Array, entropy: Array) -> Array:
@@ -115,11 +119,13 @@ def _team_sums(config: MapConfig, old: Array, new: Array, measurements: Measurem
 
     @materialize
     def flags(new: Array, interest: Array) -> Array:
-        predicted, seen = storage.above(new, PREDICTED), new != storage.unseen
+        predicted = storage.above(new, PREDICTED)
+        seen = new != storage.unseen
         return pack_flags(predicted, predicted & interest, seen, seen & interest)
 
     interest = materialize(lambda terrain: ground.whole(terrain, n))(measurements.terrain).reshape(n * n)
-    entropy_old, entropy_new = materialize(storage.entropy)(old), materialize(storage.entropy)(new)
+    entropy_old = materialize(storage.entropy)(old)
+    entropy_new = materialize(storage.entropy)(new)
     sums = Sums(
         weighted=total(weighted(new, entropy_new)),
         interest=total(within(interest, entropy_new)),
@@ -145,7 +151,8 @@ def resize_readings(config: MapConfig, measurements: Measurements) -> Array:
 
 def _signs(config: MapConfig, level: int, chosen: Array, measurements: Measurements) -> Array:
     """float32[A, R, k]: signed readings in the rows `chosen` int32[R] of all footprints, as if all were at `level`."""
-    n, side = config.n, 2 * world.radius(config.cells_per_footprint, level)
+    n = config.n
+    side = 2 * world.radius(config.cells_per_footprint, level)
 
     def read_signs(agent: Array) -> Array:
         position = measurements.positions[agent].at[2].set(level)

@@ -13,7 +13,7 @@ from envs_jax.stages import materialize, on_cpu
 
 FRACTION_BITS = 21  # binary digits after the point of one summand
 _LONGEST_COLUMN = 512  # summands of at most 1 that may be added in 31 bits
-_MOST_ROWS = 64  # of them that are added at once
+_MOST_ROWS = 64  # added at once
 _LOW_BITS = 12
 
 
@@ -34,7 +34,8 @@ def total(values: Array) -> Array:
 
 def totals(values: Sequence[Array]) -> Array:
     """int32[m, 2]: `total` of m arrays int32[k]."""
-    cells, max_rows = values[0].shape[0], _MOST_ROWS
+    cells = values[0].shape[0]
+    max_rows = _MOST_ROWS
     if cells >= largest_divisor(cells, max_rows) << (31 - _LOW_BITS):  # the low parts might not fit in 31 bits
         max_rows = _LONGEST_COLUMN
         values = [jnp.pad(one, (0, -cells % max_rows)) for one in values]

@@ -30,8 +30,9 @@ from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
 
-_ROWS, _COLUMNS = 16, 128  # of a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
-_SWEEP_WARPS, _LOOK_WARPS = 8, 4
+_ROWS, _COLUMNS = 16, 128  # in a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
+_SWEEP_WARPS = 8
+_LOOK_WARPS = 4
 _CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
 _SIDE = 16
 
@@ -77,7 +78,8 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:
     """The kernel, compiled by Triton on GPUs, interpreted on CPUs."""
-    cpu, gpu = functools.partial(kernel, interpret=True), functools.partial(kernel, interpret=False)
+    cpu = functools.partial(kernel, interpret=True)
+    gpu = functools.partial(kernel, interpret=False)
     return jax.lax.platform_dependent(*arrays, cpu=cpu, default=gpu)
 
 
@@ -86,7 +88,8 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
 
 def _words(config: MapConfig, measurements: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
-    positions, agents = measurements.positions, config.num_agents
+    positions = measurements.positions
+    agents = config.num_agents
     level = positions[:, 2]
     box = world.footprint(positions, config.cells_per_footprint)
     cut = world.clip_footprint(box, config.n)
@@ -203,9 +206,11 @@ def _sweep(
     These are float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns; of
     the team's map, int32[B, tiles, 10], the sums of each strip.
     """
-    n, copies = config.n, words.shape[0]
+    n = config.n
+    copies = words.shape[0]
     columns = tile(n)[1]
-    height, across = config.shape[0], config.shape[1] // columns
+    height = config.shape[0]
+    across = config.shape[1] // columns
     first, maps = (config.num_agents, 1) if team else (0, config.num_agents)
     spans = _spans(n, columns)
     strip = pl.BlockSpec((None, None, height, columns), lambda j, m, b: (b, first + m, 0, j))
@@ -246,8 +251,10 @@ def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *refer
     new_map, blocks, *sums = references[inputs:]
     receiver = jnp.int32(config.num_agents) if team else pl.program_id(1)
     shape = tile(config.n)
-    down, column = config.shape[0] // shape[0], pl.program_id(0) * shape[1]
-    copy, resized = _Copy(config, words), _Resized(config.n, shape, column, blocks)
+    down = config.shape[0] // shape[0]
+    column = pl.program_id(0) * shape[1]
+    copy = _Copy(config, words)
+    resized = _Resized(config.n, shape, column, blocks)
 
     def load(i: Any) -> Array:
         return old_map[pl.ds(i * shape[0], shape[0]), :]
@@ -294,11 +301,13 @@ def _update_tile(
     config: MapConfig, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
 ) -> Array:
     """Return a tile after the measurement of agent `receiver` (None: the team) and this time's messages."""
-    storage, agents = config.storage, config.num_agents
+    storage = config.storage
+    agents = config.num_agents
 
     def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
         value, touched = state
-        inside, gains = copy.box(agent).holds(*cells), copy.gains(agent)
+        inside = copy.box(agent).holds(*cells)
+        gains = copy.gains(agent)
         change = jnp.where(reads(agent), gains[1], gains[0])
         value = jnp.where(inside, storage.fuse(value, change), storage.clip(value) if whole_map else value)
         return value, touched | inside
@@ -363,7 +372,8 @@ class _Resized:
 
     def write(self, sums: Array, block: Array) -> None:
         """Write the sums of a block of rows."""
-        line, left = self.column + jax.lax.iota(jnp.int32, self.shape[1]), self.first(self.column)
+        line = self.column + jax.lax.iota(jnp.int32, self.shape[1])
+        left = self.first(self.column)
         sums = jnp.sum(sums, axis=0)
         for k in range(_spans(self.n, self.shape[1])):
             self.blocks[block, k] = jnp.sum(sums * self.share(left + k, line))
@@ -373,7 +383,8 @@ def _to_fixed_point(values: Array) -> Array:
     """`fixed_point.to_fixed_point` of values in [0, 1] (Triton has no rounding to even)."""
     scaled = values * jnp.float32(2**FRACTION_BITS)
     below = jnp.floor(scaled)
-    whole, rest = below.astype(jnp.int32), scaled - below
+    whole = below.astype(jnp.int32)
+    rest = scaled - below
     return whole + ((rest > 0.5) | ((rest == 0.5) & (whole & 1 == 1))).astype(jnp.int32)
 
 
@@ -395,7 +406,8 @@ def _add_cells(config: MapConfig, added: Any, old: Array, new: Array, interest: 
 
 def _resize(config: MapConfig, blocks: Array) -> Array:
     """float32[B, M, 11, 11] from the sums of the strips."""
-    n, columns = config.n, tile(config.n)[1]
+    n = config.n
+    columns = tile(config.n)[1]
     starts = np.arange(config.shape[1] // columns) * columns
     block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
     matrix = (block == np.arange(LATTICE)[None]).astype(np.float32) / np.float32(n * n)
@@ -412,7 +424,8 @@ def _look_matrices(cells_per_footprint: int) -> tuple[np.ndarray, np.ndarray, bo
     sides = [2 * radius for radius in world.radii(cells_per_footprint)]
     exact = min(sides) >= LATTICE
     columns = -(-max(sides) // _CHUNK[1]) * _CHUNK[1]
-    matrices, units = np.zeros((world.LEVELS, _SIDE, columns), np.float32), np.ones(world.LEVELS, np.float32)
+    matrices = np.zeros((world.LEVELS, _SIDE, columns), np.float32)
+    units = np.ones(world.LEVELS, np.float32)
     for level, side in enumerate(sides):
         matrix = world.area_matrix(side)
         if exact:
@@ -433,7 +446,8 @@ def _resize_readings(config: MapConfig, words: Array, level: Array, terrain: Ter
 def _look(config: MapConfig, words: Array, *bits: Array, interpret: bool) -> Array:
     """float32[B, A, 16, 16]: resized readings in the units of `_look_matrices`."""
     matrices, _, exact = _look_matrices(config.cells_per_footprint)
-    copies, agents = words.shape[0], config.num_agents
+    copies = words.shape[0]
+    agents = config.num_agents
     return pl.pallas_call(
         functools.partial(_look_at, config, exact),
         grid=(agents, copies),
@@ -453,9 +467,12 @@ def _look(config: MapConfig, words: Array, *bits: Array, interpret: bool) -> Arr
 def _look_at(config: MapConfig, exact: bool, words: Any, matrices: Any, *references: Any) -> None:
     """Resize the readings of one agent, chunk of cells by chunk of cells."""
     *bits, out = references
-    agent, n = pl.program_id(0), config.n
+    agent = pl.program_id(0)
+    n = config.n
     copy = _Copy(config, words)
-    box, level, side = copy.box(agent), copy.word(agent, "level"), copy.word(agent, "side")
+    box = copy.box(agent)
+    level = copy.word(agent, "level")
+    side = copy.word(agent, "side")
     start = copy.word(agent, "start_row"), copy.word(agent, "start_column")
     precision = jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST
 

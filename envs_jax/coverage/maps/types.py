@@ -55,7 +55,7 @@ class Measurements:
 
     @property
     def messages(self) -> "Measurements":
-        """Return the measurements that the messages hold."""
+        """The measurements that the messages hold."""
         return Measurements(self.terrain, self.sent.positions, self.received, self.sent.source) if self.sent else self
 
 
@@ -111,7 +111,9 @@ class UpdateStats:
 
 def empty(config: MapConfig, terrain: Terrain) -> Maps:
     """Return the maps before the first measurement, at the start of a mission over `terrain`."""
-    maps, n, storage = config.num_agents + 1, config.n, config.storage
+    maps = config.num_agents + 1
+    n = config.n
+    storage = config.storage
     prior = jnp.full((), storage.unseen)
     entropy = storage.entropy(prior)
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)

@@ -52,7 +52,8 @@ def to_dataset(
 
     Each episode ends with the row of its last observation. Rows without an episode count as ends.
     """
-    envs, filled = layout.num_envs, np.zeros(layout.num_envs, int)
+    envs = layout.num_envs
+    filled = np.zeros(layout.num_envs, int)
     turns = np.arange(envs).reshape(layout.shards, -1).T.ravel()  # first environments of all shards come first
     task_indices = np.array([tasks.index(name) for name in recording["task_names"]])[recording["task"]]
     names = ("observation", "action", "mu", "log_std", "value", "step")
@@ -60,10 +61,14 @@ def to_dataset(
     arrays |= {name: np.zeros((rows + 1, envs), bool) for name in ("held_out", "terminated")}
     arrays |= {"task": np.zeros((rows + 1, envs), np.int32), "reward": np.zeros((rows + 1, envs), np.float32)}
     arrays["truncated"] = np.ones((rows + 1, envs), bool)
-    counts, begin = dict.fromkeys(range(len(tasks)), 0), 0
+    counts = dict.fromkeys(range(len(tasks)), 0)
+    begin = 0
     for length in count_lengths(recording["step"]):
-        source, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(task_indices[begin])
-        place, end = slice(filled[env], filled[env] + length), filled[env] + length
+        source = slice(begin, begin + length)
+        env = int(turns[np.argmin(filled[turns])])
+        task = int(task_indices[begin])
+        place = slice(filled[env], filled[env] + length)
+        end = filled[env] + length
         for name in names:
             arrays[name][place, env] = recording[name][source]
         arrays["observation"][end, env] = recording["next_observation"][begin + length - 1]
@@ -118,7 +123,8 @@ def gather_windows(buffer: Replay, index: Array, states: Callable[[Array], Array
     """Return the windows [S, m, ...] of `steps` steps ending at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def gather_shard(buffer: Replay, index: Array) -> Window:
-        state, stored = states(buffer.observation["observation"]), buffer.action
+        state = states(buffer.observation["observation"])
+        stored = buffer.action
         return transformer.stored_windows(state, stored["action"], buffer.reward[..., 0], stored["step"], index, steps)
 
     return jax.vmap(gather_shard)(buffer, index)

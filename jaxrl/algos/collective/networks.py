@@ -33,7 +33,7 @@ class CollectiveParameters:
 class Carry:
     """The carry of acting, leaves [B, ...]."""
 
-    window: Window  # of the last steps
+    window: Window  # the last steps
     action: Array  # float32[B, n], the latest
     step: Array  # int32[B], steps of the episode so far
     episode: Array  # int32[B], number of the episode in its environment

@@ -20,9 +20,11 @@ from jaxrl.common.types import Key
 from jaxrl.nn.networks import torch_uniform
 from jaxrl.rl.replay import rows_at
 
-MIN_WEIGHT = 1e-6  # of all samples together: below it there are none
+MIN_WEIGHT = 1e-6  # all samples together; below it there are none
 # Probability that a token is masked; shares of the masked tokens that become random numbers, and that do not change.
-MASK_RATE, RANDOM_SHARE, UNCHANGED_SHARE = 0.15, 0.1, 0.1
+MASK_RATE = 0.15
+RANDOM_SHARE = 0.1
+UNCHANGED_SHARE = 0.1
 
 
 @pytree
@@ -119,7 +121,9 @@ def mask_tokens(key: Key, window: Window) -> tuple[Window, Window]:
     draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),), jnp.float32), sizes)  # one large draw is faster
 
     def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
-        hit, kind, numbers = draw[:, 0] < MASK_RATE, draw[:, 1:2], draw[:, 2:]
+        hit = draw[:, 0] < MASK_RATE
+        kind = draw[:, 1:2]
+        numbers = draw[:, 2:]
         hit = hit.at[-1].set(hit[-1] | ~jnp.any(hit))
         new = jnp.where(kind < RANDOM_SHARE, numbers, jnp.where(kind < RANDOM_SHARE + UNCHANGED_SHARE, rows, 0.0))
         return jnp.where(hit[:, None], new, rows), hit
@@ -218,7 +222,8 @@ class TrajectoryTransformer(nn.Module):
         sizes = self.embedding_size, self.feedforward_size, self.num_heads
         for layer in range(self.num_layers):
             x = _EncoderLayer(*sizes, self.dropout, self.dtype, name=f"layer{layer + 1}")(x, training)
-        outputs, begin = [], 0
+        outputs = []
+        begin = 0
         for (name, rows), size in zip(kinds, (self.states, self.actions, 1), strict=True):
             outputs.append(_Linear(size, self.dtype, name=f"{name}_out")(x[begin : begin + len(rows)]))
             begin += len(rows)
@@ -245,7 +250,8 @@ class _EncoderLayer(nn.Module):
 
     def _attention(self, x: Array, drop: Any) -> Array:
         heads = (len(x), self.num_heads, self.embedding_size // self.num_heads)
-        xavier, torch = nn.initializers.xavier_uniform(), torch_uniform(self.embedding_size)
+        xavier = nn.initializers.xavier_uniform()
+        torch = torch_uniform(self.embedding_size)
         mixed = nn.Dense(3 * self.embedding_size, dtype=self.dtype, kernel_init=xavier, name="qkv")(x)
         query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
         scores = jnp.einsum("ihd,jhd->hij", query, key).astype(jnp.float32) / heads[-1] ** 0.5

@@ -43,7 +43,8 @@ def resolve_workers(
                     f"{workers[0].run} was trained with {name} {value}, {source.run} with "
                     f"{source.settings[name]}: use workers with the same settings"
                 )
-    tasks, rows = list(spec.task_names), [0, 0]
+    tasks = list(spec.task_names)
+    rows = [0, 0]
     if recording is not None:
         for kind, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
             size = recording[name].shape[1]
@@ -68,7 +69,8 @@ def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...]) -> list[Upstr
     """Return the workers in the order of the tasks. Raises ValueError where one cannot teach, or a task has no one."""
     workers: dict[str, UpstreamRun] = {}
     for source in sources:
-        run, algo = source.run, source.algo
+        run = source.run
+        algo = source.algo
         if not isinstance(algo, Sac):
             raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
         source.check(spec)
@@ -100,7 +102,7 @@ class Experts:
     """Workers with stacked parameters, leaves [K, ...]."""
 
     worker: Sac  # the algorithm of each
-    tasks: int  # of the environment, one per worker
+    tasks: int  # number of the environment's tasks, one per worker
 
     def task(self, timestep: TimeStep) -> Array:
         """Return the task of each time step, int32[...]."""
@@ -126,7 +128,7 @@ class Experts:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
             values = self.worker.outputs("critic", worker["critic"], observation[:, None], action)
-            alpha = jnp.broadcast_to(jnp.exp(worker["log_alpha"]), len(action))  # of a worker's single task
+            alpha = jnp.broadcast_to(jnp.exp(worker["log_alpha"]), len(action))  # a worker has a single task
             soft = soft_value(values, log_prob, alpha)
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
@@ -137,7 +139,8 @@ class Experts:
 
     def store(self, workers: Params, buffer: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
-        step, layout = trajectory.timestep, self.worker.layout
+        step = trajectory.timestep
+        layout = self.worker.layout
 
         def flat(x: Array) -> Array:
             return x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
