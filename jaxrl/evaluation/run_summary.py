@@ -207,14 +207,9 @@ def _state(root: Path, meta: dict[str, Any], env_steps: int) -> str:
 
 
 def count_minutes(rows: Rows) -> list[tuple[float, float]]:
-    """Return step and minutes of training of each row; rows of older versions count pauses, too."""
-    timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/unix") is not None]
-    if all(row.get("time/seconds") is not None for row in timed):
-        seconds = [row["time/seconds"] for row in timed]
-    else:
-        seconds = [row["time/unix"] - timed[0]["time/unix"] for row in timed]
-    steps = [row["step"] if "step" in row else row["env_steps"] for row in timed]
-    return [(step, value / 60) for step, value in zip(steps, seconds, strict=True)]
+    """Return step and minutes of training of each row with a number of environment steps."""
+    timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/seconds") is not None]
+    return [(row.get("step", row["env_steps"]), row["time/seconds"] / 60) for row in timed]
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
