@@ -230,7 +230,7 @@ def declared_fields(cls: type, section: str) -> dict[str, Field]:
         if not _can_be_flag(field.kind):
             raise UsageError(
                 f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
-                "a Literal or a tuple of one of them"
+                "a Literal, or a tuple or a union of them"
             )
     return fields
 
