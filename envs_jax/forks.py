@@ -14,12 +14,18 @@ def check_process(what: str, instead: str) -> None:
     process = os.getpid()
     if process in _owners:
         return
-    if xla_bridge.backends_are_initialized() and (_owners or _has_lost_threads()):
+    if _has_begun() and (_owners or _has_lost_threads()):
         raise ValueError(
             f"this process was forked from one in which JAX already ran, so {what} would hang here: start the workers "
             f"with 'spawn' ({instead})"
         )
     _owners.add(process)
+
+
+def _has_begun() -> bool:
+    """Return whether JAX runs in this process; False where its private function for that is gone."""
+    is_initialized = getattr(xla_bridge, "backends_are_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _has_lost_threads() -> bool:
@@ -28,4 +34,5 @@ def _has_lost_threads() -> bool:
     for path in Path("/proc/self/task").glob("*/comm"):  # on Linux
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
             names.append(path.read_text())
-    return bool(names) and "cpu" in xla_bridge._backends and not any(name.startswith("tf_XLA") for name in names)
+    uses_cpu = "cpu" in getattr(xla_bridge, "_backends", ())
+    return uses_cpu and bool(names) and not any(name.startswith("tf_XLA") for name in names)

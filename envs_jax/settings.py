@@ -1,9 +1,11 @@
 """Settings, names and the sentences about them: all that a command line needs before JAX is imported."""
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import math
+import re
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -52,7 +54,8 @@ def format_bound(number: float) -> str:
 def check_settings(instance: Any) -> None:
     """Raise ValueError unless all fields of a dataclass are within the bounds or choices of their `setting`."""
     for field in dataclasses.fields(instance):
-        value, choices = getattr(instance, field.name), field.metadata.get("choices")
+        value = getattr(instance, field.name)
+        choices = field.metadata.get("choices")
         between = field.metadata.get("between")
         if between or ("between" in field.metadata and isinstance(value, float)):  # not NaN, nor infinite
             check_bounds(field.name, value, between)
@@ -60,28 +63,33 @@ def check_settings(instance: Any) -> None:
             raise ValueError(f"unknown {field.name} {short_repr(value)}: {closest(str(value), choices)}")
 
 
-def exact_value(name: str, value: Any, kind: Any) -> Any:
+def exact_value(name: str, value: Any, kind: Any, between: Bounds | None = None, texts: bool = False) -> Any:
     """Return the value of a setting as the Python value of its kind, never truncated and never guessed.
 
     Args:
-        name: of the setting, for the message.
+        name: the setting, for the message.
         value: a Python value, or a scalar of NumPy or JAX; a number of any type, if the kind holds it exactly (for
             float: up to the nearest one).
         kind: bool, int, float, str, a Literal, a tuple of these, or a union; a value of another kind is returned.
+        between: the smallest and the largest number allowed; None = any, also infinite ones.
+        texts: whether numbers may be text, as command lines give them, and YAML 1.1, to which 1e-3 is a word.
 
     Raises:
-        ValueError: a word for a number, 2.5 for a whole number, a number for true or false, ...
+        ValueError: a word for a number, 2.5 for a whole number, a number for true or false, one out of bounds, ...
     """
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    parts = typing.get_args(kind)
     if kind is None or kind is type(None):
         if value is None:
             return None
     elif origin in (typing.Union, types.UnionType):
         for part in parts:
-            try:
-                return exact_value(name, value, part)
-            except ValueError:
-                continue
+            with contextlib.suppress(ValueError):
+                exact_value(name, value, part, texts=texts)
+                break
+        else:
+            raise _refuse(name, value, kind)
+        return exact_value(name, value, part, between, texts)
     elif origin is Literal:
         scalar = _scalar(value)
         for option in parts:
@@ -95,22 +103,51 @@ def exact_value(name: str, value: Any, kind: Any) -> Any:
         if isinstance(values, list | tuple):
             kinds = parts[:1] * len(values) if parts[1:] == (Ellipsis,) else parts
             if len(kinds) == len(values):
-                return tuple(exact_value(name, one, part) for one, part in zip(values, kinds, strict=True))
+                pairs = zip(values, kinds, strict=True)
+                return tuple(exact_value(name, one, part, between, texts) for one, part in pairs)
     elif kind in (bool, str):
         scalar = _scalar(value)
         if isinstance(scalar, kind):
             return kind(scalar)
     elif kind in (int, float):
-        number = _scalar(value)
-        if _is_number(number):
-            if kind is float:
-                return _nearest_float(number)
-            # isfinite converts to float, which integers of hundreds of digits do not fit
-            if isinstance(number, int) or (math.isfinite(number) and number == int(number)):
-                return int(number)
+        number = _exact_number(_parse_number(value) if texts and isinstance(value, str) else _scalar(value), kind)
+        if number is not None and (between is None or abs(number) < math.inf):
+            if between is not None:
+                check_bounds(name, number, between)
+            return number
     else:
         return value
-    raise ValueError(f"{name} must be {kind_name(kind)}, not {short_repr(value)}")
+    raise _refuse(name, value, kind)
+
+
+def _refuse(name: str, value: Any, kind: Any) -> ValueError:
+    return ValueError(f"{name} must be {kind_name(kind)}, not {short_repr(value)}")
+
+
+def _exact_number(number: Any, kind: Any) -> int | float | None:
+    """Return a number as int or as the nearest float; None for anything else, and for 2.5 as int."""
+    if not _is_number(number):
+        return None
+    if kind is float:
+        return _nearest_float(number)
+    # isfinite converts to float, which integers of hundreds of digits do not fit
+    is_whole = isinstance(number, int) or (math.isfinite(number) and number == int(number))
+    return int(number) if is_whole else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
+
+
+def _parse_number(text: str) -> int | float | None:
+    """Return the finite number that a text is, None if it is none; Python would take 8_0 for 80."""
+    if "_" in text and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", text):
+        return None
+    for convert in (int, float):
+        with contextlib.suppress(ValueError):
+            number = convert(text)
+            return number if abs(number) < math.inf else None
+    return None
 
 
 def _scalar(value: Any) -> Any:
@@ -123,10 +160,6 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
-
-
 def _nearest_float(number: Any) -> float:
     try:
         return float(number)
@@ -136,7 +169,8 @@ def _nearest_float(number: Any) -> float:
 
 def kind_name(kind: Any) -> str:
     """Return what a setting of a kind must be, in words."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    parts = typing.get_args(kind)
     if origin is tuple:
         return "a list of numbers" if parts[1:] == (Ellipsis,) else f"a list of {len(parts)} numbers"
     if origin in (typing.Union, types.UnionType):
@@ -147,7 +181,7 @@ def kind_name(kind: Any) -> str:
 
 def exact_settings(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a dataclass by `exact_value` of its annotations. Raises ValueError."""
-    kinds = _kinds(cls)
+    kinds = kinds_of(cls)
     return {name: exact_value(name, value, kinds.get(name, Any)) for name, value in settings.items()}
 
 
@@ -158,7 +192,8 @@ def take_exactly(instance: Any) -> None:
         object.__setattr__(instance, name, value)
 
 
-def _kinds(cls: type) -> dict[str, Any]:
+def kinds_of(cls: type) -> dict[str, Any]:
+    """Return {setting: its annotation} of a dataclass."""
     try:
         return typing.get_type_hints(cls)
     except (NameError, TypeError, AttributeError):  # a name that is only known in a function, or to type checkers
@@ -170,7 +205,7 @@ def short_repr(value: Any, most: int = 80) -> str:
     """Return the `repr` of a user's value for error messages, cut to `most` characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # of integers with thousands of digits, of deep lists
+    except (ValueError, RecursionError):  # an integer with thousands of digits, a deep list
         text = f"a value too large to show of type {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
 
@@ -197,7 +232,8 @@ def _as_word(value: Any) -> str:
 
 def closest(name: str, names: Any) -> str:
     """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
-    word, known = name[:MOST_COMPARED], sorted(names)
+    word = name[:MOST_COMPARED]
+    known = sorted(names)
     same = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if word.lower() in same or matches:
@@ -207,7 +243,8 @@ def closest(name: str, names: Any) -> str:
     return f"the closest of {len(known)} are {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0.0))}"
 
 
-MOST_COMPARED, _MOST_LISTED = 100, 250  # characters
+MOST_COMPARED = 100  # characters
+_MOST_LISTED = 250  # characters
 
 
 def load(path: str, what: str) -> type:

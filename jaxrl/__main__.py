@@ -1,41 +1,9 @@
-"""python -m jaxrl: commands, presets, algorithms and environments."""
+"""python -m jaxrl: see `jaxrl.cli.main`."""
 
-from collections.abc import Sequence
-
-import envs_jax
-from envs_jax.settings import closest, short_repr
-from jaxrl import algos
-from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import UsageError
-from jaxrl.runtime.presets import presets
-
-COMMANDS = {
-    "train": "train, or resume a run",
-    "evaluate": "evaluate a run and scripted policies on held-out episodes",
-    "render": "render episodes as pages, animations or pictures",
-    "export": "export a policy: weights, a function for JAX or ONNX, a file for NumPy, a Jidi agent",
-    "collect": "collect an expert dataset for the collective",
-    "runs": "list runs, compare their settings, draw their curves",
-    "doctor": "check this machine, and the memory that a run needs",
-}
-
-
-@exit_on_error
-def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    words = [word for word in argv if word not in ("-h", "--help")]
-    if words and words[0] in COMMANDS:
-        raise UsageError(f"unexpected word '{words[0]}': write python -m jaxrl.{' '.join(argv)}")
-    if words:
-        raise UsageError(f"unexpected word {short_repr(words[0])}: {closest(words[0], COMMANDS)}")
-    print("each command describes its flags with --help:")
-    for name, text in COMMANDS.items():
-        print(f"python -m jaxrl.{name:10} {text}")
-    print(f"presets (--config)     {', '.join(presets())}")
-    print(f"algorithms (--algo)    {', '.join(algos.ALGORITHMS)}")
-    print(f"environments (--env)   {', '.join(envs_jax.registered())}")
-    return 0
-
+import signal
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+    from jaxrl.cli.main import main
+
     raise SystemExit(main())

@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from envs_jax.base import load
-from jaxrl.runtime import published
+from jaxrl.integrations import published
 
 ROOT = Path(__file__).resolve().parents[1]
 _OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|configs|tests)/[^)#]+)")  # links of pages in docs/

@@ -35,7 +35,7 @@ from jaxrl.runtime.checkpoint import committed_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (
-    "--devices 1 --block_seconds 0.05 --num_envs 8 --eval_episodes 8 --eval_every 960 --log_every 4 "
+    "--devices 1 --block_iterations 8 --num_envs 8 --eval_episodes 8 --eval_every 960 --log_every 4 "
     "--checkpoint_every 10 "
 )
 SMALL = {  # the environments of the tests, so that a start takes seconds

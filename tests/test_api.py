@@ -1,11 +1,14 @@
 """`import jaxrl`: the code of docs/python.md runs exactly as written; policies, seeds, and what is refused."""
 
 import dataclasses
+import importlib
 import logging
 import multiprocessing
+import os
 import pickle
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,11 @@ from scipy import stats
 
 import envs_jax
 import jaxrl
-import jaxrl.__main__ as package
 from envs_jax.progress import start
 from jaxrl import api
 from jaxrl.algos.base import AlgoState, Custom, setting
 from jaxrl.algos.sac import Sac
+from jaxrl.cli import main as package
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.load import named_runs
@@ -438,10 +441,30 @@ def test_masks_of_ones_own() -> None:
 def test_the_package_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert package.main([]) == 0
     printed = capsys.readouterr().out
-    for name in ("python -m jaxrl.evaluate", "coma_quick", "student", "snakes_3v3"):
+    for name in ("python -m jaxrl evaluate", "coma_quick", "student", "snakes_3v3"):
         assert name in printed
     assert package.main(["--help"]) == 0
     assert capsys.readouterr().out == printed
-    for word, sentence in (("trian", "did you mean 'train'?"), ("train", "write python -m jaxrl.train --algo coma")):
-        assert package.main([word, "--algo", "coma"]) == 2
-        assert capsys.readouterr().err == f"error: unexpected word '{word}': {sentence}\n"
+    assert package.main(["trian", "--algo", "coma"]) == 2
+    assert capsys.readouterr().err == "error: unexpected word 'trian': did you mean 'train'?\n"
+
+
+@pytest.mark.parametrize("name", package.COMMANDS)
+def test_each_command_is_a_word_after_the_package(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    command = importlib.import_module(f"jaxrl.cli.{name}").main
+    for main, first in ((command, []), (package.main, [name])):
+        with pytest.raises(SystemExit) as stop:
+            main([*first, "--help"])
+        assert stop.value.code == 0
+        assert main([*first, "--nothing", "1"]) == 2
+        said.append(capsys.readouterr())
+    assert said[0] == said[1] and said[0].err.startswith("error: ") and said[0].out.startswith("usage: python -m")
+
+
+def test_a_process_of_the_package_runs_a_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jaxrl", "runs", str(tmp_path / "none")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"JAX_PLATFORMS": "cpu"}
+    )
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {tmp_path / 'none'} does not exist"), done.stderr

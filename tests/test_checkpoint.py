@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bench.harness.state_digest import checkpoint_digest, digest
-from jaxrl.runtime import checkpoint
+from jaxrl.runtime import checkpoint, run_directory
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.manifest import Leaf, find_difference, read_manifest
 
@@ -164,7 +164,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize("best", [True, False])
 def test_a_checkpoint_that_training_replaces_is_read_once_more(best: bool, tmp_path: Path, monkeypatch: Any) -> None:
     """The folder disappears after its files were verified, and there is a newer best one; then each time anew."""
-    shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read, [2]
+    shape, read, replacements = jax.eval_shape(make_state).params, checkpoint._read_state, [2]
 
     def replace_then_read(folder: Path, *arguments: Any) -> Any:
         if replacements:
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_training_replaces_is_read_once_more(best: bool, tmp_p
         return read(folder, *arguments)
 
     save_steps(tmp_path, 1, best=1)
-    monkeypatch.setattr(checkpoint, "_read", replace_then_read)
+    monkeypatch.setattr(checkpoint, "_read_state", replace_then_read)
     with Checkpoints(tmp_path) as checkpoints:
         step, params, meta = checkpoints.restore(shape, prefix="params", best=best)
         assert (step, meta) == (2, {"step": 2})
@@ -188,15 +188,16 @@ def test_a_checkpoint_that_training_replaces_is_read_once_more(best: bool, tmp_p
 
 
 def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
-    """Three runs of one configuration, the last from before runs had an id."""
+    """Three runs of one configuration, the last without its versions.json."""
     shape = jax.eval_shape(make_state).params
     sentence = "0000000002 was written by another run: move it out of this run"
-    for name, versions in (("one", {"run": "1"}), ("other", {"run": "2"}), ("older", {})):
+    for name in ("one", "other", "unknown"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "versions.json").write_text(json.dumps(versions))
+        if name != "unknown":
+            run_directory.write_versions(tmp_path / name, {"run": name, "environment": 1})
         save_steps(tmp_path / name / "checkpoints", 1, best=1)
     save_steps(tmp_path / "other" / "checkpoints", 2, best=2)
-    save_steps(tmp_path / "older" / "checkpoints", 3, best=3)
+    save_steps(tmp_path / "unknown" / "checkpoints", 3, best=3)
     folder = tmp_path / "one" / "checkpoints"
     shutil.copytree(tmp_path / "other" / "checkpoints" / "0000000002", folder / "0000000002")
     with Checkpoints(folder) as checkpoints:
@@ -205,9 +206,9 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
         for read in (checkpoints.newest, lambda: checkpoints.restore(shape, 2, prefix="params")):
             with pytest.raises(CheckpointError, match=sentence):
                 read()
-        shutil.copytree(tmp_path / "older" / "checkpoints" / "0000000003", folder / "0000000003")
+        shutil.copytree(tmp_path / "unknown" / "checkpoints" / "0000000003", folder / "0000000003")
         assert checkpoints.newest()[0] == 3
-    with Checkpoints(tmp_path / "older" / "checkpoints") as checkpoints:
+    with Checkpoints(tmp_path / "unknown" / "checkpoints") as checkpoints:
         assert checkpoints.newest()[0] == 3
 
 
@@ -224,29 +225,6 @@ def test_part_of_a_state(tmp_path: Path) -> None:
 
 
 # Damage
-
-
-@pytest.mark.parametrize("trials", [(), (2,)])
-def test_networks_that_were_stored_as_one_vector_are_read(tmp_path: Path, trials: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=(*trials, *shape)), jnp.float32)
-
-    layers = {"params": {"log_std": draw(), "fc2": {"kernel": draw(3, 2), "bias": draw(2)}, "fc10_bias": draw(4)}}
-    vector = jnp.concatenate([leaf.reshape(*trials, -1) for leaf in jax.tree.leaves(layers)], axis=-1)
-    state = {"actor": {"params": layers, "mu": layers}, "count": jnp.int32(3), "key": jax.random.key(1)}
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state | {"actor": {"params": vector, "mu": 2 * vector}}, {})
-        _, networks, _ = checkpoints.restore(jax.eval_shape(lambda: state))
-        _, part, _ = checkpoints.restore(jax.eval_shape(lambda: layers), prefix="actor.params")
-        wider = layers | {"params": layers["params"] | {"log_std": draw(7)}}
-        with pytest.raises(CheckpointError, match=r"is from another configuration: actor\.params is float32"):
-            checkpoints.restore(jax.eval_shape(lambda: wider), prefix="actor.params")
-    expected = state | {"actor": {"params": layers, "mu": jax.tree.map(lambda x: 2 * x, layers)}}
-    assert jax.tree.structure(networks) == jax.tree.structure(expected)
-    for one, other in zip(*map(jax.tree.leaves, ((networks, part), (expected, layers))), strict=True):
-        assert one.dtype == other.dtype and bool(jnp.all(one == other))
 
 
 def flip(file: Path, at: int) -> None:
@@ -546,30 +524,6 @@ def test_digest(tmp_path: Path) -> None:
     assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.full((1,), -0.0)})
     assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.zeros(1, jnp.int32)}) != digest({"y": jnp.zeros(1)})
     assert digest({"x": jax.random.key(0)}) != digest({"x": jax.random.key(1)})
-
-
-def test_fields_of_environments_are_read_under_their_former_names(tmp_path: Path) -> None:
-    old_state = {"env": {"game": {"toward": jnp.arange(3), "head": jnp.arange(2)}}, "point": jnp.ones(4)}
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, old_state, {})
-        like = {"env": {"game": {"segment_direction": jnp.zeros(3, int), "head": jnp.zeros(2, int)}}}
-        _, state, _ = checkpoints.restore(like | {"point": jnp.zeros(4)})
-        np.testing.assert_array_equal(state["env"]["game"]["segment_direction"], jnp.arange(3))
-        with pytest.raises(CheckpointError, match="tool_goal"):  # fields of an algorithm have kept their names
-            checkpoints.restore(like | {"tool_goal": jnp.zeros(4)})
-
-
-def test_runs_from_before_links_go_on(tmp_path: Path) -> None:
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"timestep": {"reward": jnp.arange(3.0)}}, {})
-        like = {"timestep": {"reward": jnp.zeros(3), "links": jnp.zeros((3, 2, 2), jnp.int32)}}
-        _, state, _ = checkpoints.restore(like)
-        np.testing.assert_array_equal(state["timestep"]["reward"], jnp.arange(3.0))
-        np.testing.assert_array_equal(state["timestep"]["links"], np.full((3, 2, 2), -1))
-        checkpoints.save(2, like, {})  # with links they are read as they are
-        np.testing.assert_array_equal(checkpoints.restore(like)[1]["timestep"]["links"], np.zeros((3, 2, 2)))
-        with pytest.raises(CheckpointError, match=r"present is .* here and absent there"):
-            checkpoints.restore({"timestep": {"reward": jnp.zeros(3), "present": jnp.zeros(3, bool)}}, 1)
 
 
 def test_the_first_checkpoint_of_several_devices_compiles_nothing(tmp_path: Path) -> None:

@@ -30,11 +30,12 @@ from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
+from jaxrl.integrations import expert_dataset
 from jaxrl.rl.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, on_mesh
 from jaxrl.rl.replay import TERMINATED, Replay
-from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
+from jaxrl.runtime import run_directory
 from jaxrl.runtime.build import build_algorithm, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.saved_run import read_run

@@ -24,12 +24,12 @@ crossed: {failure_rate: [0.0, 0.5], communication_range: [5.0, 25.0]}
 
 
 def test_values_that_are_lists(tmp_path: Path) -> None:
-    """The conditions of a run that draws its delays: another list, and none."""
+    """The conditions of a run that draws its delays: other lists, and numbers."""
     file = tmp_path / "conditions.yaml"
-    file.write_text("drawn: {delays: [[1, 2], []], delay: 0}\nfixed: {delays: [[]], delay: [0, 1]}")
-    policy_set = policies.load(None, "coverage", {"q": 3, "budget": 4, "delays": (0, 3)})
+    file.write_text("drawn: {delay: [[1, 2], [3]]}\nfixed: {delay: [0, 1]}\none: {delay: 2}")
+    policy_set = policies.load(None, "coverage", {"q": 3, "budget": 4, "delay": (0, 3)})
     envs = [policy_set.with_env_settings(condition.settings).env.env for condition in read_conditions(file)]
-    assert [(env.delays, env.delay) for env in envs] == [((1, 2), 0), ((), 0), ((), 0), ((), 1)]
+    assert [env.delay for env in envs] == [(1, 2), (3,), 0, 1, 2]
 
 
 def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
@@ -142,9 +142,8 @@ def test_all_conditions_are_checked_before_one_is_played(monkeypatch: pytest.Mon
     wrong = [Condition("a", {}), Condition("b", {"budget": 0})]
     with pytest.raises(UsageError, match="condition 'b'"):
         conditions.rollout(policy_set, wrong, ["random"], 2)
-    drawn = policies.load(None, "coverage", {"q": 3, "budget": 2, "failure_rates": [0.1]})
-    with pytest.raises(UsageError, match=r"set failure_rate to 0, or failure_rates to an empty list \(.*\[\[\]\] in"):
-        conditions.rollout(drawn, [Condition("a", {"failure_rate": 0.5})], ["random"], 2)
+    with pytest.raises(UsageError, match=r"failure_rate is an empty list; name the values .*\(which is \[\[\]\] in"):
+        conditions.rollout(policy_set, [Condition("a", {"failure_rate": []})], ["random"], 2)
 
 
 def test_tails_by_hand() -> None:

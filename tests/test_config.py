@@ -295,3 +295,33 @@ def test_what_may_change_on_resume() -> None:
         configuration.apply_resume_changes(run, {"gamma": 0.5})
     names = [field.name for field in dataclasses.fields(RunSettings)]
     assert set(configuration.FREE_ON_RESUME) - {"host_workers"} < set(names)  # which environments on the host have
+
+
+@pytest.mark.parametrize(
+    ("text", "iterations", "seconds"),
+    [("5min", 0, 300.0), ("0.5 min", 0, 30.0), ("200", 200, 0.0), ("1_000", 1000, 0.0)],
+)
+def test_checkpoints_by_the_clock_or_by_iterations(text: str, iterations: int, seconds: float, tmp_path: Path) -> None:
+    """On the command line, in a file, and back from the file that a run writes."""
+    run = parse(["--algo", "coma", "--checkpoint_every", text]).config
+    assert (run.run.checkpoint_iterations, run.run.checkpoint_seconds) == (iterations, seconds)
+    (tmp_path / "config.yaml").write_text(run.to_yaml())
+    assert parse(["--config", str(tmp_path / "config.yaml")]).config == run
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "0min", "5 hours", "min", "1e7min", "2.5", "nan"])
+def test_impossible_times_between_checkpoints(text: str) -> None:
+    with pytest.raises(UsageError, match="checkpoint_every must be a"):
+        parse(["--algo", "coma", "--checkpoint_every", text])
+
+
+def test_a_setting_that_is_a_number_or_a_list(tmp_path: Path) -> None:
+    """One value and several, from the command line, Python and files."""
+    for text, value in (("0.25", 0.25), ("0,0.5", (0.0, 0.5)), ("0,", (0.0,))):
+        config = parse(["--algo", "coma", "--failure_rate", text]).config
+        assert config.env_settings["failure_rate"] == value
+        (tmp_path / "config.yaml").write_text(config.to_yaml())
+        assert parse(["--config", str(tmp_path / "config.yaml")]).config == config
+    for text, sentence in (("0,1.5", "must lie between 0 and 1"), ("a", "a number or a list of numbers")):
+        with pytest.raises(UsageError, match=f"--failure_rate {sentence}|--failure_rate must be {sentence}"):
+            parse(["--algo", "coma", "--failure_rate", text])

@@ -280,7 +280,7 @@ def test_bytes_of_the_state():
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({}, marks=pytest.mark.long), {"delays": (0, 1), "failure_rates": (0.3,), "channel_ramp": 0.5}],
+    [pytest.param({}, marks=pytest.mark.long), {"delay": (0, 1), "failure_rate": (0.3,), "channel_ramp": 0.5}],
 )
 def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
     """Bit for bit, from the end of a mission and from nothing: both are compiled as one."""

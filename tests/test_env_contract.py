@@ -38,7 +38,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
         {
-            "q": 5, "num_agents": 2, "budget": 3, "delays": (0, 2), "failure_rates": (0.0, 0.3), "channel_ramp": 0.5,
+            "q": 5, "num_agents": 2, "budget": 3, "delay": (0, 2), "failure_rate": (0.0, 0.3), "channel_ramp": 0.5,
             "show_ages": True,
         },
         {"q": 3, "num_agents": 5, "budget": 3, "team_sizes": (2, 4), "loss_rate": 0.3, "delay": 1, "start": "corners"},

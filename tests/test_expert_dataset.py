@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from helpers.expert_datasets import make_set
 
-from jaxrl.runtime import expert_dataset
-from jaxrl.runtime.expert_dataset import ExpertDatasetError
+from jaxrl.integrations import expert_dataset
+from jaxrl.integrations.expert_dataset import ExpertDatasetError
 
 
 def save(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
@@ -44,7 +44,7 @@ def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/runtime/expert_dataset.py"),
+    "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/integrations/expert_dataset.py"),
     "another version": ({"version": 2}, "is of version 2, this program reads version 1: create it again"),
     "not a number": (change("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
     "sizes": ({"next_observation": np.zeros((40, 5), np.float32)}, "observation has 3 numbers, next_observation 5"),

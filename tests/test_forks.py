@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from envs_jax import forks
+
 ROOT = Path(__file__).parents[1]
 
 # In the parent process `before` runs, in a forked child `within`; every error is printed in one line.
@@ -73,3 +75,11 @@ def test_a_child_of_a_process_that_only_failed_is_let_alone(tmp_path: Path) -> N
     load = "import jaxrl; jaxrl.load('pretrained:snakes'); print('loaded')"
     failed, *lines = fork("import jaxrl; jaxrl.load('absent')", f"{load}; {load}", tmp_path)
     assert "absent" in failed and lines == ["loaded", "loaded", "status 0"]
+
+
+def test_without_the_private_names_of_jax_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a version of JAX has renamed them."""
+    monkeypatch.setattr(forks, "xla_bridge", object())
+    monkeypatch.setattr(forks, "_owners", {1})  # a parent used JAX
+    forks.check_process("training", "")
+    assert len(forks._owners) == 2

@@ -170,6 +170,7 @@ def test_the_horizon_ends_an_episode_too() -> None:
         ("x/y, x_y", "info_keys has 'x_y' twice: leave one of them out"),
         ("length", "info_keys has 'length', a name that every table has: leave it out"),
         ("return:max", "info_keys has 'return', a name that every table has: leave it out"),
+        (",,", "info_keys ',,' names nothing: leave it out"),
         (":max", "info_keys has ':max', which names no number: write it before the colon"),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_run_resumes_with_other_workers(tmp_path: Path, monkeypatch: Any, caps
     assert evaluate.main([str(run), "--episodes", "3", "--host_workers", "2", "--policy", "random"]) == 0
     assert not multiprocessing.active_children()
     assert train.main(["--resume", str(run), "--gamma", "0.5"]) == 2
-    assert "checkpoint_minutes, keep_checkpoints, logger, host_workers" in capsys.readouterr().err.replace("\n", " ")
+    assert "checkpoint_every, keep_checkpoints, logger, host_workers" in capsys.readouterr().err.replace("\n", " ")
 
 
 SCRIPT = """
@@ -258,7 +258,7 @@ def wait_until(condition: Any, seconds: float, what: str) -> None:
         time.sleep(0.05)
 
 
-TRAIN = f"-m jaxrl.train {PPO} --total_env_steps 100000000 --host_workers 2 --block_seconds 0.2".split()
+TRAIN = f"-m jaxrl.train {PPO} --total_env_steps 100000000 --host_workers 2 --block_iterations 4".split()
 PLAY = """
 import jax, envs_jax
 from helpers import host

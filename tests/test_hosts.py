@@ -41,7 +41,7 @@ DDPG = (
     "--checkpoint_every 3"
 )
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --block_iterations 4"
-LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_seconds 0.05 --log_every 4"
+LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_iterations 8 --log_every 4"
 
 
 def free_port() -> int:

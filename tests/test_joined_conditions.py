@@ -109,8 +109,8 @@ def test_numbers_are_those_of_programs_of_their_own(algo: str, settings: dict[st
 @pytest.mark.parametrize(
     ("fixed", "settings"),
     [
-        ({"channel_ramp": 0.5, "failure_rates": (0.1, 0.6), "delays": (0, 1, 3)},
-         [{}, {"failure_rates": [0.9]}, {"delays": [], "delay": 2}, {"channel_ramp": 0.0, "delays": [3]}]),
+        ({"channel_ramp": 0.5, "failure_rate": (0.1, 0.6), "delay": (0, 1, 3)},
+         [{}, {"failure_rate": [0.9]}, {"delay": 2}, {"channel_ramp": 0.0, "delay": [3]}]),
         ({"mission_metrics": True, "num_agents": 6, "team_sizes": (2, 4, 6)},
          [{"team_sizes": [2, 6]}, {"team_sizes": [5]}, {"team_sizes": []}, {"team_sizes": [], "num_agents": 11}]),
         ({"random_range": True, "start": "corners", "terrain": "mixed", "num_actions": 27},
@@ -132,9 +132,9 @@ def test_missions_draw_the_same_from_a_context() -> None:
     """Terrain, start, range, failure rate, delay and team of 100 missions, of lists of several lengths."""
     usual = {"budget": 5, "start": "uniform"}
     envs = [
-        make(**usual, failure_rates=(0.1, 0.3, 0.3), delays=(0, 4), num_agents=4, team_sizes=(1, 3)),
+        make(**usual, failure_rate=(0.1, 0.3, 0.3), delay=(0, 4), num_agents=4, team_sizes=(1, 3)),
         make(**usual, failure_rate=0.7, delay=2, num_agents=7, communication_range=40.0),
-        make(**usual, delays=(1, 2, 3), num_agents=2, channel_ramp=0.5, area=50.0),
+        make(**usual, delay=(1, 2, 3), num_agents=2, channel_ramp=0.5, area=50.0),
     ]
     env, contexts = envs[0].join(envs[1:])
     draw = jax.jit(jax.vmap(env._draw_mission, in_axes=(0, None)))

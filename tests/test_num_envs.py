@@ -1,16 +1,13 @@
 """Any number of environments gets the updates, evaluations and snapshots that a preset has per environment step."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from jaxrl import algos
 from jaxrl.cli.flags import parse
-from jaxrl.common.errors import UsageError
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime import build, config, saved_run
+from jaxrl.runtime import build, config
 from jaxrl.runtime.presets import presets
 
 # preset: environments, steps of each and updates in an iteration, iterations between evaluations, as published
@@ -64,21 +61,6 @@ def test_a_run_is_evaluated_some_ten_to_a_thousand_times(preset: str) -> None:
         envs = run.num_envs or cls.default_num_envs(spec, settings.algo_settings)
         total = run.total_env_steps or run.total_episodes * spec.horizon
         assert 5 <= total / max(run.eval_every, envs) <= 1010
-
-
-def test_older_runs_are_read_without_what_is_gone(tmp_path: Path) -> None:
-    """Also as --config, where a logger that is gone is an error: it was asked for."""
-    old = {"algo": "sac", "env": "reach", "exact_sharding": True, "compiler_options": "xla_a=1", "seed": 7}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(old | {"logger": "mlflow, wandb"}))
-    settings = saved_run.read_training_run(tmp_path)[1].run
-    assert (settings.seed, settings.logger) == (7, "wandb")
-    with pytest.raises(UsageError, match="unknown logger 'mlflow, wandb'"):
-        parse(["--config", str(path)])
-    path.write_text(yaml.safe_dump(old | {"logger": "mlflow"}))
-    assert saved_run.read_training_run(tmp_path)[1].run.logger == "none"
-    path.write_text(yaml.safe_dump(old))
-    assert parse(["--config", str(path)]).config.run.seed == 7
 
 
 def test_a_run_that_sees_only_the_beginning_of_episodes_says_so() -> None:

@@ -18,7 +18,7 @@ import jaxrl
 from envs_jax.snakes import schedule
 from jaxrl.cli import evaluate, export, flags, train
 from jaxrl.common.errors import UsageError
-from jaxrl.runtime import published
+from jaxrl.integrations import published
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import committed_steps
 from jaxrl.runtime.presets import presets
@@ -130,8 +130,9 @@ def test_a_range_that_is_not_fixed_is_random(tmp_path: Path, fixed: bool) -> Non
     experiment = IPP_MARL["experiment"]
     content = IPP_MARL | {"experiment": experiment | {"uav": experiment["uav"] | {"fix_range": fixed}}}
     assert configure(content, tmp_path).env_settings["random_range"] is not fixed
-    (tmp_path / "older.yaml").write_text(f"algo: coma\nfix_range: {fixed}\n")
-    assert flags.parse(["--config", str(tmp_path / "older.yaml")]).config.env_settings["random_range"] is not fixed
+    (tmp_path / "ours.yaml").write_text(f"algo: coma\nfix_range: {fixed}\n")
+    with pytest.raises(UsageError, match=r"fix_range of ipp-marl has no setting .*random_range = the opposite"):
+        flags.parse(["--config", str(tmp_path / "ours.yaml")])
 
 
 def test_soft_targets_have_their_rate(tmp_path: Path) -> None:

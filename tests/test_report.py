@@ -131,7 +131,7 @@ def test_lines_of_another_run_are_refused(tmp_path: Path) -> None:
     with Writer(tmp_path / "one") as writer:
         mark = writer.mark()
     check_same_run(tmp_path / "one", mark)
-    check_same_run(tmp_path / "other", None)  # an older checkpoint
+    check_same_run(tmp_path / "other", None)
     check_same_run(tmp_path / "gone", mark)  # `trim` tells that they are lost
     with pytest.raises(MetricsError, match=r"other/metrics.jsonl is not of this run: .*; put the run's own file back"):
         check_same_run(tmp_path / "other", mark)

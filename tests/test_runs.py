@@ -78,7 +78,9 @@ def test_what_is_told_of_each_run(folder: Path, capsys: pytest.CaptureFixture[st
         zip("12345", (300, 300, 300, 200, 300), strict=True)
     )
     assert [by_name[name]["minutes"] for name in "1235"] == [3.0, 6.0, 9.0, 3.0]  # the pause does not count
-    assert [by_name[name]["state"] for name in "123"] == ["finished", "stopped", "finished"]
+    assert [by_name[name]["state"] for name in "123"] == ["finished", "crashed", "finished"]
+    make_checkpoint(folder / "ddpg_point/0002", 3, env_steps=300, finished=False)
+    assert list_runs(folder / "ddpg_point/0002", "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
     assert [by_name[name]["best_checkpoint"] for name in "1234"] == [2, 2, 2, None]
     assert by_name["1"]["algorithm"] == "ddpg" and by_name["1"]["environment"] == "helpers.tiny:PointMass"
 
@@ -114,7 +116,7 @@ def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, *rows = printed_lines(run_summary.list_runs(run_summary.find([str(folder)], pytest.fail)), capsys)
     assert [row.split()[0] for row in rows[:6]] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
     assert head.split() == ["run", "seeds", "env", "steps", "minutes", "score", "state", "best", "checkpoint"]
-    assert rows[1].split()[1:] == ["3", "300", "3", "0.3", "±0.25", "stopped"]
+    assert rows[1].split()[1:] == ["3", "300", "3", "0.3", "±0.25", "crashed"]
     assert rows[3].split()[1:] == ["1", "300", "9", "0.3", "finished", "2"]
     assert "score of helpers.tiny:PointMass: distance, on selection episodes (lower is better)" in rows
 
@@ -501,4 +503,4 @@ def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: py
     assert "sac_reach/0003" in " ".join(Page(Path("runs.html").read_text()).texts["td"])
     (code,) = blocks("python")
     exec(compile(code, str(WATCHING), "exec"), {})
-    assert capsys.readouterr().out.splitlines()[0] == "sac_reach/0003 stopped 200 0.25"
+    assert capsys.readouterr().out.splitlines()[0] == "sac_reach/0003 crashed 200 0.25"

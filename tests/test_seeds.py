@@ -264,7 +264,7 @@ def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_sweep_that_is_killed(tmp_path: Path) -> None:
     """Kills, a flipped byte, other numbers of devices, in processes of their own: all trials end in the same bits."""
-    flags = f"{FLAGS} --total_env_steps 28800 --block_seconds 0.02 --num_seeds 2 --sweep lr=0.05,0.1".split()
+    flags = f"{FLAGS} --total_env_steps 28800 --block_iterations 8 --num_seeds 2 --sweep lr=0.05,0.1".split()
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "scripts.kill_and_resume", "--kills", "4", "--only", "kills,devices,damage"]
     done = subprocess.run(

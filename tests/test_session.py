@@ -215,7 +215,7 @@ def test_stopped_by_a_signal(
 @pytest.mark.long
 def test_killed_and_damaged(tmp_path: Path) -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
-    more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_seconds 0.02"
+    more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_iterations 8"
     flags = f"{STUDY} {more}".split()
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_killed",

@@ -5,6 +5,7 @@ From Python, a YAML file and the command line; nothing else is raised, and no nu
 
 import functools
 import math
+import types
 import typing
 from collections.abc import Iterator
 from decimal import Decimal
@@ -66,6 +67,10 @@ def all_fields() -> Iterator[Field]:
 def check_exact(field: Field, value: Any, checked: Any) -> None:
     """The value is of the field's kind, within its bounds, and the one that was given."""
     kind, origin = field.kind, typing.get_origin(field.kind)
+    if origin is types.UnionType:
+        kinds = [typing.get_origin(part) or part for part in typing.get_args(kind)]
+        (kind,) = (part for part in kinds if type(checked) is part)
+        origin = kind if kind is tuple else None
     if origin is tuple:
         assert isinstance(checked, tuple) and list(checked) == [pytest.approx(x, rel=1e-15) for x in np.ravel(value)]
         return

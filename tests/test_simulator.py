@@ -22,8 +22,8 @@ from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
 from jaxrl.evaluation import collection, simulator
 from jaxrl.evaluation.policies import PolicySet
+from jaxrl.integrations import expert_dataset
 from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.runtime import expert_dataset
 
 HORIZON, LANES = 12, 3
 TOOL = np.array([0.0, 0.0, -0.045])

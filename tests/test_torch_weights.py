@@ -15,11 +15,11 @@ from jaxrl import algos
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError, UserError
+from jaxrl.integrations import torch_weights
+from jaxrl.integrations.torch_weights import read, team_net
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import load as loading
-from jaxrl.runtime import torch_weights
 from jaxrl.runtime.build import build_run
-from jaxrl.runtime.torch_weights import read, team_net
 
 RANDOM = np.random.default_rng(0)
 TOTAL = "--total_env_steps 1 --devices 1"

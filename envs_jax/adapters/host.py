@@ -276,8 +276,11 @@ class HostAdapter(Adapter):
     @functools.cached_property
     def metric_keys(self) -> tuple[InfoKey, ...]:
         """Return what `info_keys` names. Raises AdapterError."""
-        keys = []
-        for word in filter(None, map(str.strip, self.info_keys.split(","))):
+        keys: list[InfoKey] = []
+        words = [word.strip() for word in self.info_keys.split(",")]
+        if self.info_keys and not any(words):
+            raise AdapterError(f"info_keys {short_repr(self.info_keys)} names nothing: leave it out")
+        for word in filter(None, words):
             key, colon, how = (one.strip() for one in word.rpartition(":"))
             keys.append(InfoKey(key, how) if colon else InfoKey(how, "last"))
             if not keys[-1].key:

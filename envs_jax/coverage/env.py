@@ -233,7 +233,7 @@ class Coverage(CoverageConfig):
         config = self.channel_config
         noise = functools.partial(sensor.noise, key, num_agents=self.num_agents)
         if config is None:
-            links = key, index, positions, state.comm_range, self.failure_rate
+            links = key, index, positions, state.comm_range, self.failure_rates[0]
             received = communication.draw_received(*links, *((state.team,) if self.has_teams else ()))
             return received, noise(index), (), ()
         received, sent_positions, sent_index, channel = communication.exchange(

@@ -43,8 +43,7 @@ class Numbers:
 
 # Settings that `join` takes away from the program; of the ramp of training only the end counts
 _FREE = {
-    "num_agents", "team_sizes", "loss_rate", "communication_range", "failure_rate", "failure_rates", "delay", "delays",
-    "channel_ramp",
+    "num_agents", "team_sizes", "loss_rate", "communication_range", "failure_rate", "delay", "channel_ramp",
 }  # fmt: skip
 
 
@@ -70,8 +69,8 @@ def join(envs: Sequence[Any]) -> tuple[Any, list[Numbers]] | None:
         loss_rate=max(env.loss_rate for env in envs),
         communication_range=max(env.communication_range for env in envs),
         channel_ramp=0.0,
-        **_one_or_several("failure_rate", _union(env.failure_rates or (env.failure_rate,) for env in envs)),
-        **_one_or_several("delay", _union(env.delays or (env.delay,) for env in envs)),
+        failure_rate=_one_or_several(_union(env.failure_rates for env in envs)),
+        delay=_one_or_several(_union(env.delays for env in envs)),
     )
     return joined, _pad([env.numbers for env in envs])
 
@@ -80,9 +79,9 @@ def _union(lists: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(sorted(set(itertools.chain(*lists))))
 
 
-def _one_or_several(name: str, values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the setting of a number that all missions have, or of the list that they draw it from."""
-    return {name: values[0], f"{name}s": ()} if len(values) == 1 else {name: 0, f"{name}s": values}
+def _one_or_several(values: tuple[Any, ...]) -> Any:
+    """Return the number that all missions have, or the values that they draw it from."""
+    return values[0] if len(values) == 1 else values
 
 
 def _pad(all_numbers: list[Numbers]) -> list[Numbers]:

@@ -71,15 +71,16 @@ class CoverageConfig(Environment):
     )
     num_actions: int = setting(6, "give each UAV 4 moves (level), 6 (also up and down) or 27 (also diagonals)")
     communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))
-    failure_rate: float = setting(0.0, "lose a message within range with this probability", between=(0, 1))
-    failure_rates: tuple[float, ...] = setting(
-        (), "draw the failure_rate of each mission from these; empty: all have failure_rate", between=(0, 1)
+    failure_rate: float | tuple[float, ...] = setting(
+        0.0,
+        "lose a message within range with this probability; of several, such as 0,0.1,0.3, each mission draws one",
+        between=(0, 1),
     )
-    delay: int = setting(
-        0, "deliver messages this many steps after they were sent; a longer one makes news older", between=(0, 10_000)
-    )
-    delays: tuple[int, ...] = setting(
-        (), "draw the delay of each mission from these, steps; empty: all have delay", between=(0, 10_000)
+    delay: int | tuple[int, ...] = setting(
+        0,
+        "deliver messages this many steps after they were sent; a longer one makes news older; of several, such as "
+        "0,1,3, each mission draws one",
+        between=(0, 10_000),
     )
     channel_ramp: float = setting(
         0.0,
@@ -164,12 +165,9 @@ class CoverageConfig(Environment):
                 "num_agents, or lower team_sizes"
             )
 
-        for one, several in (("failure_rate", "failure_rates"), ("delay", "delays")):
-            if getattr(self, one) and getattr(self, several):
-                raise ValueError(
-                    f"coverage: {one} {getattr(self, one):g} has no effect where {several} are drawn from a list; set "
-                    f"{one} to 0, or {several} to an empty list"
-                )
+        for name in ("failure_rate", "delay"):
+            if getattr(self, name) == ():
+                raise ValueError(f"coverage: {name} is an empty list; name the values that missions may have, or one")
         if self.max_delay > self.budget:
             raise ValueError(
                 f"coverage: a delay of {self.max_delay} steps is too long for a mission of {self.steps} steps, in "
@@ -219,7 +217,17 @@ class CoverageConfig(Environment):
     @property
     def max_delay(self) -> int:
         """Longest delay of a mission, steps."""
-        return max(self.delays, default=self.delay)
+        return max(self.delays)
+
+    @property
+    def failure_rates(self) -> tuple[float, ...]:
+        """Shares of lost messages of which each mission has one."""
+        return self.failure_rate if isinstance(self.failure_rate, tuple) else (self.failure_rate,)
+
+    @property
+    def delays(self) -> tuple[int, ...]:
+        """Delays of messages, steps, of which each mission has one."""
+        return self.delay if isinstance(self.delay, tuple) else (self.delay,)
 
     @property
     def has_teams(self) -> bool:
@@ -257,18 +265,17 @@ class CoverageConfig(Environment):
     @property
     def channel_config(self) -> ChannelConfig | None:
         """The settings of the missions' channels; None where `communication.draw_received` is all there is."""
-        failure_rates = self.failure_rates or (self.failure_rate,)
-        delays = self.delays or (self.delay,)
-        ramped = self.channel_ramp > 0 and max(failure_rates) > 0
-        if not (self.counts_messages or self.failure_rates or ramped or self.show_ages):
+        is_drawn = isinstance(self.failure_rate, tuple)
+        is_ramped = self.channel_ramp > 0 and max(self.failure_rates) > 0
+        if not (self.counts_messages or is_drawn or is_ramped or self.show_ages):
             return None
-        return ChannelConfig(failure_rates, delays, self.steps, self.q)
+        return ChannelConfig(self.failure_rates, self.delays, self.steps, self.q)
 
     @property
     def numbers(self) -> Numbers:
         """The settings that the context may replace."""
-        rates = np.asarray(self.failure_rates or (self.failure_rate,), np.float32)
-        delays = np.asarray(self.delays or (self.delay,), np.int32)
+        rates = np.asarray(self.failure_rates, np.float32)
+        delays = np.asarray(self.delays, np.int32)
         sizes = np.asarray(self.team_sizes or (self.num_agents,), np.int32)
         return Numbers(
             num_agents=self.num_agents,

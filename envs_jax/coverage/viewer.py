@@ -148,7 +148,7 @@ def _heard(env: CoverageConfig, keys: Any, positions: Any, comm_range: Any, chan
     """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
     index = jnp.arange(len(positions), dtype=jnp.int32)
     if not channel:
-        rates = jnp.full(index.shape, env.failure_rate, jnp.float32)
+        rates = jnp.full(index.shape, env.failure_rates[0], jnp.float32)
         return jax.vmap(communication.draw_received)(keys, index, positions, comm_range, rates, team)
     sent = index - channel.delay
     at = jnp.maximum(sent, 0)

@@ -24,7 +24,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation import simulator
 from jaxrl.evaluation.collection import EXPERTS, collect
-from jaxrl.runtime import expert_dataset
+from jaxrl.integrations import expert_dataset
 from jaxrl.runtime.load import load_all_weights
 
 _POLICIES = "random,sampled,scripted"

@@ -52,7 +52,9 @@ Section = tuple[str, list[Finding]]  # title, lines
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    config, resumed_run, bad = None, None, []
+    config = None
+    resumed_run = None
+    bad = []
     if argv:
         request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__)
         resumed_run = request.resume
@@ -86,7 +88,8 @@ def check(config: Config | None = None, resumed_run: str | None = None) -> Itera
 def show(section: Section) -> None:
     """Print a section, in colour for a terminal."""
     title, findings = section
-    console, width = Console(highlight=False), max(len(finding.name) for finding in findings)
+    console = Console(highlight=False)
+    width = max(len(finding.name) for finding in findings)
     console.print(Text(title, "bold cyan"))
     for name, value, state in findings:
         console.print(Text.assemble(f"{_MARKS[state]} {name:{width}}  ", (value, _STYLES[state])), soft_wrap=True)
@@ -122,7 +125,8 @@ def find_nvidia(devices: Path = Path("/dev")) -> Nvidia | None:
 
 def read_memory(handle: Any) -> GpuMemory:
     """Read the memory of a GPU from NVML, without what this process holds. Raises pynvml.NVMLError."""
-    info, processes = pynvml.nvmlDeviceGetMemoryInfo(handle), []
+    info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    processes = []
     with contextlib.suppress(pynvml.NVMLError):  # not allowed in some containers
         processes = [(row.pid, row.usedGpuMemory) for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     held = sum(used or 0 for process, used in processes if process == os.getpid())
@@ -196,7 +200,8 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
         cause = f"{said}, and JAX_PLATFORMS={platforms} allows no other: unset it"
         cause = why_unused(nvidia, plugins, os.environ, said) if nvidia else cause
         return [*findings, Finding("JAX", cause, "bad")]
-    platform, count = devices[0].platform, len(devices)
+    platform = devices[0].platform
+    count = len(devices)
     memory = gibibytes(memory_plan.free_memory(devices[0], count)) + " may be used" + " on each" * (count > 1)
     cores = f", {os.cpu_count()} cores" if platform == "cpu" else ""
     kinds = _count_names([device.device_kind for device in devices])

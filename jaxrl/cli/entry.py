@@ -18,7 +18,8 @@ from envs_jax.settings import short_repr
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.forks import require_own_process
 
-_LATER, _AGAIN = 0.02, 1.0  # seconds until an interrupt is raised again
+_LATER_S = 0.02  # until an interrupt is raised that nothing could take
+_AGAIN_S = 1.0  # until one that was raised is raised again
 
 
 class AbandonedError(Exception):
@@ -90,10 +91,10 @@ def _interrupt(first: int, number: int, frame: types.FrameType | None) -> None:
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
         if frame.f_code in callbacks:
-            signal.setitimer(signal.ITIMER_REAL, _LATER)
+            signal.setitimer(signal.ITIMER_REAL, _LATER_S)
             return
         frame = frame.f_back
-    signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     raise KeyboardInterrupt(first)
 
 

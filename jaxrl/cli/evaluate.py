@@ -118,7 +118,8 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
     paths = {flag: output(name, flag) for flag, name in (("--json", flags.json), ("--csv", flags.csv)) if name}
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise UsageError(f"--json and --csv are both {flags.csv}: name two files")
-    episodes, seed = flags.episodes or EPISODES, flags.seed
+    episodes = flags.episodes or EPISODES
+    seed = flags.seed
     outcomes = conditions.rollout(policy_set, chosen, names, episodes, *options)
     report = conditions.summarise(policy_set, chosen, outcomes, episodes, seed, flags.bound)
     tables.show(report, policy_set.description)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from envs_jax.base import find as find_class
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
+from jaxrl.integrations.published import hint, translate_flags
 from jaxrl.runtime.config import (
     Config,
     Field,
@@ -25,7 +27,6 @@ from jaxrl.runtime.config import (
     suggestion,
 )
 from jaxrl.runtime.presets import base_and_source, presets
-from jaxrl.runtime.published import hint, translate_flags
 from jaxrl.runtime.run_directory import checkpoint_folder, choose_checkpoint, split_checkpoint
 from jaxrl.runtime.saved_run import read_training_run
 
@@ -37,7 +38,7 @@ def _parse(field: Field, text: str) -> Any:
     value: Any = text
     if field.kind is bool:
         value = _WORDS.get(text.lower(), text)
-    elif typing.get_origin(field.kind) is tuple:
+    elif _is_list(field.kind) or ("," in text and any(map(_is_list, typing.get_args(field.kind)))):
         value = text.replace(",", " ").split()
     elif typing.get_origin(field.kind) is Literal:
         value = next((option for option in typing.get_args(field.kind) if str(option) == text), text)
@@ -45,6 +46,10 @@ def _parse(field: Field, text: str) -> Any:
         return check_value(field, value, "the command line")
     except UsageError as error:
         raise UsageError(str(error).replace(f": {field.name} ", f": --{field.name} ", 1)) from None
+
+
+def _is_list(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,7 +137,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly from its last checkpoint")
 
 
-_DEVICE_FLAGS = ("--gpu", "--cuda", "--tpu", "--cpu")  # of other trainers
+_DEVICE_FLAGS = ("--gpu", "--cuda", "--tpu", "--cpu")  # flags of other trainers
 _FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")  # in the help
 _OPPONENT_SETTINGS = ("self_play", "self_play_every")  # in the help of environments with opponents only
 
@@ -236,7 +241,9 @@ def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> N
 def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
-    return "A,B,..." if typing.get_origin(kind) is tuple else {str: "TEXT"}.get(kind, kind.__name__.upper())
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return "|".join(map(_metavar, typing.get_args(kind)))
+    return "A,B,..." if _is_list(kind) else {str: "TEXT"}.get(kind, kind.__name__.upper())
 
 
 def add_environment(
@@ -251,7 +258,8 @@ def add_environment(
     """
     fields = find_fields(env, "environment")
     defaults = {name: field.default for name, field in fields.items()} | (current or {})
-    group, flag_fields = parser.add_argument_group(f"environment {env}"), {}
+    group = parser.add_argument_group(f"environment {env}")
+    flag_fields = {}
     for name, field in fields.items():
         if field.flag:
             with contextlib.suppress(argparse.ArgumentError):

@@ -62,7 +62,8 @@ class _CacheWarnings:
         if not str(message).startswith((_UNREADABLE, _UNWRITABLE)):
             self._show(message, *args, **kwargs)
             return
-        folder, error = jax.config.jax_compilation_cache_dir, sys.exc_info()[1]  # type: ignore[attr-defined]
+        folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+        error = sys.exc_info()[1]
         is_damaged = str(message).startswith(_UNREADABLE) and _delete_entry(error)
         if is_damaged in self._told:
             return

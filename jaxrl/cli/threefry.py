@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 
 from envs_jax.base import Array
 
-_ROTATIONS = ((13, 17), (15, 29), (26, 16), (6, 24))  # of the rounds of even and of odd steps
+_ROTATIONS = ((13, 17), (15, 29), (26, 16), (6, 24))  # the rounds of even and of odd steps
 _PARITY = 0x1BD11BDA
 
 
@@ -28,7 +28,8 @@ def threefry(key_0: Array, key_1: Array, count_0: Array, count_1: Array) -> tupl
 
     It calls `lax`, because the functions of `jax.numpy` would be traced anew for each shape.
     """
-    shape, word = key_0.shape, np.uint32
+    shape = key_0.shape
+    word = np.uint32
     key_2 = key_0 ^ key_1 ^ lax.full(shape, word(_PARITY))
 
     def step(loop: Any) -> Any:

@@ -22,7 +22,8 @@ class UsageError(UserError):
     exit_code = 2
 
 
-_HEAD, _TAIL = 500, 250  # characters of a sentence
+_HEAD = 500  # characters kept at the beginning of a long sentence
+_TAIL = 250  # and at its end
 
 
 def one_line(sentence: str) -> str:

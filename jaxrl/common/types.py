@@ -6,8 +6,8 @@ import jax
 
 from jaxrl.common.jax_flags import check_draws
 
-Key: TypeAlias = jax.Array  # of `jax.random`: key[], or key[N] for a batch
-Params: TypeAlias = Any  # of networks: a pytree of arrays, as flax makes it
+Key: TypeAlias = jax.Array  # as `jax.random` makes it: key[], or key[N] for a batch
+Params: TypeAlias = Any  # networks' parameters: a pytree of arrays, as flax makes it
 PolicyParams: TypeAlias = Any  # what `Algorithm.policy` returns and `act` takes: a pytree of arrays
 
 

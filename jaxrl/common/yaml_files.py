@@ -31,7 +31,8 @@ class _Reader(yaml.SafeLoader):
         mapping = super().construct_mapping(node, deep)
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
-            key, line = self.construct_object(key_node), key_node.start_mark.line + 1
+            key = self.construct_object(key_node)
+            line = key_node.start_mark.line + 1
             if key in lines:
                 raise yaml.YAMLError(
                     f"the key {short_repr(key)} is there twice, in lines {lines[key]} and {line}: remove one of them"

@@ -13,8 +13,8 @@ from jaxrl.algos.sac import Sac, soft_value
 from jaxrl.evaluation import simulator
 from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.simulator import Simulator
+from jaxrl.integrations.expert_dataset import ExpertDataset
 from jaxrl.nn import distributions
-from jaxrl.runtime.expert_dataset import ExpertDataset
 
 EXPERTS = ("policy", "scripted")
 _STREAM = 0x1ABE1  # random stream of the actions in value labels

@@ -4,12 +4,14 @@ import csv
 import dataclasses
 import io
 import itertools
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs_jax.settings import kinds_of
 from jaxrl.common.errors import UsageError
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluation import reports
@@ -83,9 +85,10 @@ def rollout(
     Raises UsageError: a condition that the environment does not know, or that the run's policy does not fit.
     """
     changed = []
+    kinds = kinds_of(type(policy_set.env.env))
     for condition in conditions:  # all of them are checked before any is played
         for key, value in condition.settings.items():
-            if isinstance(getattr(policy_set.env.env, key, None), tuple) and not isinstance(value, list):
+            if typing.get_origin(kinds.get(key)) is tuple and not isinstance(value, list):
                 raise UsageError(
                     f"condition '{condition.name}': {key} is a list itself, and a list of values is crossed: write it "
                     f"in two pairs of brackets, such as {key}: [[{value}]]"

@@ -14,10 +14,10 @@ from jaxrl.common.errors import UserError
 from jaxrl.evaluation import learning_curves, run_summary
 from jaxrl.evaluation.run_summary import Rows, RunSummary, count_minutes
 from jaxrl.report.tables import Row
-from jaxrl.runtime.config import FREE_ON_RESUME
+from jaxrl.runtime.config import NOT_COMPARED
 
 # Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
-_IGNORED_SETTINGS = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk"} - {
+_IGNORED_SETTINGS = {*NOT_COMPARED, "seed", "num_seeds", "runs", "learn_chunk"} - {
     "total_env_steps", "total_episodes", "max_seconds",
 }  # fmt: skip
 _POINTS = 100  # the most that a curve has

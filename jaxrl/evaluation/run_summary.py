@@ -27,7 +27,7 @@ from jaxrl.runtime.trials import Trial, describe_failed, trials
 Rows = list[dict[str, Any]]
 RUNS = "runs"  # the folder that is listed by default
 TITLES = ("seeds", "env steps", "minutes", "score", "state", "best checkpoint")  # columns of a table of runs
-_STYLES = {"running": "bold cyan", "stopped": "yellow"}
+_STYLES = {"running": "bold cyan", "stopped": "yellow", "crashed": "bold red"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,9 @@ class RunSummary:
     scoring: Scoring
     trials: list[Trial]  # combinations of swept settings with every seed; one for most runs
     rows: dict[str, Rows]  # {folder of a trial: its rows of metrics}
-    state: str  # "running" while a process trains it, "finished" once its total is reached, else "stopped"
+    # "running" while a process trains it, "finished" once its total is reached, "crashed" without a last checkpoint,
+    # else "stopped"
+    state: str
     score: dict[str, Any] | None  # the environment's at the end, see `summarise_score`
     best: int | None  # number of the best checkpoint, None if none was selected
     began: float  # modification time of versions.json, seconds since 1970
@@ -156,7 +158,7 @@ def read(directory: Path) -> RunSummary:
             for folder, mark in zip([".", *rows], marks if isinstance(marks, list) else [], strict=False):
                 check_same_run(directory / folder, mark if isinstance(mark, dict) else None)
         scoring = Scoring.read(versions.parent)
-        state = _state(root, config, meta, max(map(learning_curves.count_env_steps, rows.values())))
+        state = _state(root, meta, max(map(learning_curves.count_env_steps, rows.values())))
         score = summarise_score(rows, all_trials, scoring)
         best = Checkpoints(root / "checkpoints").best_step()
         return RunSummary(directory, config, scoring, all_trials, rows, state, score, best, versions.stat().st_mtime)
@@ -197,23 +199,19 @@ def _read_newest_meta(root: Path) -> dict[str, Any]:
         return {}
 
 
-def _state(root: Path, config: Config, meta: dict[str, Any], env_steps: int) -> str:
+def _state(root: Path, meta: dict[str, Any], env_steps: int) -> str:
     if in_use(root):
         return "running"
-    at = meta.get("env_steps")
-    finished = isinstance(at, int) and meta.get("finished", at >= config.run.total_env_steps) and env_steps <= at
-    return "finished" if finished else "stopped"
+    saved = meta.get("env_steps")
+    if not committed_steps(root / "checkpoints") or (isinstance(saved, int) and env_steps > saved):
+        return "crashed"  # a run that is stopped saves everything
+    return "finished" if meta.get("finished") else "stopped"
 
 
 def count_minutes(rows: Rows) -> list[tuple[float, float]]:
-    """Return step and minutes of training of each row; rows of older versions count pauses, too."""
-    timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/unix") is not None]
-    if all(row.get("time/seconds") is not None for row in timed):
-        seconds = [row["time/seconds"] for row in timed]
-    else:
-        seconds = [row["time/unix"] - timed[0]["time/unix"] for row in timed]
-    steps = [row["step"] if "step" in row else row["env_steps"] for row in timed]
-    return [(step, value / 60) for step, value in zip(steps, seconds, strict=True)]
+    """Return step and minutes of training of each row with a number of environment steps."""
+    timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/seconds") is not None]
+    return [(row["step"] if "step" in row else row["env_steps"], row["time/seconds"] / 60) for row in timed]
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:

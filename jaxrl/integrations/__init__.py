@@ -1,1 +1,1 @@
-"""Third-party formats and simulators."""
+"""Other programs: their names and files, which runs read, and what policies become for them."""

@@ -80,7 +80,8 @@ def _norm(weights: dict[str, np.ndarray], x: np.ndarray, layer: int) -> np.ndarr
 def _lstm(weights: dict[str, np.ndarray], x: np.ndarray, direction: str) -> np.ndarray:
     """[..., A, F] -> [..., A, units]: one LSTM over the agents in the order of the rows."""
     state = cell = np.zeros((*x.shape[:-2], len(weights[f"lstm_{direction}_state_kernel"])), np.float32)
-    states, gate_inputs = [], _dense(weights, x, f"lstm_{direction}_input")
+    states = []
+    gate_inputs = _dense(weights, x, f"lstm_{direction}_input")
     for agent in range(x.shape[-2]):
         gates = gate_inputs[..., agent, :] + _dense(weights, state, f"lstm_{direction}_state")
         enter, keep, new, show = np.split(gates, 4, axis=-1)

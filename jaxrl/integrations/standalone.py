@@ -37,7 +37,8 @@ from jaxrl.runtime.observations import describe_leaves
 from jaxrl.runtime.policy import Policy
 
 _FOLDER = Path(__file__).parent
-AGENT, SUBMISSION = _FOLDER / "export/agent.py", _FOLDER / "jidi/submission.py"
+AGENT = _FOLDER / "export/agent.py"
+SUBMISSION = _FOLDER / "jidi/submission.py"
 NETWORKS = _FOLDER / "numpy_networks.py"
 KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats
 BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # Jidi's games: rows, columns, snakes, beans, teams
@@ -50,7 +51,8 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 
     Raises UsageError: agent.py does not act as this algorithm does, or does not have its network.
     """
-    algo, spec = policy.algo, policy.algo.spec
+    algo = policy.algo
+    spec = policy.algo.spec
     acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
     if acting not in KNOWN:
         raise UsageError(
@@ -84,7 +86,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
         return settings | {
             "actions": "box",
             "numbers": math.prod(box.shape),
-            "bounds": tuple(describe_bounds(policy.env)["action"].values()),  # of all numbers, or of each
+            "bounds": tuple(describe_bounds(policy.env)["action"].values()),  # for all numbers, or for each
             "squash": "clip" if isinstance(algo, Ppo) else "tanh",
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
@@ -105,7 +107,9 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 
 def agent_files(policy: Policy) -> dict[str, bytes]:
     """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
-    settings, params, moments = agent_settings(policy), policy.params, {}
+    settings = agent_settings(policy)
+    params = policy.params
+    moments = {}
     tables = ActionUnits.from_env(policy.env).tables
     settings["tables"] = len(tables)
     if isinstance(policy.algo, Student | Ppo):
@@ -121,7 +125,8 @@ def _network_params(actor: Params) -> dict[str, Any]:
     actor = dict(actor.get("means", actor))
     if "memory1_input_kernel" not in actor:
         return actor
-    encoder, last = actor.pop("encoder", {}), actor.pop("head")
+    encoder = actor.pop("encoder", {})
+    last = actor.pop("head")
     last_layer = last.get("means", last)["head"]
     return {**encoder, **actor, "head": {**encoder.get("head", {}), **last_layer}}
 
@@ -182,7 +187,8 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
 
     Raises UsageError: the actor is a network that `numpy_networks` does not have.
     """
-    module, box = algo.networks["actor"].module, algo.spec.observation
+    module = algo.networks["actor"].module
+    box = algo.spec.observation
     module = module.means if isinstance(module, GaussianOutputs) else module  # deviations do not change greedy actions
     memory = {}
     if isinstance(module, Recurrent):

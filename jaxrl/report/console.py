@@ -15,7 +15,8 @@ from jaxrl.report.metrics import TimeLeft
 
 _WIDTH = 120  # characters of the longest line
 _HEADING_WIDTH = len("evaluation")
-_NUMBER_WIDTH, _COUNT_WIDTH = 8, 6  # characters of most numbers and of most counters
+_NUMBER_WIDTH = 8  # characters of most numbers
+_COUNT_WIDTH = 6  # characters of most counters
 _BAR_WIDTH = 20  # characters
 _CLEAR = "\r\x1b[K"  # what a terminal shows in the present line
 _FIRST_BLOCKS = 3  # written however fast they follow one another
@@ -39,15 +40,17 @@ class Console:
     def __init__(
         self, label: Callable[[str], str] = str, every: float = LOG_SECONDS, stream: TextIO | None = None
     ) -> None:
-        self._label, self._every, self._stream = label, every, stream or sys.stdout
+        self._label = label
+        self._every = every
+        self._stream = stream or sys.stdout
         self._is_terminal = self._stream.isatty()
         self._width = min(_WIDTH, shutil.get_terminal_size().columns) if self._is_terminal else _WIDTH
         self._lock = threading.RLock()  # other threads may write progress and long operations
         self._time_left = TimeLeft()
         self._cell_widths: dict[str, int] = {}  # by label; they only grow, so that numbers stay in their columns
         self._blocks = 0
-        self._block_time = self._group_time = -math.inf  # of the last block and of the last group of lines
-        self._progress_time: float | None = None  # of the last line of progress
+        self._block_time = self._group_time = -math.inf  # when the last block and the last group of lines came
+        self._progress_time: float | None = None  # when the last line of progress was written
         self._written: Mapping[str, Any] = {}  # the block of the last group
         self._left_out: tuple[Mapping[str, Any], float | None] | None = None  # the last block and its seconds left
 
@@ -68,7 +71,8 @@ class Console:
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
         """Write that a long operation such as "compiling" begins, and now and then how long it has been running."""
-        began, done = time.monotonic(), threading.Event()
+        began = time.monotonic()
+        done = threading.Event()
 
         def repeat() -> None:
             while not done.wait(self._every):
@@ -90,7 +94,8 @@ class Console:
         `done` of its `total` units, such as "episodes", are complete.
         """
         with self._lock:
-            now, last = time.monotonic(), self._progress_time
+            now = time.monotonic()
+            last = self._progress_time
             # sooner than `every`: the next call may be some seconds away
             is_recent = last is not None and now - max(last, self._group_time) < 0.45 * self._every
             if not self._is_terminal and (is_recent or (seconds_left is not None and seconds_left < 1)):
@@ -117,12 +122,15 @@ class Console:
                 1), power (watts).
         """
         with self._lock:
-            seconds_left, now = self._time_left.estimate(info), time.monotonic()
-            since, self._block_time = now - self._block_time, now
+            seconds_left = self._time_left.estimate(info)
+            now = time.monotonic()
+            since = now - self._block_time
+            self._block_time = now
             self._blocks += 1
             # The next block would come too late if it took as long as this one.
             is_due = self._blocks <= _FIRST_BLOCKS or now + since - self._group_time > self._every
-            evaluation, numbers = info.get("evaluation"), {**info, "evaluation": None}
+            evaluation = info.get("evaluation")
+            numbers = {**info, "evaluation": None}
             if not (evaluation or is_due):
                 self._left_out = numbers, seconds_left
                 return
@@ -131,7 +139,9 @@ class Console:
             self._write_cells("evaluation", self._describe_metrics(evaluation or {}))
 
     def _write_group(self, info: Mapping[str, Any], seconds_left: float | None) -> None:
-        self._group_time, self._written, self._left_out = time.monotonic(), info, None
+        self._group_time = time.monotonic()
+        self._written = info
+        self._left_out = None
         info = {**info, "seconds_left": seconds_left}
         episodes = {} if info.get("return") is None else {"return": info["return"]}
         losses = (info.get("losses") or {}).items()

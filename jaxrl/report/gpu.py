@@ -33,7 +33,9 @@ class Monitor:
     """Reads this process's local devices, within a `with` statement; NVML is opened once, if it answers."""
 
     def __enter__(self) -> "Monitor":
-        self._devices, self._handles, self._nvml = jax.local_devices(), [], contextlib.ExitStack()
+        self._devices = jax.local_devices()
+        self._handles = []
+        self._nvml = contextlib.ExitStack()
         if gpus := [device for device in self._devices if device.platform == "gpu"]:
             with contextlib.suppress(pynvml.NVMLError):
                 self._nvml.enter_context(nvml())

@@ -52,7 +52,8 @@ class WandbWriter(Writer):
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
         super().__init__(directory)
-        self._settings, self._say = settings, say
+        self._settings = settings
+        self._say = say
         self._rows: queue.Queue[Iterable[Row] | bool] = queue.Queue(_ROOM)
         self._broken = False
         self._first_step = math.inf  # the first one that the service does not have; set before rows are sent
@@ -102,14 +103,15 @@ class WandbWriter(Writer):
                     values = {name: float(value) for name, value in scalars.items() if value is not None}
                     finite = {name: value for name, value in values.items() if math.isfinite(value)}
                     run.log({"iteration": iteration, **finite}, step=iteration if step is None else step)
-        except Exception as error:  # of the service and the network
+        except Exception as error:  # any error of the service or the network
             self._fail(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def _open_run(self) -> Any:
         """Return the service's run: the one of the id in the run directory, or a new one."""
         import wandb
 
-        mode, file = os.environ.get("WANDB_MODE"), self._directory / f"{WANDB}.id"
+        mode = os.environ.get("WANDB_MODE")
+        file = self._directory / f"{WANDB}.id"
         if not mode and not wandb.login(prompt=False, verify=False):
             mode = "offline"
             self._say(

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.report.writer import Writer
 
-ROWS = 10_000  # of a whole run, approximately
+ROWS = 10_000  # approximate number in a whole run
 _DENSE = 250  # rows, at least, in each doubling of the iterations of a run, until it has its final spacing
 
 
@@ -59,13 +59,16 @@ class TimeLeft:
     def estimate(self, info: Mapping[str, Any]) -> float | None:
         """Return the `seconds_left` of a block if it has them, otherwise an estimate if there is one."""
         if info.get("phase") != self._phase:
-            self._phase, self._start = info.get("phase"), None
-        fraction, known = info.get("fraction"), info.get("seconds_left")
+            self._phase = info.get("phase")
+            self._start = None
+        fraction = info.get("fraction")
+        known = info.get("seconds_left")
         if known is not None or fraction is None:
             return known
         now = info.get("seconds", time.monotonic())
         self._start = self._start or (now, fraction)
-        since, gained = now - self._start[0], fraction - self._start[1]
+        since = now - self._start[0]
+        gained = fraction - self._start[1]
         return since * (1.0 - fraction) / gained if gained > 0 else None
 
 
@@ -94,7 +97,9 @@ class MetricAggregator:
     def __init__(
         self, writer: Writer, every: int, total_iterations: int, group: Mapping[str, Any] | None = None
     ) -> None:
-        self._writer, self._every, self._total_iterations = writer, every, total_iterations
+        self._writer = writer
+        self._every = every
+        self._total_iterations = total_iterations
         self.group: dict[str, Any] = dict(group or {})  # sums of an incomplete line, for the checkpoint
         self.losses: dict[str, float] = {}  # and accuracies, of the last line
         self.episodes: dict[str, float] = {}

@@ -24,7 +24,7 @@ from jaxrl.common.errors import UserError
 METRICS = "metrics.jsonl"
 LOST = "metrics.lost.jsonl"  # lines of a run that started again without a checkpoint
 EVENTS = "events"
-FAILED = "failed"  # of a row: 1 at the iteration where a trial fails, in a run of several how many have failed
+FAILED = "failed"  # entry of a row: 1 where the trial fails; in a run of several, how many have failed
 FLUSH = 5.0  # seconds between flushes of the events
 _LONGEST = 2**20  # bytes of a first line that is compared
 _LARGEST = 1e300  # number that a line may hold
@@ -123,7 +123,8 @@ class Writer:
         """
         self.close()
         self._require_folder()
-        path, problem = self._directory / METRICS, ""
+        path = self._directory / METRICS
+        problem = ""
         with _errors_in_one_sentence(self._directory):
             if after_iteration == 0 and mark is None and path.exists() and path.stat().st_size:
                 path.replace(self._directory / LOST)
@@ -214,7 +215,9 @@ def iterate_rows(directory: Path | str, size: float = math.inf) -> Iterator[dict
 
     Raises MetricsError: another line is damaged, or the file cannot be read.
     """
-    path, damaged, end = Path(directory) / METRICS, 0, 0
+    path = Path(directory) / METRICS
+    damaged = 0
+    end = 0
     if not path.exists():
         return
     try:
@@ -250,9 +253,9 @@ def is_evaluation(row: Mapping[str, Any]) -> bool:
 
 
 def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> None:
-    """Check that a checkpoint's `mark` describes the lines in a directory.
+    """Check that a checkpoint's `mark` describes the lines in a directory; None = no checkpoint says what they are.
 
-    Raises MetricsError: they begin with another row, or a damaged one. Older checkpoints have no mark, and pass.
+    Raises MetricsError: they begin with another row, or a damaged one.
     """
     path = Path(directory) / METRICS
     try:
@@ -270,7 +273,8 @@ def check_same_run(directory: Path | str, mark: Mapping[str, Any] | None) -> Non
 
 def describe_lost_rows(directory: Path | str, mark: Mapping[str, Any] | None, iteration: int) -> str:
     """Return a sentence if a directory has fewer bytes of metrics than its checkpoint's `mark` says, else ""."""
-    path, expected = Path(directory) / METRICS, mark["bytes"] if mark else 0
+    path = Path(directory) / METRICS
+    expected = mark["bytes"] if mark else 0
     size = path.stat().st_size if path.exists() else 0
     if size >= expected:
         return ""

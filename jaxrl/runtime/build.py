@@ -145,9 +145,6 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     return Run(resolved, env, algo, trainer, mesh, limit, notes, resuming)
 
 
-unchecked_run = build_run  # the former name, for programs that use it
-
-
 def build_algorithm(config: Config, custom: Custom = STANDARD) -> Algorithm:
     """Return the algorithm of a run on a single device, from which policies and weights come. Raises UsageError."""
     with usage_errors():

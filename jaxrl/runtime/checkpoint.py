@@ -18,18 +18,16 @@ import contextlib
 import errno
 import functools
 import json
-import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import write_atomically
@@ -40,7 +38,7 @@ from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 
 
 _MERGED = "manifest.ocdbt"  # file of orbax: without it none of the arrays can be read
-_DIGITS = 10  # of the name of a checkpoint's folder
+_DIGITS = 10  # in the name of a checkpoint's folder
 SMALL = "small"  # entry of the JSON object of a checkpoint that holds weights only, see `load.write_small_run`
 
 
@@ -78,8 +76,9 @@ class Checkpoints:
         self._run_folder = run_directory.stat_folder(
             self.directory.parent
         )  # None until the first save if there is none
-        self._keep, self._warn = keep, warn
-        self._manager: Any = None  # of orbax; made by the first save
+        self._keep = keep
+        self._warn = warn
+        self._manager: Any = None  # orbax's CheckpointManager, which the first save makes
         self._best: int | None = None  # the best one, once there is a manager
         self._damaged: set[int] = set()  # those that `warn` was told of
         self._last_save: tuple[int, str, list[Leaf], bool]  # number, meta, leaves, whether it is the best
@@ -202,7 +201,8 @@ class Checkpoints:
         return kept
 
     def _choose_kept(self, steps: list[int]) -> list[bool]:
-        kept, intact = [], 0
+        kept = []
+        intact = 0
         for step in reversed(steps):
             kept.append(intact < self._keep or step == self._best)
             intact += step == steps[-1] or self._is_complete(step)
@@ -226,7 +226,8 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError) as error:
-            manager, self._manager = self._manager, None
+            manager = self._manager
+            self._manager = None
             if manager is not None:
                 with contextlib.suppress(Exception):  # it repeats the error that is raised below
                     manager.close()
@@ -235,7 +236,8 @@ class Checkpoints:
             reason = reason or str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
             advice = "make the directory writable and free disk space there"
             if not self._is_in_place():
-                reason, advice = "the run's folder was deleted, moved or replaced", "put it back"
+                reason = "the run's folder was deleted, moved or replaced"
+                advice = "put it back"
             raise CheckpointError(
                 f"checkpoint {self._last_save[0]} could not be written under {self.directory} ({reason}); {advice}, "
                 "then continue with --resume"
@@ -289,14 +291,15 @@ class Checkpoints:
         self.wait()
         step = hosts.call_on_host_0(functools.partial(self._find_intact, self.steps()))
         folder = self.directory / _folder_name(step)
-        try:
+        with _reading(folder):
             return step, manifest.read_both(folder)[1]
-        except ValueError as error:
-            raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
 
-    def read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """Return state and JSON object of a checkpoint that `newest` has verified; see `restore`."""
-        return _read(self.directory / _folder_name(step), like, None)
+    def read(self, step: int, like: Any) -> Any:
+        """Return the state of a checkpoint that `newest` has verified; see `restore`."""
+        folder = self.directory / _folder_name(step)
+        with _reading(folder):
+            contents = manifest.read_manifest(folder)
+        return _read_state(folder, contents.leaves, like, None)
 
     def restore(
         self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False
@@ -315,7 +318,8 @@ class Checkpoints:
         """
         self.wait()
         for _ in range(2):  # training may replace it while it is read
-            before, number = self.steps(), self.best_step() if best else step
+            before = self.steps()
+            number = self.best_step() if best else step
             if step is not None and step not in before:
                 known = ", ".join(map(str, before[-10:])) or "none"
                 others = "".join(f"; {sentence}" for sentence in _describe_misnamed(self.directory))
@@ -325,7 +329,10 @@ class Checkpoints:
             try:
                 steps = before if number is None else [number]
                 chosen: int = hosts.call_on_host_0(functools.partial(self._find_intact, steps))
-                return chosen, *_read(self.directory / _folder_name(chosen), like, prefix)
+                folder = self.directory / _folder_name(chosen)
+                with _reading(folder):
+                    contents, meta = manifest.read_both(folder)
+                return chosen, _read_state(folder, contents.leaves, like, prefix), meta
             except Exception as error:
                 if step is not None or self.steps() == before:
                     raise
@@ -355,9 +362,11 @@ class Checkpoints:
         if misnamed and not damaged:
             raise CheckpointError(f"there is no checkpoint in {self.directory}; {misnamed[0]}")
         if damaged:
-            problem, advice = f"no intact checkpoint in {self.directory} ({damaged[0]})", "copy an intact one back, or "
+            problem = f"no intact checkpoint in {self.directory} ({damaged[0]})"
+            advice = "copy an intact one back, or "
         else:
-            problem, advice = f"there is no checkpoint in {self.directory}: the run ended before its first", ""
+            problem = f"there is no checkpoint in {self.directory}: the run ended before its first"
+            advice = ""
         raise CheckpointError(f"{problem}; {advice}start the run again")
 
     def _check_run_id(self, folder: Path, stored: manifest.Manifest) -> None:
@@ -383,23 +392,26 @@ class Checkpoints:
             return False
 
 
-def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, Any]]:
-    """Return the state of an intact checkpoint, or the part of it at `prefix`, and its JSON object."""
-    if obstacle := run_directory.find_obstacle(folder, writing=False):
-        raise CheckpointError(f"checkpoint {folder} cannot be read where {obstacle}: rename that folder")
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
     try:
-        contents, meta = manifest.read_both(folder)
-        leaves = contents.leaves
-        by_name = {leaf.name: leaf for leaf in leaves}
-        stored = _with_vectors(like, by_name, prefix)
-        expected = [leaf._replace(name=_name_in(by_name, leaf.name)) for leaf in manifest.list_leaves(stored, prefix)]
-        added = {leaf.name for leaf in expected if leaf.name in _ADDED and leaf.name not in by_name}
-        shared = [leaf for leaf in expected if leaf.name not in added]
-        difference = manifest.find_difference(shared, leaves, whole=prefix is None)
-        if difference is None:
-            return _without_vectors(_read_arrays(folder, stored, expected, added), like), meta
+        yield
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+
+
+def _read_state(folder: Path, stored: list[Leaf], like: Any, prefix: str | None) -> Any:
+    """Return the state of an intact checkpoint with these leaves, or the part of it at `prefix`, in the form of `like`.
+
+    Raises CheckpointError: it has other leaves than `like`, or cannot be read.
+    """
+    if obstacle := run_directory.find_obstacle(folder, writing=False):
+        raise CheckpointError(f"checkpoint {folder} cannot be read where {obstacle}: rename that folder")
+    expected = manifest.list_leaves(like, prefix)
+    difference = manifest.find_difference(expected, stored, whole=prefix is None)
+    if difference is None:
+        with _reading(folder):
+            return _read_arrays(folder, like, expected)
     if difference.startswith(("env.", "timestep.")) and "JAX_ENABLE_X64" not in difference:
         raise CheckpointError(
             f"the environment has changed since checkpoint {folder} was written: {difference}; use its previous code, "
@@ -411,8 +423,8 @@ def _read(folder: Path, like: Any, prefix: str | None) -> tuple[Any, dict[str, A
     )
 
 
-def _read_arrays(folder: Path, like: Any, leaves: list[Leaf], added: Collection[str]) -> Any:
-    """Return the arrays of a checkpoint in the structure of `like`, with these leaves; some are `added`, see `_ADDED`.
+def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
+    """Return the arrays of a checkpoint in the structure of `like`, which has these leaves.
 
     Raises OSError, ValueError.
     """
@@ -421,7 +433,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf], added: Collection[
     shardings = [getattr(value, "sharding", None) or first_device for value in values]
     pairs = zip(leaves, shardings, strict=True)
     arrays: dict[str, Any] = {}
-    if stored := {leaf.name: sharding for leaf, sharding in pairs if is_stored(leaf) and leaf.name not in added}:
+    if stored := {leaf.name: sharding for leaf, sharding in pairs if is_stored(leaf)}:
         import orbax.checkpoint as ocp
 
         restore_args = {name: ocp.ArrayRestoreArgs(sharding=sharding) for name, sharding in stored.items()}
@@ -430,8 +442,6 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf], added: Collection[
             arrays = reader.restore(folder / ARRAYS, args=args)
 
     def make_leaf(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
-        if leaf.name in added:
-            return jax.device_put(jnp.full(leaf.shape, _ADDED[leaf.name], value.dtype), sharding)
         if not is_stored(leaf):
             return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
         if not is_key(value):
@@ -440,58 +450,6 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf], added: Collection[
         return jax.device_put(jax.random.wrap_key_data(arrays[leaf.name], impl=impl), sharding)
 
     return jax.tree.unflatten(structure, map(make_leaf, leaves, values, shardings))
-
-
-_ADDED = {"timestep.links": -1}  # leaves that older checkpoints lack, whose runs do not read them; their values
-
-# Until commit abbf87e fields of the environments' states had other names.
-_FORMER_FIELDS = {
-    "comm_range": "reach", "pending_reward": "earned", "overflow": "excess",
-    "segment_direction": "toward", "tail_gap": "split", "plays_second_half": "second",
-    "tool_goal": "point", "required_opening": "width", "mocap_target": "target", "mocap_target_part": "target_part",
-}  # fmt: skip
-
-
-def _name_in(stored: dict[str, Leaf], name: str) -> str:
-    """Return the name of a leaf in a checkpoint that stores these."""
-    if name in stored or not name.startswith("env."):
-        return name
-    return ".".join(_FORMER_FIELDS.get(part, part) for part in name.split("."))
-
-
-# Until commit abbf87e the parameters of a network, its targets and its moments were one vector [..., P] each.
-
-
-def _with_vectors(like: Any, stored: dict[str, Leaf], prefix: str | None) -> Any:
-    """Return `like`, with the shape of a vector in place of each tree that the checkpoint stores as one vector."""
-
-    def find(path: Any) -> Leaf | None:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return stored.get(".".join(filter(None, (prefix, name))))
-
-    def shape(path: Any, part: Any) -> Any:
-        leaf, parts = find(path), jax.tree.leaves(part)
-        if leaf is None or not parts or not is_stored(leaf) or jax.tree_util.all_leaves([part]):
-            return part
-        size = sum(math.prod(x.shape) for x in parts) // math.prod(leaf.shape[:-1])
-        sharding = getattr(parts[0], "sharding", None)
-        return jax.ShapeDtypeStruct((*leaf.shape[:-1], size), parts[0].dtype, sharding=sharding)
-
-    return jax.tree.map_with_path(shape, like, is_leaf=lambda path, _: bool(find(path)), is_leaf_takes_path=True)
-
-
-def _without_vectors(state: Any, like: Any) -> Any:
-    """Return `state`, with the trees of `like` in place of its vectors."""
-
-    def unflatten(value: Any, part: Any) -> Any:
-        if jax.tree_util.all_leaves([part]):
-            return value
-        leaves, structure = jax.tree.flatten(part)
-        ends = np.cumsum([math.prod(x.shape) for x in leaves]) // math.prod(value.shape[:-1])
-        parts = jnp.split(value, ends[:-1], axis=-1)
-        return jax.tree.unflatten(structure, [x.reshape(leaf.shape) for x, leaf in zip(parts, leaves, strict=True)])
-
-    return jax.tree.map(unflatten, state, like)
 
 
 def committed_steps(directory: Path) -> list[int]:

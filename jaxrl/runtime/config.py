@@ -4,14 +4,13 @@ The mapping comes from a preset, Python or flags (`presets`, `api`, `cli`); with
 a run's config.yaml. What follows from the settings is found by `build`.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import math
 import os
 import re
+import types
 import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,12 +18,11 @@ import yaml
 
 import envs_jax
 from envs_jax.settings import (
+    LARGEST,
     Bounds,
-    check_bounds,
     check_settings,
     closest,
     exact_value,
-    kind_name,
     setting,
     short_repr,
 )
@@ -33,15 +31,15 @@ from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, list_names, usage_errors
 from jaxrl.common.files import expand_home
 from jaxrl.common.yaml_files import read_mapping
+from jaxrl.integrations.published import hint
 from jaxrl.report import loggers
-from jaxrl.runtime.published import hint
 
 # Default environment of each algorithm.
 DEFAULT_ENV = {
     "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "ppo": "reach",
     "collective": "reach", "student": "reach",
 }  # fmt: skip
-MAX_ENVS = 2**24  # of a run
+MAX_ENVS = 2**24  # most environments in a run
 _COUNT = (0, 1e15)
 
 
@@ -97,9 +95,6 @@ class RunSettings:
     block_iterations: int = setting(64,
         "maximum number of iterations in one compiled call; longer calls cost less overhead and report less often",
         between=(1, 10_000))
-    block_seconds: float = setting(1.0,
-        "target duration of a compiled call in seconds; longer calls cost less overhead and report less often",
-        between=(1e-3, 1e6))
     log_every: int = setting(0,
         "number of iterations averaged into one row of metrics; 0 = about 10,000 rows for the whole run, with fewer "
         "iterations per row at its beginning", between=(0, 1e9))
@@ -115,10 +110,9 @@ class RunSettings:
     eval_episodes: int = setting(64,
         "number of episodes of an evaluation that selects the best checkpoint, rounded up to a multiple of 8; more of "
         "them make the choice more reliable and take longer", between=(1, 100_000))
-    checkpoint_every: int = setting(0,
-        "number of iterations between checkpoints; 0 = only checkpoint_minutes decides", between=(0, 1e9))
-    checkpoint_minutes: float = setting(5.0,
-        "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6))
+    checkpoint_every: int | str = setting("5min",
+        "time between two checkpoints, in minutes, such as 5min, or as a number of iterations, such as 200; one is "
+        "always written at the end")
     keep_checkpoints: int = setting(3,
         "number of newest checkpoints to keep, in addition to the best one; more of them need more disk space",
         between=(1, 1_000_000))
@@ -133,6 +127,22 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"seed {self.seed} + num_seeds {self.num_seeds} exceeds 2^32: lower one of them")
+        if max(self.checkpoint_iterations, self.checkpoint_seconds) <= 0:
+            raise ValueError(
+                "checkpoint_every must be a number of minutes, such as 5min, or of iterations, such as 200, not "
+                f"{short_repr(self.checkpoint_every)}"
+            )
+
+    @property
+    def checkpoint_iterations(self) -> int:
+        """Iterations between two checkpoints; 0 where minutes are between them."""
+        return self.checkpoint_every if isinstance(self.checkpoint_every, int) else 0
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """Seconds between two checkpoints; 0 where iterations are between them."""
+        minutes = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?min", str(self.checkpoint_every))
+        return 60 * float(minutes[1]) if minutes else 0.0
 
 
 # Settings that may change when a run is resumed. Devices change the order in which floats are added; no other of these
@@ -140,8 +150,7 @@ class RunSettings:
 # host_workers is a setting of environments: how many processes step them follows the machine, as devices do.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "cpu_devices", "memory_gb", "block_iterations",
-    "block_seconds", "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
-    "keep_checkpoints", "logger", "host_workers",
+    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "logger", "host_workers",
 )  # fmt: skip
 # Settings in which a run and its checkpoints may differ; rollout_chunk follows the devices, and changes no result.
 NOT_COMPARED = (*FREE_ON_RESUME, "rollout_chunk")
@@ -218,13 +227,23 @@ def declared_fields(cls: type, section: str) -> dict[str, Field]:
     for field in fields.values():
         if field.default is dataclasses.MISSING:
             raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
-        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
-        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
+        if not _can_be_flag(field.kind):
             raise UsageError(
                 f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
-                "a Literal or a tuple of one of them"
+                "a Literal, or a tuple or a union of them"
             )
     return fields
+
+
+def _can_be_flag(kind: Any) -> bool:
+    """Return whether the command line can set a field of this kind."""
+    origin = typing.get_origin(kind)
+    parts = typing.get_args(kind)
+    if origin is tuple:
+        parts = parts[:1]
+    if origin in (tuple, typing.Union, types.UnionType):
+        return all(map(_can_be_flag, parts))
+    return kind in (bool, int, float, str) or origin is Literal
 
 
 def _fixed_settings(cls: Any, kinds: dict[str, Any]) -> dict[str, Any]:
@@ -268,47 +287,14 @@ def make_schema(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
 def check_value(field: Field, value: Any, where: str) -> Any:
     """Convert a value from YAML, the command line or Python to the field's type, see `exact_value`.
 
-    Numbers may be text, because YAML 1.1 reads 1e-3 as a word. Words may be paths. Raises UsageError.
+    Words may be paths, in which "~" is replaced. Raises UsageError, which begins with `where`.
     """
-    kind, converted = field.kind, value
-    if typing.get_origin(kind) is tuple:
-        parts = value.tolist() if getattr(value, "ndim", 0) == 1 else value
-        if isinstance(parts, list | tuple):
-            kinds = typing.get_args(kind)
-            kinds = kinds[:1] * len(parts) if kinds[1:] == (Ellipsis,) else kinds
-            if len(kinds) == len(parts):
-                fields = [dataclasses.replace(field, kind=inner) for inner in kinds]
-                return tuple(check_value(inner, part, where) for inner, part in zip(fields, parts, strict=True))
-    elif kind in (int, float) and isinstance(value, str) and (number := _parse_number(value)) is not None:
-        converted = number
-    elif kind is str and isinstance(value, str | os.PathLike):
-        converted = expand_home(os.fspath(value))
+    if field.kind is str and isinstance(value, str | os.PathLike):
+        value = expand_home(os.fspath(value))
     try:
-        exact = exact_value(field.name, converted, kind)
-        finite = kind is not float or math.isfinite(exact)
+        return exact_value(field.name, value, field.kind, field.between or (-LARGEST, LARGEST), texts=True)
     except ValueError as error:
-        if kind not in (int, float):
-            raise UsageError(f"{where}: {error}") from None
-        finite = False
-    if not finite:
-        raise UsageError(f"{where}: {field.name} must be {kind_name(kind)}, not {short_repr(value)}")
-    if kind in (int, float):
-        try:
-            check_bounds(field.name, exact, field.between)
-        except ValueError as error:
-            raise UsageError(f"{where}: {error}") from None
-    return exact
-
-
-def _parse_number(text: str) -> int | float | None:
-    """Return the finite number that a text is, None if it is none; Python would take 8_0 for 80."""
-    if "_" in text and not re.fullmatch(r"[+-]?\d{1,3}(_\d{3})+(\.\d*)?", text):
-        return None
-    for convert in (int, float):
-        with contextlib.suppress(ValueError):
-            number = convert(text)
-            return number if abs(number) < math.inf else None
-    return None
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _is_plain(value: Any) -> bool:
@@ -318,37 +304,13 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
-# Settings that only older runs have, each with the one value that changes nothing; None: no value changes anything
-_GONE = {
-    "exact_sharding": None, "compiler_options": None, "imitation_updates": None, "imitation_batch": None,
-    "imitation_episodes": 0, "eps_spread": 0, "value_clip": 0, "target_kl": 0,
-}  # fmt: skip
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the settings of a YAML file by their present names. Raises UsageError: it cannot be read."""
-    loaded = rename_settings(read_mapping(path))
+    """Read the settings of a YAML file. Raises UsageError: it cannot be read."""
+    loaded = read_mapping(path)
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
             raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")
     return loaded
-
-
-def rename_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their present names, without those that are gone and change nothing."""
-    kept = {name: value for name, value in values.items() if name not in _GONE or _GONE[name] not in (None, value)}
-    if "fix_range" in kept and "random_range" not in kept:  # until commit abbf87e
-        fixed = kept.pop("fix_range")
-        kept["random_range"] = not fixed if isinstance(fixed, bool) else fixed
-    return kept
-
-
-def read_run_yaml(path: Path) -> dict[str, Any]:
-    """Read the settings of a run, without a logger that no longer exists. Raises UsageError: it cannot be read."""
-    values = read_yaml(path)
-    if "mlflow" in (written := str(values.get("logger"))):
-        values["logger"] = loggers.WANDB if loggers.WANDB in written else loggers.NONE
-    return values
 
 
 def for_this_device(config: Config) -> Config:
@@ -409,9 +371,6 @@ def apply_changes(config: Config, changes: dict[str, Any], where: str = "the com
     return result
 
 
-changed = apply_changes  # the former name, for programs that use it
-
-
 def apply_resume_changes(config: Config, changes: dict[str, Any]) -> Config:
     """Return the configuration of a resumed run. Raises UsageError that names a setting that may not change."""
     for name, value in changes.items():
@@ -438,7 +397,8 @@ def describe_owners(name: str, algo: str) -> str:
 def suggestion(word: str, known: dict[str, str]) -> str:
     """Return half a sentence that suggests names for an unknown word; `known` is {name: its explanation}."""
     words = re.split("[-_]+", word[:100].strip("-").lower())
-    ending, meaning = "_" + "_".join(words), " ".join(words)
+    ending = "_" + "_".join(words)
+    meaning = " ".join(words)
     akin = [name for name in known if name.endswith(ending)]
     if len(words) > 1:
         akin += [name for name, text in known.items() if text.startswith(meaning) and name not in akin]

@@ -34,7 +34,8 @@ def digest_code(config: Config) -> dict[str, str]:
     named = {name.partition(":")[0].partition(".")[0] for name in (config.env, config.algo) if ":" in name}
     modules: dict[str, dict[str, Path]] = {}
     for name, module in sorted(sys.modules.items()):
-        package, file = name.partition(".")[0], getattr(module, "__file__", None)
+        package = name.partition(".")[0]
+        file = getattr(module, "__file__", None)
         if package in (*_OURS, *_STARTED) or not file or (_is_installed(file) and package not in named):
             continue
         if is_file(Path(file)):  # not part of an archive

@@ -49,8 +49,8 @@ class ProcessInfo:
     """One process of a run, as far as the flags say; JAX asks the launcher for what is None."""
 
     coordinator: str | None  # "HOST:PORT" of host 0
-    count: int | None  # of hosts
-    index: int | None  # of this one, from 0
+    count: int | None  # number of hosts
+    index: int | None  # this host's, from 0
     devices: list[int] | None  # [] for all visible devices; None for JAX's choice, the GPU of the task's local number
 
 
@@ -61,7 +61,8 @@ def find(coordinator: str | None, count: int | None, index: int | None) -> Proce
 
     Raises UsageError: incompatible flags, or variables that do not say enough to make their processes one run.
     """
-    get, local_devices = os.environ.get, None
+    get = os.environ.get
+    local_devices = None
     flags = coordinator, count, index
     if count == 1:
         if coordinator or index:
@@ -82,7 +83,8 @@ def find(coordinator: str | None, count: int | None, index: int | None) -> Proce
         if _read_count("WORLD_SIZE") > 1 and is_innermost and get("RANK", "").isdecimal() and get("MASTER_ADDR"):
             port = _read_count("MASTER_PORT") % (2**16 - 1) + 1  # MASTER_PORT is torchrun's own
             tasks = count = _read_count("WORLD_SIZE")
-            coordinator, index = f"{get('MASTER_ADDR')}:{port}", int(get("RANK", ""))
+            coordinator = f"{get('MASTER_ADDR')}:{port}"
+            index = int(get("RANK", ""))
             local_devices = [_read_count("LOCAL_RANK")]
             is_shared = "LOCAL_RANK" in os.environ and get("LOCAL_WORLD_SIZE") != "1"
         for size, rank in _RANKS.items():
@@ -298,7 +300,9 @@ def gather(value: Any) -> list[Any]:
     """
     if count_hosts() == 1:
         return [value]
-    service, turn, values = _client(), next(_turns), []
+    service = _client()
+    turn = next(_turns)
+    values = []
     service.key_value_set(f"jaxrl/{turn}/{global_state.process_id}", json.dumps(value))
     for host in range(count_hosts()):
         text = _reader.submit(service.blocking_key_value_get, f"jaxrl/{turn}/{host}", _FOREVER_MS).result()
@@ -348,7 +352,8 @@ def require_visible(directory: Path) -> None:
     If a host ends later, the error message of the others names this directory.
     """
     global _run_directory
-    _run_directory, until = directory, time.monotonic() + VISIBLE_TIMEOUT_S
+    _run_directory = directory
+    until = time.monotonic() + VISIBLE_TIMEOUT_S
     while not directory.is_dir() and time.monotonic() < until:
         time.sleep(0.5)  # a network file system may be slow
     blind = [host for host, sees in enumerate(gather(directory.is_dir())) if not sees]

@@ -17,8 +17,9 @@ from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.common.files import is_file
+from jaxrl.integrations import expert_dataset
 from jaxrl.report.console import lend_handler
-from jaxrl.runtime import expert_dataset, hosts, run_directory
+from jaxrl.runtime import hosts, run_directory
 from jaxrl.runtime.build import Run, build_algorithm
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config
@@ -84,7 +85,7 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
         run_directory.write_versions(out, run_directory.read_versions(root))
         with lend_handler(), Checkpoints(out / run_directory.CHECKPOINTS) as checkpoints:
             checkpoints.save(step, {"algo": state}, {**meta, "settings": settings.flat(), SMALL: True}, best=True)
-        for file in out.rglob("commit_success.txt"):  # of orbax, which names the folder that was written
+        for file in out.rglob("commit_success.txt"):  # orbax's, which name the folder that was written
             file.unlink()
     except OSError as error:
         raise UserError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from None
@@ -95,9 +96,9 @@ def write_small_run(run: str | Path, out: Path, best: bool = True, checkpoint: i
 class _SavedRun(NamedTuple):
     """A run, or trials of it, and the checkpoint to read."""
 
-    directory: Path  # of the run or of the trials
-    config: Config  # of the first trial as a run of its own
-    algo: Algorithm  # of one trial, on a single device
+    directory: Path  # where the run is, or the trials are
+    config: Config  # the first trial as a run of its own
+    algo: Algorithm  # for one trial, on a single device
     checkpoint: int | None  # its number, None for the best or newest
 
 
@@ -148,11 +149,11 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[dict[int, AlgoState], in
             return {saved.config.run.seed: AlgoState(replicated, ())}, step
         folders = [trial.folder for trial in all_trials]
         check_meta(meta, step, root, len(saved.algo.phases), folders)
-        failed = meta.get("failed", {})
+        failed = meta["failed"]
         if saved.checkpoint is None and len(indices) > 1 and step != checkpoints.steps()[-1]:
             newest, newest_meta = checkpoints.newest()
             check_meta(newest_meta, newest, root, len(saved.algo.phases), folders)
-            failed = newest_meta.get("failed", {}) | failed
+            failed = newest_meta["failed"] | failed
     lost = {k: failed[all_trials[k].folder] for k in indices if all_trials[k].folder in failed}
     described = describe_failed({all_trials[k].folder: iteration for k, iteration in lost.items()})
     if len(lost) == len(indices):
@@ -275,11 +276,12 @@ def load_weights(name: str, run: Run) -> Any:
     Raises UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
     if name.endswith(".pth"):  # torch_weights needs networks of its own
-        from jaxrl.runtime import torch_weights
+        from jaxrl.integrations import torch_weights
 
         key = jax.random.fold_in(jax.random.key(run.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(name, run.algo, key))
-    saved, custom = _open_run(name), Custom(run.algo.custom.networks)
+    saved = _open_run(name)
+    custom = Custom(run.algo.custom.networks)
     if saved.config.algo != run.config.algo:
         raise UsageError(
             f"{name} was trained with '{saved.config.algo}', not '{run.config.algo}': its weights do not match"

@@ -76,7 +76,7 @@ class Manifest(NamedTuple):
     step: int
     leaves: list[Leaf]
     files: dict[str, str]
-    sizes: dict[str, int]  # {} in those of older versions
+    sizes: dict[str, int]
     best: bool = False
     run: str = ""
 
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
         stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if _digest(json.dumps(stored["contents"])) != stored["sha256"]:
             raise ValueError("its checksum differs")
-        manifest = Manifest(**{"sizes": {}, **stored["contents"]})
+        manifest = Manifest(**stored["contents"])
         _check_types(manifest)
         return manifest._replace(leaves=[Leaf(name, kind, tuple(shape)) for name, kind, shape in manifest.leaves])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

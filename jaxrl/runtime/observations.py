@@ -28,7 +28,7 @@ class Leaf:
 
     @functools.cached_property
     def limits(self) -> tuple[Any, Any]:
-        """Return the lowest and highest numbers that a policy takes."""
+        """Lowest and highest numbers that a policy takes."""
         return self.find_limits(_SLACK)
 
     def find_limits(self, slack: float) -> tuple[Any, Any]:

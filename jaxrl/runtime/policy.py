@@ -43,7 +43,8 @@ class Policy:
         self._check_process()  # for the sake of processes that are forked from this one
 
     def __repr__(self) -> str:
-        name, env = type(self.algo).__name__, type(self.env).__name__
+        name = type(self.algo).__name__
+        env = type(self.env).__name__
         return f"Policy({name} in {env}{'' if self.step is None else f', checkpoint {self.step}'})"
 
     def _check_process(self) -> None:
@@ -92,12 +93,14 @@ class Policy:
         else:
             self._check_carry(carry, size, timestep.first)
         if key is None:
-            keys, mode = jax.random.split(jax.random.key(0), size), "greedy"
+            keys = jax.random.split(jax.random.key(0), size)
+            mode = "greedy"
         else:
             check_key(key)
             if key.shape not in ((), (size,)):
                 raise ValueError(f"key must be one key, or {size} for as many observations, not of shape {key.shape}")
-            keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
+            keys = key if key.ndim else jax.random.split(key, size)
+            mode = "sample"
         action, carry = _act(self.algo, self.params, carry, timestep, keys, mode)
         if action_mask is not None:
             self._check_open(action, timestep.action_mask)
@@ -123,7 +126,7 @@ class Policy:
 
     @functools.cached_property
     def _blank(self) -> TimeStep:
-        """Return ShapeDtypeStructs of a batch of one."""
+        """ShapeDtypeStructs of a batch of one."""
         env = batched(self.env)
         context = jax.eval_shape(env.context, jax.eval_shape(start))
         return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
@@ -140,7 +143,8 @@ class Policy:
         """Raise ValueError for a carry of another structure, batch or kind of numbers, or not finite where used."""
         blank = self._blank_carry
         structures: list[Any] = [jax.tree.structure(carry), jax.tree.structure(blank)]
-        leaves, blanks = jax.tree.leaves(carry), jax.tree.leaves(blank)
+        leaves = jax.tree.leaves(carry)
+        blanks = jax.tree.leaves(blank)
         shapes = [(size, *x.shape[1:]) for x in blanks]
         if (
             structures[0] != structures[1]

@@ -11,7 +11,7 @@ from jaxrl import algos
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
-from jaxrl.runtime import published
+from jaxrl.integrations import published
 from jaxrl.runtime.config import TOTALS, Config, build, find_env_name, find_fields, read_yaml
 from jaxrl.runtime.run_directory import CONFIG
 
@@ -56,7 +56,8 @@ def base_and_source(algo: str | None, config: str | None, env: str | None) -> tu
         values = _move_to_algo(values, algo, where)
     if env is not None and env != (preset_env := find_env_name(values)):
         if config is None and not (preset_env and _are_related(preset_env, env)):  # a preset for something else
-            values, where = {"algo": values["algo"]}, _NO_FILE
+            values = {"algo": values["algo"]}
+            where = _NO_FILE
         values = _move_to_env(values, env)
     return build(values, where), _describe_source(where)
 
@@ -112,7 +113,8 @@ def _published_values(converted: published.Converted, path: Path) -> dict[str, A
 
 def _move_to_env(values: dict[str, Any], env: str) -> dict[str, Any]:
     """Transfer a preset to another environment, dropping environment settings unless the two are related."""
-    previous_env, valid = find_env_name(values), set()
+    previous_env = find_env_name(values)
+    valid = set()
     dropped = set(find_fields(previous_env, "environment")) if previous_env else set()
     if previous_env and _are_related(previous_env, env):
         valid = set(find_fields(env, "environment"))

@@ -19,7 +19,7 @@ from jaxrl.report.writer import NullWriter, Writer, check_same_run, describe_los
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, saved_run, trials
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
-from jaxrl.runtime.checkpoint import SMALL, Checkpoints, committed_steps
+from jaxrl.runtime.checkpoint import SMALL, Checkpoints
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.scoring import Scoring
@@ -35,7 +35,7 @@ _RESOLVED = (  # settings that a run chooses itself unless they are given
 class RunOutcome(NamedTuple):
     """The result of a run in this process."""
 
-    directory: Path  # of the run
+    directory: Path  # where the run is
     sentence: str  # why it ended
     # whether something still runs, a block or the compiler, that would delay the end of the process
     abandoned: bool = False
@@ -65,7 +65,8 @@ def start(
         arguments = run.config.run.runs, config.algo, config.env, run.env.env.version, facts, name
         with _lock_directory(lambda: run_directory.create(*arguments)) as (directory, folder):
             hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
-            return _train(run, programs, directory, folder, console, inputs)
+            checkpoints = _open_checkpoints(directory, run, console)
+            return _train(run, programs, directory, folder, console, checkpoints, inputs)
 
 
 def resume_or_start(name: str, config: Config, changes: dict[str, Any], source: str = "") -> RunOutcome:
@@ -92,7 +93,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     directory = run_directory.open_run(path)
     if directory.parent == run_directory.PRETRAINED:  # the package's files are not to be locked
         raise UsageError(f"{path} holds only weights, which cannot be resumed: start a run with --init_from")
-    if (root := saved_run.locate(directory)[0]) != directory.absolute():
+    if not saved_run.is_run(directory) and (root := saved_run.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
     run_directory.require_writable_path(directory)
     new_config = configuration.apply_resume_changes(config, changes)
@@ -102,14 +103,15 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     with _lock_directory(lambda: directory) as (_, folder), Console(run.env.spec.label) as console:
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
-        step, meta, inputs = None, None, None
-        if hosts.broadcast(committed_steps(directory / run_directory.CHECKPOINTS)):
-            step, meta = _find_resume_point(directory, run, config, console)
+        meta: dict[str, Any] | None = None
+        inputs = None
+        checkpoints = _open_checkpoints(directory, run, console)
+        if hosts.broadcast(checkpoints.steps()):
+            meta = _find_resume_point(directory, run, config, checkpoints)
         else:
             inputs = load_inputs(run)
         if meta is not None and _is_finished(run, meta):
-            mark, *_ = meta.get("metrics") or [None]
-            if lost := describe_lost_rows(directory, mark, Position.from_meta(meta).iterations):
+            if lost := describe_lost_rows(directory, meta["metrics"][0], Position.from_meta(meta).iterations):
                 console.say(f"warning: {lost}")
             if changes:
                 console.say(
@@ -119,7 +121,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
         if (schedule := run.config.run.schedule_env_steps) < run.config.run.total_env_steps:
             console.say(f"schedules, such as learning rates, end after {schedule:,} environment steps as before")
         programs = _compile(run, inputs, meta, console)
-        return _train(run, programs, directory, folder, console, inputs, step)
+        return _train(run, programs, directory, folder, console, checkpoints, inputs, meta)
 
 
 @contextmanager
@@ -137,44 +139,50 @@ def _lock_directory(find: Callable[[], Path]) -> Iterator[tuple[Path, os.stat_re
         yield directory, run_directory.stat_folder(directory)
 
 
-def _find_resume_point(directory: Path, run: Run, before: Config, console: Console) -> tuple[int, dict[str, Any]]:
-    """Return number and metadata of the checkpoint to continue from; `before` is the configuration without changes.
+def _open_checkpoints(directory: Path, run: Run, console: Console) -> Checkpoints:
+    return Checkpoints(directory / run_directory.CHECKPOINTS, run.config.run.keep_checkpoints, console.say)
+
+
+def _find_resume_point(directory: Path, run: Run, before: Config, checkpoints: Checkpoints) -> dict[str, Any]:
+    """Return the metadata of the checkpoint to continue from; `before` is the configuration without changes.
 
     Raises UserError: no intact checkpoint, one of another configuration, or one beyond the requested total.
     """
-    with Checkpoints(directory / run_directory.CHECKPOINTS, warn=console.say) as checkpoints:
-        step, meta = checkpoints.newest()
+    step, meta = checkpoints.newest()
     if meta.get(SMALL):
         raise UsageError(f"{directory} holds only weights, which cannot be resumed: start a run with --init_from")
     folders = [trial.folder for trial in trials.trials(run.config)]
     saved_run.check_meta(meta, step, directory, len(run.algo.phases), folders)
 
     def check_metrics() -> None:
-        for folder, mark in zip([".", *folders], meta.get("metrics") or [], strict=False):
+        for folder, mark in zip([".", *folders], meta["metrics"], strict=False):
             check_same_run(directory / folder, mark)
 
     hosts.call_on_host_0(check_metrics)
     saved_run.check_resume_settings(fixed_settings(run), meta, step, run.mesh.size, directory)
-    requested, env_steps = run.config.run.total_env_steps, meta["env_steps"]
+    requested = run.config.run.total_env_steps
+    env_steps = meta["env_steps"]
     if requested < env_steps and requested != before.run.total_env_steps:
         raise UsageError(
             f"the run has made {env_steps:,} environment steps, and a total of {requested:,} is less: "
             "raise --total_env_steps (or --total_episodes) above that"
         )
-    return step, meta
+    return meta
 
 
 def _is_finished(run: Run, meta: dict[str, Any]) -> bool:
     """Return whether a checkpoint with this metadata leaves neither iterations nor the last evaluation to do."""
-    position, settings = Position.from_meta(meta), run.config.run
+    position = Position.from_meta(meta)
+    settings = run.config.run
     left = position.remaining(run.algo.phases, run.trainer.layout.num_envs, settings.total_env_steps)
     return not any(left) and (not settings.eval_every or meta["evaluated"] == position.iterations)
 
 
 def _describe_finished(meta: dict[str, Any]) -> str:
     """Return the sentence for a run that has reached its total; it names a total that goes on."""
-    iterations, env_steps = Position.from_meta(meta).iterations, meta["env_steps"]
-    failed = f"; {trials.describe_failed(meta['failed'])}" if meta.get("failed") else ""
+    iterations = Position.from_meta(meta).iterations
+    env_steps = meta["env_steps"]
+    failed = f"; {trials.describe_failed(meta['failed'])}" if meta["failed"] else ""
     return (
         f"finished at iteration {iterations:,} ({env_steps:,} environment steps){failed}: nothing is left to do; to "
         f"train longer, raise the total, for example --total_env_steps {2 * env_steps}"
@@ -183,7 +191,8 @@ def _describe_finished(meta: dict[str, Any]) -> str:
 
 def _compile(run: Run, inputs: Any, meta: dict[str, Any] | None, console: Console) -> CompiledRun:
     """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
-    device, count = jax.local_devices()[0], hosts.count_hosts()
+    device = jax.local_devices()[0]
+    count = hosts.count_hosts()
     where = f"{device.platform}, {count} hosts" if count > 1 else device.platform
     console.say(
         f"{run.mesh.size} x {device.device_kind} ({where}), {run.trainer.layout.shards} logical shards, "
@@ -203,13 +212,15 @@ def _train(
     directory: Path,
     folder: os.stat_result | None,
     console: Console,
+    checkpoints: Checkpoints,
     inputs: Any,
-    step: int | None = None,
+    meta: dict[str, Any] | None = None,
 ) -> RunOutcome:
-    """Train from the checkpoint `step`, or from the beginning with `inputs`; `directory` was this `folder`."""
+    """Train from the checkpoint with this metadata, or from the beginning with `inputs`; `directory` was `folder`."""
     console.say(f"run directory: {directory}")
     hosts.call_on_host_0(lambda: run_directory.require_same_folder(directory, folder))
-    settings, folders = run.config.run, [trial.folder for trial in trials.trials(run.config)]
+    settings = run.config.run
+    folders = [trial.folder for trial in trials.trials(run.config)]
     with ExitStack() as stack:
         writer: Writer = NullWriter(directory)
         if hosts.is_host_0():
@@ -217,16 +228,15 @@ def _train(
         writers = [writer, *(Writer(directory / folder) for folder in folders if len(folders) > 1)]
         for entered in writers:
             stack.enter_context(entered)
-        checkpoints = Checkpoints(directory / run_directory.CHECKPOINTS, settings.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
         for env in (run.env, run.eval_env):
             stack.enter_context(closing(env))
         session = Session(run, programs, directory, console, writers, checkpoints, monitor)
-        state = session.begin(inputs) if step is None else session.restore(step)
+        state = session.begin(inputs) if meta is None else session.restore(meta)
         if run.resuming:
             hosts.call_on_host_0(lambda: trials.write_configs(directory, run.config))
-            again = "started from the beginning" if step is None else f"resumed at iteration {step:,}"
+            again = "started from the beginning" if meta is None else f"resumed at iteration {meta['iterations']:,}"
             console.say(again)
         sentence = session.train(state)
     return RunOutcome(directory, sentence, session.abandoned, session.failed)

@@ -36,12 +36,13 @@ CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 CHECKPOINTS = "checkpoints"
 PRETRAINED = Path(__file__).parents[1] / "pretrained"  # small runs that come with the package, by name
-_LATEST, _LOCK = "latest", ".lock"
+_LATEST = "latest"
+_LOCK = ".lock"
 _PRETRAINED = "pretrained:"  # begins their names
 _RUN_ID = "run"  # entry of versions.json: tells a run from every other one
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 SPACES = "spaces"  # entry of versions.json: shapes of observations and actions
-_DIGEST = "sha256"  # entry of versions.json, absent from files of older versions; see `_digest`
+_DIGEST = "sha256"  # entry of versions.json: the digest of the others, see `_digest`
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _LONGEST_ROOT = 4096 - 512  # bytes of a path below which a checkpoint's files still have paths that Linux takes
 _GLOB = "*?["  # orbax finds the arrays that it has written by a pattern, and does not escape the path in it
@@ -98,18 +99,22 @@ def check_root(root: Path | str) -> None:
     """Check that `create` could work before anything expensive is computed; leaves nothing behind.
 
     Raises:
-        UsageError: `root` is empty.
-        RunError: `root` is not a directory, not writable, or no checkpoint could be written there.
+        UsageError: `root` is empty, or its name is one below which no checkpoint can be written.
+        RunError: `root` is not a directory, or not writable.
     """
     if not str(root):
         raise UsageError("--runs is empty: name a folder, such as runs")
-    path, problem = Path(root).absolute(), ""
+    path = Path(root).absolute()
+    problem = ""
+    if obstacle := find_obstacle(path):
+        raise UsageError(
+            f"no run directory can be made under {root} (checkpoints cannot be written where {obstacle}); choose "
+            "another with --runs"
+        )
     try:
         dangling = [folder for folder in (path, *path.parents) if folder.is_symlink() and not folder.exists()]
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        if obstacle := find_obstacle(path):
-            problem = f"checkpoints cannot be written where {obstacle}"
-        elif max(len(os.fsencode(part)) for part in path.parts) > _LONGEST_NAME or len(str(path)) > _LONGEST_ROOT:
+        if max(len(os.fsencode(part)) for part in path.parts) > _LONGEST_NAME or len(str(path)) > _LONGEST_ROOT:
             problem = "File name too long"
         elif dangling:
             problem = f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which is not there"
@@ -188,7 +193,8 @@ def versions() -> dict[str, str]:
 
 def other_versions(run: Path) -> list[str]:
     """Return sentences about versions that have changed since the run began: its numbers may differ slightly."""
-    previous, current = read_versions(run), versions()
+    previous = read_versions(run)
+    current = versions()
     return [
         f"the run began with {name} {previous[name]}, this is {current[name]}: the last bits of its numbers may differ"
         for name in ("jaxrl", *_PACKAGES, "backend")
@@ -199,7 +205,7 @@ def other_versions(run: Path) -> list[str]:
 def check_version(run: Path, env: str, version: int) -> None:
     """Raise RunError if the rules of a run's environment have changed since it began."""
     stored = read_versions(run)
-    previous = stored.get(_ENV, 1)
+    previous = stored.get(_ENV)
     if stored and previous != version:
         raise RunError(
             f"{run} was trained in version {previous} of the environment '{env}', this is version {version}, where "
@@ -257,7 +263,7 @@ def read_versions(run: Path) -> dict[str, Any]:
         entries = json.loads((run / VERSIONS).read_text(encoding="utf-8"))
         if not isinstance(entries, dict):
             raise ValueError("it is no JSON object")
-        if _DIGEST in entries and entries.pop(_DIGEST) != _digest(entries):
+        if entries.pop(_DIGEST, None) != _digest(entries):
             raise ValueError("its checksum differs")
         _check_types(entries)
     except FileNotFoundError:
@@ -276,7 +282,7 @@ def _check_types(entries: Mapping[str, Any]) -> None:
     for name in (_RUN_ID, "jaxrl", *_PACKAGES, "backend"):
         if not isinstance(entries.get(name, ""), str):
             raise ValueError(f"its entry '{name}' is no text")
-    if not isinstance(entries.get(_ENV, 1), int):
+    if not isinstance(entries.get(_ENV), int):
         raise ValueError(f"its entry '{_ENV}' is no number")
     spaces = entries.get(SPACES, {})
     if not isinstance(spaces, dict) or not all(isinstance(text, str) for text in spaces.values()):
@@ -284,7 +290,7 @@ def _check_types(entries: Mapping[str, Any]) -> None:
 
 
 def read_run_id(run: Path) -> str:
-    """Return the id that a run got at its start, "" for a run from before runs had ids."""
+    """Return the id that a run got at its start, "" where there is no versions.json."""
     return str(read_versions(run).get(_RUN_ID, ""))
 
 
@@ -348,7 +354,8 @@ def open_run(path: Path | str) -> Path:
         problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
         candidates = _find_similar_runs(run)
     except (OSError, ValueError) as error:
-        problem, candidates = f"cannot be read ({getattr(error, 'strerror', None) or error})", []
+        problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        candidates = []
     advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
     raise NoRunError(f"{path} {problem}; {advice}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import envs_jax
 from jaxrl.runtime import manifest
 from jaxrl.runtime.checkpoint import CheckpointError, committed_steps
-from jaxrl.runtime.config import NOT_COMPARED, Config, build, for_this_device, read_run_yaml, rename_settings
+from jaxrl.runtime.config import NOT_COMPARED, Config, build, for_this_device, read_yaml
 from jaxrl.runtime.manifest import is_count
 from jaxrl.runtime.run_directory import (
     CHECKPOINTS,
@@ -57,14 +57,14 @@ def read_config(directory: Path, with_env: bool = True) -> Config:
 
     Raises CheckpointError, UsageError: it is damaged.
     """
-    config = _read_root(directory, with_env)
     root, root_config, indices = locate(directory, with_env)
-    if root != directory.absolute():
-        trial = trials(root_config)[indices[0]]
-        expected = trial.config
-        if len(indices) > 1:
-            expected = expected.with_run(seed=root_config.run.seed, num_seeds=root_config.run.num_seeds)
-        require_same_settings(config.plain(), expected.plain(), f"{directory} does not fit the run {root}")
+    if root == directory.absolute():
+        return root_config
+    config = _read_root(directory, with_env)
+    expected = trials(root_config)[indices[0]].config
+    if len(indices) > 1:
+        expected = expected.with_run(seed=root_config.run.seed, num_seeds=root_config.run.num_seeds)
+    require_same_settings(config.plain(), expected.plain(), f"{directory} does not fit the run {root}")
     return config
 
 
@@ -75,23 +75,24 @@ def locate(directory: Path, with_env: bool = True) -> tuple[Path, Config, Sequen
     """
     directory = directory.absolute()
     for root in reversed(directory.parents[:2]):  # the folder of a combination has a configuration, too
-        if (root / CONFIG).is_file() and _is_run(root):
-            config, name = _read_root(root, with_env), directory.relative_to(root).as_posix()
+        if (root / CONFIG).is_file() and is_run(root):
+            config = _read_root(root, with_env)
+            name = directory.relative_to(root).as_posix()
             if indices := [k for k, trial in enumerate(trials(config)) if name in (trial.folder, trial.combination)]:
                 return root, config, indices
     config = _read_root(directory, with_env)
     return directory, config, range(len(trials(config)))
 
 
-def _is_run(directory: Path) -> bool:
-    """Return whether a folder with a configuration is a run: somebody's own config.yaml may lie above the runs."""
+def is_run(directory: Path) -> bool:
+    """Return whether a folder with a configuration is a run: it may be of a trial, or somebody's own above the runs."""
     return (directory / CHECKPOINTS).is_dir() or (directory / VERSIONS).is_file()
 
 
 def _read_root(directory: Path, with_env: bool) -> Config:
     """Return the configuration in a directory, compared with the checkpoints that are there."""
     path = directory / CONFIG
-    config = build(read_run_yaml(path), str(path), with_env)
+    config = build(read_yaml(path), str(path), with_env)
     if (newest := _read_newest(directory)) is not None:
         step, meta = newest
         require_same_settings(config.plain(), meta.get("settings", {}), _describe_checkpoint(step, directory))
@@ -122,11 +123,10 @@ def require_same_settings(
     """Raise CheckpointError that begins with `problem` and names the first setting that differs from `previous`."""
     if not isinstance(previous, Mapping):
         raise CheckpointError(f"{problem}: its {manifest.META} holds no settings; use another checkpoint")
-    known = rename_settings(previous)
     for name, value in json.loads(json.dumps(settings)).items():
-        if name not in free and name in known and json.loads(json.dumps(known[name])) != value:
+        if name not in free and name in previous and json.loads(json.dumps(previous[name])) != value:
             raise CheckpointError(
-                f"{problem}: {name} was {known[name]} and is {value} in {CONFIG}; put the previous value back, or "
+                f"{problem}: {name} was {previous[name]} and is {value} in {CONFIG}; put the previous value back, or "
                 "start a new run"
             )
 
@@ -144,28 +144,25 @@ def check_meta(meta: Mapping[str, Any], step: int, directory: Path, phases: int,
 
     `phases` is the number of phases of the run, `folders` has one folder for each trial.
     """
-    lines = len(folders) if len(folders) > 1 else 0  # of metrics, besides those of the whole run
+    lines = len(folders) if len(folders) > 1 else 0  # files of metrics besides the whole run's
     position = dict.fromkeys(Position.__dataclass_fields__, is_count)
     forms: dict[str, Callable[[Any], bool]] = {
         **position,
         "seconds": lambda value: _is_number(value) and math.isfinite(value) and value >= 0,
         "best": lambda value: value is None or _is_number(value),
+        "best_ties": lambda value: _is_list_of(value, _is_number),
         "best_trials": lambda value: _is_mapping_of(value, folders, lambda each: _is_list_of(each, _is_number)),
+        "failed": lambda value: _is_mapping_of(value, folders, is_count) and len(value) < len(folders),
         "evaluated": is_count,
+        "finished": lambda value: isinstance(value, bool),
         "group": _is_group,
+        "trial_groups": lambda value: _is_list_of(value, _is_group) and len(value) == lines,
+        "metrics": lambda value: _is_list_of(value, _is_mark) and len(value) == 1 + lines,
         "devices": is_count,
         "settings": lambda value: isinstance(value, dict),
     }
-    optional: dict[str, Callable[[Any], bool]] = {
-        "best_ties": lambda value: _is_list_of(value, _is_number),
-        "failed": lambda value: _is_mapping_of(value, folders, is_count),
-        "metrics": lambda value: value is None or (_is_list_of(value, _is_mark) and len(value) == 1 + lines),
-        "finished": lambda value: isinstance(value, bool),
-    }
-    (forms if lines else optional)["trial_groups"] = lambda value: _is_list_of(value, _is_group) and len(value) == lines
     wrong = [name for name, fits in forms.items() if name not in meta or not fits(meta[name])]
-    wrong += [name for name, fits in optional.items() if name in meta and not fits(meta[name])]
-    if not wrong and not _fits_all(meta.get("best_trials", {}), set(folders) - set(meta.get("failed", {}))):
+    if not wrong and not _fits_all(meta["best_trials"], set(folders) - set(meta["failed"])):
         wrong = ["best_trials"]
     if not wrong and meta["phase"] >= phases:
         wrong = ["phase"]
@@ -200,7 +197,8 @@ def _is_group(value: Any) -> bool:
     """Return whether a value is `MetricAggregator.group`."""
     if not isinstance(value, dict) or not value:
         return value == {}
-    learning, episodes = value.get("learning"), value.get("episodes")
+    learning = value.get("learning")
+    episodes = value.get("episodes")
     if set(value) != {"learning", "episodes"} or not isinstance(learning, dict) or not isinstance(episodes, dict):
         return False
     sums = learning.values()
@@ -210,7 +208,5 @@ def _is_group(value: Any) -> bool:
 
 
 def _is_mark(value: Any) -> bool:
-    """Return whether a value is that of `Writer.mark`."""
-    if not isinstance(value, dict):
-        return value is None
-    return is_count(value.get("bytes")) and isinstance(value.get("first", ""), str)
+    """Return whether a value is what `Writer.mark` returns on host 0."""
+    return isinstance(value, dict) and is_count(value.get("bytes")) and isinstance(value.get("first"), str)

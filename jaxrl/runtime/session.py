@@ -1,4 +1,4 @@
-"""The loop of a run on the host: call compiled blocks, write metrics and checkpoints, evaluate, answer signals.
+"""The loop of a run on the host: call compiled blocks, write metrics, evaluate, answer signals; `Saver` saves.
 
 Nothing here computes training results: checkpoints and metrics.jsonl (except time/) do not depend on when a run was
 stopped, killed or resumed, nor on the length of blocks.
@@ -6,7 +6,7 @@ stopped, killed or resumed, nor on the length of blocks.
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,23 @@ from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.writer import FAILED, Writer
 from jaxrl.rl.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime import hosts
-from jaxrl.runtime.build import CompiledRun, Run, fixed_settings
+from jaxrl.runtime.build import CompiledRun, Run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import Failure, faulty_fields, find_failure
 from jaxrl.runtime.pieces import Pieces, StageProgress, describe_duration
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.rollouts import final_means, held_out_key
+from jaxrl.runtime.saver import Saver
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 from jaxrl.runtime.trials import describe_failed, trials
 
 SELECTION = "selection"
-IN_TURN = 8  # largest factor on the length of blocks whose trials run one after another, each copied in and out
-GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a poor estimate of the speed
-AHEAD_SECONDS = 2.0  # longest block behind which the next one is started before its metrics are fetched
+BLOCK_SECONDS = 1.0  # target duration of a block
+MAX_SEQUENTIAL_FACTOR = 8  # on the length of blocks whose trials run one after another, each copied in and out
+MAX_BLOCK_GROWTH = 4  # ratio of successive block lengths: the first blocks are a poor estimate of the speed
+PREFETCH_LIMIT_S = 2.0  # longest block behind which the next one is started before its metrics are fetched
 GRACE_SECONDS = 10.0  # after a signal: longer blocks are given up
 COMPILE_SECONDS = 4.0  # after a signal: the compiler is not waited for any longer
 FINISH_SECONDS = 5.0  # after a signal: an iteration in pieces is finished if no more than this is left of it
@@ -65,31 +67,33 @@ class Session:
         checkpoints: Checkpoints,
         monitor: Monitor,
     ) -> None:
-        self.run, self.programs, self.directory = run, programs, directory
-        self.console, self.writers, self.checkpoints, self.monitor = console, writers, checkpoints, monitor
-        self.settings, self.phases, self.trials = run.config.run, run.algo.phases, run.trainer.trials
+        self.run = run
+        self.programs = programs
+        self.directory = directory
+        self.console = console
+        self.writers = writers
+        self.checkpoints = checkpoints
+        self.monitor = monitor
+        self.settings = run.config.run
+        self.phases = run.algo.phases
+        self.trials = run.trainer.trials
         self.position = Position()
+        self._folders = [trial.folder for trial in trials(run.config)]
+        self.saver = Saver(run, checkpoints, self._folders)
         self.lines = self._make_lines([None] * len(writers))
         self.abandoned = False  # whether something still runs that nobody waits for
-        self._best_score: float | None = None  # of the best checkpoint
-        self._best_ties: list[float] = []  # its tie breakers
-        self._best_trials: dict[str, list[float]] = {}  # {folder of a trial: its score and tie breakers}, of several
         self.failed: dict[str, int] = {}  # {folder of a trial: iteration at which it failed}, of several trials
-        self._folders = [trial.folder for trial in trials(run.config)]
-        self._evaluated_iteration = 0
         self._owes_evaluation = False  # whether the restored checkpoint does
-        self._saved_iteration: int | None = None
-        self._saved_at = 0.0
-        self._previous_seconds = 0.0  # of training in earlier processes
+        self._previous_seconds = 0.0  # what earlier processes have trained
         self._began: float | None = None
-        self._first_iteration = 0  # of this process
+        self._first_iteration = 0  # at which this process began
         self._signals = StopSignals()
-        self._has_announced_stop = False  # after a signal
+        self._has_announced_stop = False  # whether the user was told that a signal has come
         self._abandoned_text = ""  # what a signal ended early
         self._running: tuple[BlockMetrics, Position, int] | None = None  # the block: metrics, start, iterations
-        self._block_length = 0  # of the last block of this phase
+        self._phase_block_length = 0  # iterations of the last block; 0 where a phase begins
         self._iteration_seconds: dict[int, float] = {}  # by phase
-        # of each trial, fields in which its environments gave values that are not finite
+        # the fields in which the environments of each trial gave values that are not finite
         self._faulty: list[set[str]] = [set() for _ in range(self.trials)]
         self._shown: dict[str, Any] = {}  # the console's last data
         self._reported_host_time = False
@@ -103,28 +107,28 @@ class Session:
         assert self.programs.start is not None
         return self.programs.start(self._place_by_trial(self.run.trainer.keys(self.settings.seed)), inputs)
 
-    def restore(self, step: int) -> TrainState:
-        """Restore the state of an intact checkpoint and remove everything after it.
+    def restore(self, meta: Mapping[str, Any]) -> TrainState:
+        """Restore the state of the intact checkpoint with this JSON object, and remove everything after it.
 
         Raises CheckpointError: it is from another configuration.
         """
-        state, meta = self.checkpoints.read(step, self.run.trainer.shapes())
         self.position = Position.from_meta(meta)
-        self._best_score, self._best_ties = meta["best"], meta.get("best_ties", [])
-        self._best_trials, self.failed = meta["best_trials"], meta.get("failed", {})
-        self._evaluated_iteration, self._previous_seconds = meta["evaluated"], meta["seconds"]
-        self.lines = self._make_lines([meta["group"], *meta.get("trial_groups", [])])
-        for writer, mark in zip(self.writers, meta.get("metrics") or [None] * len(self.writers), strict=True):
-            self._warn(writer.trim(step, mark, evaluated=self._evaluated_iteration == step))
+        step = self.position.iterations
+        state = self.checkpoints.read(step, self.run.trainer.shapes())
+        self.saver.take(meta)
+        self.failed = dict(meta["failed"])
+        self._previous_seconds = meta["seconds"]
+        self.lines = self._make_lines([meta["group"], *meta["trial_groups"]])
+        for writer, mark in zip(self.writers, meta["metrics"], strict=True):
+            self._warn(writer.trim(step, mark, evaluated=meta["evaluated"] == step))
         if later_steps := [number for number in self.checkpoints.steps() if number > step]:
             listed = ", ".join(map(str, later_steps))
             self.console.say(
                 f"checkpoints after iteration {step:,} are deleted, as the run continues from there: {listed}"
             )
         self.checkpoints.discard_after(step)
-        self._saved_iteration = step
-        is_due = self._is_evaluation_scheduled() or (self.programs.evaluate is not None and meta.get("finished", False))
-        self._owes_evaluation = is_due and self._evaluated_iteration < step
+        is_due = self._is_evaluation_scheduled() or (self.programs.evaluate is not None and meta["finished"])
+        self._owes_evaluation = is_due and meta["evaluated"] < step
         return self._cut_episodes(state) if self.run.env.on_host else state
 
     def _cut_episodes(self, state: TrainState) -> TrainState:
@@ -169,7 +173,8 @@ class Session:
             NotFiniteError: names the tensor and the update.
             CheckpointError: a checkpoint could not be written.
         """
-        self._began = self._saved_at = time.monotonic()
+        self._began = time.monotonic()
+        self.saver.start_clock()
         self._first_iteration = self.position.iterations
         self.pace = Throughput(self.trials * self.position.env_steps, self.trials * self.position.updates)
         with self._signals.collect():
@@ -193,7 +198,7 @@ class Session:
                 self.checkpoints.wait()
                 reason = (
                     f"stopped by {self._signals.names[0]}: the running block took longer than {GRACE_SECONDS:.0f} s "
-                    f"and was given up; continue from iteration {self._saved_iteration or 0:,} with --resume "
+                    f"and was given up; continue from iteration {self.saver.saved_iteration or 0:,} with --resume "
                     f"{self.directory}"
                 )
         return reason
@@ -225,10 +230,12 @@ class Session:
 
     def _run_block(self, state: TrainState) -> TrainState:
         """Start the next block, in the next phase if the current one has ended; report the previous block meanwhile."""
-        remaining, index = self._count_remaining(), self.position.phase
+        remaining = self._count_remaining()
+        index = self.position.phase
         if not remaining[index]:
             index = next(other for other, left in enumerate(remaining) if left)
-        phase, block = self.phases[index], self.programs.blocks[index]
+        phase = self.phases[index]
+        block = self.programs.blocks[index]
         assert block is not None
         if not block.ready:
             self._report_block()  # before the compiler is waited for
@@ -241,20 +248,21 @@ class Session:
             return self._run_pieces(block, state)
         count = self._choose_block_length(remaining[index])
         expected = count * self._iteration_seconds.get(index, np.inf)
-        if GRACE_SECONDS < expected < np.inf and self._saved_iteration != before.iterations:
+        if GRACE_SECONDS < expected < np.inf and self.saver.saved_iteration != before.iterations:
             self._report_block()
             self._save(state, best=False)  # a signal may give the block up
         state, metrics = block(state, np.int32(count))
         self._report_block()
-        self._running, self._block_length = (metrics, before, count), count
+        self._running = (metrics, before, count)
+        self._phase_block_length = count
         self.position = before.after(phase, self.run.trainer.layout.num_envs, count)
-        if expected > AHEAD_SECONDS:
+        if expected > PREFETCH_LIMIT_S:
             self._report_block()  # a signal must not wait for two such blocks
         return state
 
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
-        self._block_length = 0
+        self._phase_block_length = 0
         shape = (self.trials,) if self.trials > 1 else ()
         phase, iteration = self._place_by_trial((np.full(shape, index, np.int32), np.zeros(shape, np.uint32)))
         return dataclasses.replace(state, phase=phase, iteration=iteration)
@@ -274,7 +282,7 @@ class Session:
             with self.console.working(f"compiling {what}"):
                 program.compile(lambda: self._should_abandon(f"compiling {what}", COMPILE_SECONDS))
         except TooLargeError:
-            if self._saved_iteration != self.position.iterations:
+            if self.saver.saved_iteration != self.position.iterations:
                 self._save(state, best=False)
             self.checkpoints.wait()
             raise
@@ -282,11 +290,11 @@ class Session:
 
     def _choose_block_length(self, left: int) -> int:
         """Return the iterations of the next block, which ends at the next evaluation or checkpoint at the latest."""
-        limits = [left, self.settings.block_iterations, max(GROWTH * self._block_length, 1)]
+        limits = [left, self.settings.block_iterations, max(MAX_BLOCK_GROWTH * self._phase_block_length, 1)]
         seconds = self._iteration_seconds.get(self.position.phase)
-        target = self.settings.block_seconds * (1 if self.run.trainer.vectorized else min(self.trials, IN_TURN))
-        limits.append(max(1, round(target / seconds)) if seconds else 1)
-        for every in (self.run.eval_iterations, self.settings.checkpoint_every):
+        factor = 1 if self.run.trainer.vectorized else min(self.trials, MAX_SEQUENTIAL_FACTOR)
+        limits.append(max(1, round(BLOCK_SECONDS * factor / seconds)) if seconds else 1)
+        for every in (self.run.eval_iterations, self.settings.checkpoint_iterations):
             if every:
                 limits.append(every - self.position.iterations % every)
         return int(hosts.broadcast(min(limits)))
@@ -294,7 +302,9 @@ class Session:
     def _run_pieces(self, pieces: Pieces, state: TrainState) -> TrainState:
         """Run an iteration in pieces and report it; return the unchanged state if a signal ended it early."""
         self._report_block()
-        before, phase, last = self.position, self.phases[self.position.phase], None
+        before = self.position
+        phase = self.phases[self.position.phase]
+        last = None
         if not pieces.seconds:
             with self.pace.pause():
                 if advice := describe_duration(pieces.measure(state), self.run.trainer.layout.num_envs):
@@ -338,7 +348,8 @@ class Session:
         if self.run.algo.learns_in_parts:  # a program for all phases has zeros for what a phase does not do
             values = fetched.learning if phase.updates else {}, fetched.episodes if phase.steps else {}
         for row in range(count):
-            previous, position = position, position.after(phase, self.run.trainer.layout.num_envs)
+            previous = position
+            position = position.after(phase, self.run.trainer.layout.num_envs)
             for trial, failure in failures.items():
                 if failure.row == row:
                     self._end_trial(trial, failure, previous, position)
@@ -349,7 +360,8 @@ class Session:
         """Return by trial why it fails in this block, where it does and has not failed before."""
         if np.all(fetched.not_finite < 0) and not any(map(np.any, fetched.faults.values())):
             return {}
-        names, failures = self.run.trainer.tensor_names(fetched.learning), {}
+        names = self.run.trainer.tensor_names(fetched.learning)
+        failures = {}
         for trial in self._going():
             part = fetched.of_trial(trial) if self.trials > 1 else fetched
             self._faulty[trial] |= faulty_fields(part)
@@ -380,13 +392,12 @@ class Session:
         self.console.say(
             f"warning: {name} failed: {failure.cause}; the other trials go on ({len(left)} of {self.trials})"
         )
-        if self._best_trials:  # compare means over the same trials
-            columns = zip(*(self._best_trials[self._folders[k]] for k in left), strict=True)
-            self._best_score, *self._best_ties = [float(np.mean(column)) for column in columns]
+        self.saver.compare_only([self._folders[k] for k in left])
 
     def _add_row(self, values: tuple[dict[str, Any], dict[str, Any]], counters: dict[str, Any]) -> None:
         """Add metrics and sums over episodes of an iteration to the lines of the trials, and their means."""
-        going, whole = self._going(), values
+        going = self._going()
+        whole = values
         if self.failed:
             whole = jax.tree.map(lambda x: x[going], values)
         self.lines[0].add(counters, whole[0], jax.tree.map(np.sum, whole[1]), self.pace)
@@ -399,7 +410,8 @@ class Session:
     def _check_host(self, env: BatchedEnvironment) -> None:
         if env.failure:
             self.checkpoints.wait()
-            steps, kept = self.checkpoints.steps(), ""
+            steps = self.checkpoints.steps()
+            kept = ""
             if steps:
                 kept = f"; the last checkpoint ({steps[-1]:,}) is kept: continue from it with --resume {self.directory}"
             raise UserError(env.failure + kept)
@@ -416,7 +428,8 @@ class Session:
 
         Raises _GivenUpError: they were not ready soon after a signal.
         """
-        arrays, began = jax.tree.leaves(tree), time.monotonic()
+        arrays = jax.tree.leaves(tree)
+        began = time.monotonic()
         message_time = began
         while not all(array.is_ready() for array in arrays):
             time.sleep(min(0.02, 0.0002 + 0.01 * (time.monotonic() - began)))
@@ -443,10 +456,12 @@ class Session:
         return {**names, "phase": position.phase, "step": position.axis(self.phases), "time/seconds": seconds}
 
     def _show_block(self, position: Position, phase: Phase) -> None:
-        episodes, left = self.lines[0].episodes, self._count_remaining(position)
+        episodes = self.lines[0].episodes
+        left = self._count_remaining(position)
         # fraction of the phase, as iterations of different phases take different times, or of the seconds available
         fraction = position.iteration / max(position.iteration + left[position.phase], 1)
-        several, limit = len(self.phases) > 1, self.settings.max_seconds
+        several = len(self.phases) > 1
+        limit = self.settings.max_seconds
         self._shown = {
             "phase": f"{phase.name} ({position.phase + 1} of {len(self.phases)})" if several else None,
             "fraction": max(fraction, min(self._elapsed() / limit, 1.0) if limit else 0.0),
@@ -469,7 +484,7 @@ class Session:
         if self._owes_evaluation:
             with self.pace.pause():
                 best = self._evaluate(state)
-                if self._evaluated_iteration == self.position.iterations:
+                if self.saver.evaluated_iteration == self.position.iterations:
                     self._save(state, best)
 
     def _is_evaluation_scheduled(self) -> bool:
@@ -478,7 +493,7 @@ class Session:
     def _evaluate_and_save(self, state: TrainState) -> None:
         """Evaluate the policy and write a checkpoint, if they are due."""
         evaluate = self._is_evaluation_scheduled()
-        save = self._is_checkpoint_due()
+        save = self.saver.is_due(self.position.iterations)
         if (evaluate or save) and any(self._count_remaining()):
             self._report_block()
             with self.pace.pause():
@@ -486,14 +501,10 @@ class Session:
                 if save or best:
                     self._save(state, best)
 
-    def _is_checkpoint_due(self) -> bool:
-        every = self.settings.checkpoint_every
-        overdue = time.monotonic() - self._saved_at >= 60 * self.settings.checkpoint_minutes
-        return hosts.broadcast(overdue) or bool(every and self.position.iterations % every == 0)
-
     def _evaluate(self, state: TrainState) -> bool:
         """Score the policy on the selection episodes; return True if it is the best so far, False after a signal."""
-        trainer, program = self.run.trainer, self.programs.evaluate
+        trainer = self.run.trainer
+        program = self.programs.evaluate
         assert program is not None
         keys = trainer.keys(self.settings.seed, lambda seed: held_out_key(seed, SELECTION))
         context = on_all(self.run.eval_env.context(self._split_trials(state.progress)[0]), self.run.mesh)
@@ -515,56 +526,25 @@ class Session:
             entries = {"env_steps": self.position.env_steps} | {f"eval/{name}": x for name, x in values.items()}
             writer.write(self.position.iterations, entries, self.position.axis(self.phases))
         self.console.block(self._shown | {"evaluation": means})
-        self._evaluated_iteration = self.position.iterations
-        return self._replace_best(means, by_trial)
-
-    def _replace_best(self, means: dict[str, float], by_trial: dict[int, dict[str, float]]) -> bool:
-        """Return whether a policy with these means over its trials is the best so far, and remember it.
-
-        Equal scores are decided by `EnvSpec.tie_breakers`; if these are equal, too, the first policy stays, except
-        that the run's last one replaces it.
-        """
-        spec = self.run.env.spec
-        score, ties = means[spec.score], [means[name] for name in spec.tie_breakers]
-        if not np.isfinite(score):
-            return False
-        if self._best_score is not None:
-            sign = -1 if spec.score_mode == "min" else 1
-            best = [sign * self._best_score, *self._best_ties]
-            current = [sign * score, *ties][: len(best)]  # older runs have no tie breakers
-            if current < best or (current == best and any(self._count_remaining())):
-                return False
-        self._best_score, self._best_ties = score, ties
-        if self.trials > 1:
-            names = (spec.score, *spec.tie_breakers)
-            self._best_trials = {
-                self._folders[trial]: [values[name] for name in names] for trial, values in by_trial.items()
-            }
-        return True
+        self.saver.evaluated_iteration = self.position.iterations
+        scores = {self._folders[trial]: values for trial, values in by_trial.items()}
+        return self.saver.replace_best(means, scores, is_last=not any(self._count_remaining()))
 
     def _save(self, state: TrainState, best: bool) -> None:
         """Save everything that a later process needs except metrics, which are on disk already."""
-        meta = {
-            **dataclasses.asdict(self.position),
-            "seconds": self._count_seconds(),
-            "finished": not any(self._count_remaining()),
-            "best": self._best_score,
-            "best_ties": self._best_ties,
-            "best_trials": self._best_trials,
-            "failed": self.failed,
-            "evaluated": self._evaluated_iteration,
-            "group": self.lines[0].group,
-            "trial_groups": [lines.group for lines in self.lines[1:]],
-            "metrics": [writer.mark() for writer in self.writers],
-            "devices": self.run.mesh.size,
-            "settings": fixed_settings(self.run),
-        }
-        step = self.position.iterations
-        if self._saved_iteration == step:
-            self.checkpoints.amend(step, meta, best=best)  # only what it says of the evaluation is new
-        else:
-            self.checkpoints.save(step, state, meta, best=best)
-        self._saved_iteration, self._saved_at = step, time.monotonic()
+        self.saver.save(
+            state,
+            {
+                **dataclasses.asdict(self.position),
+                "seconds": self._count_seconds(),
+                "finished": not any(self._count_remaining()),
+                "failed": self.failed,
+                "group": self.lines[0].group,
+                "trial_groups": [lines.group for lines in self.lines[1:]],
+                "metrics": [writer.mark() for writer in self.writers],
+            },
+            best,
+        )
 
     def _save_final(self, state: TrainState) -> None:
         """Write the last line, evaluation and checkpoint of this process unless they are written already."""
@@ -572,9 +552,9 @@ class Session:
         if not any(self._count_remaining()):  # unscheduled, so only at the end of the whole run
             for lines in self.lines:
                 lines.flush(self._counters(self.position), self.pace)
-            is_scored = self.programs.evaluate is None or self._evaluated_iteration == self.position.iterations
+            is_scored = self.programs.evaluate is None or self.saver.evaluated_iteration == self.position.iterations
             if not is_scored and not self.abandoned:
                 best = self._evaluate(state)
-        if best or self._saved_iteration != self.position.iterations:
+        if best or self.saver.saved_iteration != self.position.iterations:
             self._save(state, best)
         self.checkpoints.wait()

@@ -23,7 +23,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
-from jaxrl.runtime import expert_dataset, torch_weights
+from jaxrl.integrations import expert_dataset, torch_weights
 from jaxrl.runtime.config import RunSettings
 from jaxrl.runtime.presets import presets
 

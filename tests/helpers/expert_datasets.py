@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.runtime.expert_dataset import ExpertDataset
+from jaxrl.integrations.expert_dataset import ExpertDataset
 
 TASKS, EPISODES, STEPS, NUMBERS, ACTIONS = 2, 5, 4, 3, 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from jaxrl.runtime import run_directory
 from jaxrl.runtime.manifest import ARRAYS, META, write_manifest
 
 POINT = {"algo": "ddpg", "env": "helpers.tiny:PointMass", "num_envs": 8, "total_env_steps": 1000}
@@ -21,7 +22,7 @@ def make_run(
     """Write config.yaml, versions.json (modified at `began`, if not 0) and metrics.jsonl."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(POINT | settings))
-    (directory / "versions.json").write_text(json.dumps({"scoring": scoring}))
+    run_directory.write_versions(directory, {"environment": 1, "scoring": scoring})
     write_rows(directory, rows)
     if began:
         os.utime(directory / "versions.json", (began, began))

@@ -1,4 +1,4 @@
-"""An expert dataset (`jaxrl.runtime.expert_dataset`) on the accelerator: a `Replay` that is filled once and then read.
+"""An expert dataset (`integrations.expert_dataset`) on the accelerator: a `Replay` that is filled once and then read.
 
 `Replay.observation` holds "observation" [D] and "task"; `Replay.action` holds "action", the labels "mu", "log_std" and
 "value", "code", "step" (of the episode) and "held_out". Reward and end of a step are stored in the next row.

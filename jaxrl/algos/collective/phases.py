@@ -24,7 +24,8 @@ class CollectivePhases(MultiStage):
 
     workers: str = setting("", "runs of sac, one per task, separated by commas")
     expert_datasets: str = setting(
-        "", "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with workers or without"
+        "",
+        "expert dataset files (see jaxrl/integrations/expert_dataset.py), separated by commas; with workers or without",
     )
     resolved_inputs: str = setting("", "data of workers and expert datasets, as JSON; filled in by the run", flag=False)
     state_entries: tuple[int, ...] = setting((), "indices of the observation that form the state; empty = all")

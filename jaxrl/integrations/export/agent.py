@@ -53,7 +53,8 @@ class Policy:
         ignores, or no rule for masks that depend on other agents' actions; a carry of other environments, not finite,
         or for a policy without a memory; `first` of other numbers than 0 and 1.
         """
-        settings, observation = self.settings, np.asarray(observation)
+        settings = self.settings
+        observation = np.asarray(observation)
         expected_shape = (settings["agents"], *settings["observation_shape"])
         single = observation.shape == expected_shape
         if observation.shape[-len(expected_shape) :] != expected_shape or observation.ndim > len(expected_shape) + 1:
@@ -145,7 +146,8 @@ class Policy:
         """Normalise observations [..., *observation] as in training, by mean and deviation of each number."""
         if "input_mean" not in self.weights:
             return x
-        limit, x = self.settings["input_limit"], np.asarray(x, np.float32) - self.weights["input_mean"]
+        limit = self.settings["input_limit"]
+        x = np.asarray(x, np.float32) - self.weights["input_mean"]
         return np.clip(x / self.weights["input_deviation"], -limit, limit)
 
     def _rescale(self, action: np.ndarray) -> np.ndarray:
@@ -175,7 +177,8 @@ class Policy:
         if rule is None and states is None:
             raise ValueError("masks depend on other agents' actions: pass mask_state, the places of the agents")
         states = [states] if single else [None] * len(outputs) if states is None else states
-        moves, highest = np.array(moves), np.array(self.settings.get("highest"))
+        moves = np.array(moves)
+        highest = np.array(self.settings.get("highest"))
         chosen = np.zeros(outputs.shape[:2], np.int32)
         for row, agent in np.ndindex(*chosen.shape):
             if rule is None:
@@ -200,7 +203,9 @@ def egocentric_views(views: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray,
     Returns:
         [..., 11, 11, 10], and int[..., n].
     """
-    flat, turned, action_indices = views.reshape(-1, *views.shape[-3:]), [], []
+    flat = views.reshape(-1, *views.shape[-3:])
+    turned = []
+    action_indices = []
     for view in flat:
         inside = view[:, :, 2] > 0  # the part of the surroundings that lies in the area
         left, right = inside[:5, 5].sum(), inside[6:, 5].sum()

@@ -23,7 +23,7 @@ from jaxrl.runtime.policy import Policy
 
 MANIFEST = "policy.json"
 RUN = "run"
-ABOUT = {  # of inputs and outputs, by the first word of their names
+ABOUT = {  # what inputs and outputs are, by the first word of their names
     "observation": "observations of the agents",
     "reward": "rewards of the agents for their last action, 0 at the first step",
     "terminated": "the episode ended here for good",
@@ -103,7 +103,7 @@ def _safetensors(policy: Policy) -> dict[str, bytes]:
 
 
 def _stablehlo(policy: Policy) -> dict[str, bytes]:
-    _package("flatbuffers", "flatbuffers")  # of which jax.export makes its files
+    _package("flatbuffers", "flatbuffers")  # with which jax.export makes its files
     greedy = make_greedy(policy)
     (batch,) = jax.export.symbolic_shape("batch")
     exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))

@@ -52,7 +52,8 @@ class Greedy:
 
 def make_greedy(policy: Policy) -> Greedy:
     """Return the greedy function of a policy; it takes only the arrays that the actions depend on."""
-    shapes, units = policy._blank, ActionUnits.from_env(policy.env)
+    shapes = policy._blank
+    units = ActionUnits.from_env(policy.env)
     fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
     indices = jax.ShapeDtypeStruct((1,), jnp.int32)
     carries, carry_structure = jax.tree_util.tree_flatten_with_path(
@@ -98,7 +99,8 @@ def make_greedy(policy: Policy) -> Greedy:
             return act_once(carry_indices, *(values.get(i, blank) for i, blank in enumerate(blanks)))
 
         results = jax.vmap(act_row)(used_values)
-        chosen, carry = results[: len(actions)], results[len(actions) :]
+        chosen = results[: len(actions)]
+        carry = results[len(actions) :]
         action = chosen[0] if len(chosen) == 1 else tuple(chosen)
         return (action, tuple(carry)) if carry_indices else action
 

@@ -17,7 +17,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxrl.common.errors import UsageError
 from jaxrl.integrations.export.greedy import Argument, Greedy
 
-OPSET, IR = 18, 9  # of 2022 and 2023: readable by runtimes of the last years
+OPSET = 18  # December 2022: runtimes of the last years read it
+IR = 9  # May 2023
 
 SAME = {  # primitives with an ONNX operator of the same meaning
     "abs": "Abs", "add": "Add", "and": "And", "ceil": "Ceil", "copy": "Identity", "cos": "Cos", "div": "Div",
@@ -72,7 +73,8 @@ class _Graph:
     """
 
     def __init__(self, batch: Any) -> None:
-        self.batch, self.batch_size = batch, ""
+        self.batch = batch
+        self.batch_size = ""
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
@@ -166,7 +168,8 @@ def _dtype(dtype: Any) -> np.dtype:
 
 def _needed_equations(jaxpr: Any) -> list[Any]:
     """Return the equations that the results depend on, in order."""
-    needed, equations = {x for x in jaxpr.outvars if not isinstance(x, Literal)}, []
+    needed = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
+    equations = []
     for eqn in reversed(jaxpr.eqns):
         if needed & set(eqn.outvars):
             equations.append(eqn)
@@ -206,7 +209,8 @@ def _arg(operator: str) -> Callable[..., str]:
 
 def _broadcast(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:
     del dynamic
-    shape, places = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    shape = eqn.params["shape"]
+    places = eqn.params["broadcast_dimensions"]
     inserted = [1] * len(shape)
     for place, size in zip(places, _sizes(eqn.invars[0]), strict=True):
         inserted[place] = size
@@ -216,7 +220,8 @@ def _broadcast(graph: _Graph, eqn: Any, x: Any, *dynamic: Any) -> str:
 
 def _convolution(graph: _Graph, eqn: Any, x: Any, kernel: Any) -> str:
     params = eqn.params
-    numbers, padding = params["dimension_numbers"], params["padding"]
+    numbers = params["dimension_numbers"]
+    padding = params["padding"]
     if any(dilation != 1 for dilation in params["lhs_dilation"]) or params["batch_group_count"] != 1:
         raise UsageError("the onnx format is not available because the policy has a transposed convolution")
     out = graph.op(
@@ -250,7 +255,8 @@ def _gather(graph: _Graph, eqn: Any, x: Any, index: Any) -> str:
     """Take whole slices at indices of one axis, or a window that begins at an index of each axis."""
     if (batch_axes := _window_batch_axes(eqn)) is not None:
         return _window(graph, eqn, x, index, batch_axes)
-    numbers, sizes = eqn.params["dimension_numbers"], list(eqn.params["slice_sizes"])
+    numbers = eqn.params["dimension_numbers"]
+    sizes = list(eqn.params["slice_sizes"])
     shape = _sizes(eqn.invars[0])
     axis = numbers.start_index_map[0] if len(numbers.start_index_map) == 1 else None
     rest = [size for i, size in enumerate(sizes) if i != axis] == [size for i, size in enumerate(shape) if i != axis]
@@ -270,7 +276,8 @@ def _gather(graph: _Graph, eqn: Any, x: Any, index: Any) -> str:
 
 def _window_batch_axes(eqn: Any) -> int | None:
     """Return how many batch axes the indices of a gather have if it takes one window for each; None if it does not."""
-    numbers, axes = eqn.params["dimension_numbers"], len(_sizes(eqn.invars[1])) - 1
+    numbers = eqn.params["dimension_numbers"]
+    axes = len(_sizes(eqn.invars[1])) - 1
     batched = [tuple(map(int, dims)) for dims in (numbers.operand_batching_dims, numbers.start_indices_batching_dims)]
     whole = not numbers.collapsed_slice_dims and _ints(numbers.offset_dims) == list(
         range(axes, len(_sizes(eqn.outvars[0])))
@@ -282,7 +289,9 @@ def _window_batch_axes(eqn: Any) -> int | None:
 
 def _window(graph: _Graph, eqn: Any, x: Any, index: Any, batch_axes: int) -> str:
     """Select among the slices at all possible starts, axis after axis."""
-    numbers, shape, sizes = eqn.params["dimension_numbers"], _sizes(eqn.invars[0]), eqn.params["slice_sizes"]
+    numbers = eqn.params["dimension_numbers"]
+    shape = _sizes(eqn.invars[0])
+    sizes = eqn.params["slice_sizes"]
     missing_axes = 0 if numbers.operand_batching_dims else batch_axes  # axes that x lacks
     if missing_axes:
         x = graph.op("Unsqueeze", x, _int64(range(missing_axes)))
@@ -306,7 +315,8 @@ def _window(graph: _Graph, eqn: Any, x: Any, index: Any, batch_axes: int) -> str
 
 def _reverse(graph: _Graph, eqn: Any, x: Any) -> str:
     axes = eqn.params["dimensions"]
-    last, before_first = [-1] * len(axes), [np.iinfo(np.int64).min] * len(axes)
+    last = [-1] * len(axes)
+    before_first = [np.iinfo(np.int64).min] * len(axes)
     return graph.op("Slice", x, _int64(last), _int64(before_first), _int64(axes), _int64([-1] * len(axes)))
 
 

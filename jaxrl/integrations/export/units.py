@@ -43,7 +43,8 @@ class ActionUnits:
         if not isinstance(env, Adapter):
             return cls(env)
         spaces = env.agent_spaces()
-        agents, counts = tuple(map(str, spaces)), count_actions(list(spaces.values()))
+        agents = tuple(map(str, spaces))
+        counts = count_actions(list(spaces.values()))
         if not isinstance(spec.action, Discrete):
             return cls(env, agents=agents)
         numbers = np.arange(spec.action.n, dtype=np.int32)
@@ -59,7 +60,7 @@ class ActionUnits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return "action", or where the shapes of actions differ a name for each agent's."""
+        """Names of an export's actions: "action", or where their shapes differ one for each agent."""
         if len({table.shape[1:] for table in self.tables}) <= 1:
             return ("action",)
         return tuple(f"action.{agent}" for agent in self.agents)
@@ -98,7 +99,8 @@ def describe_bounds(env: Environment) -> dict[str, dict[str, Any]]:
 
     A bound is one number for all, or lists that broadcast to the shape of an agent's observation, or of the actions.
     """
-    units, boxes = ActionUnits.from_env(env), env.spec.observation
+    units = ActionUnits.from_env(env)
+    boxes = env.spec.observation
     leaves = jax.tree_util.tree_leaves_with_path({"observation": boxes}, is_leaf=lambda x: isinstance(x, Box))
     bounds = {jax.tree_util.keystr(path, simple=True, separator="."): box.bounds for path, box in leaves}
     bounds |= dict(zip(units.names, units.bounds(), strict=True))
@@ -143,7 +145,8 @@ def describe_environment(env: Environment) -> dict[str, Any]:
 
 def _describe_parts(join: Joined, unit: np.ndarray, spaces: dict[str, Any]) -> list[dict[str, Any]]:
     """Describe the parts of one agent's observation; `unit` is what becomes of an observation of ones."""
-    rows, begin = [], 0
+    rows = []
+    begin = 0
     for name, shape in join.parts:
         size = (shape[2] if shape else 1) if join.image else math.prod(shape)
         value = unit[..., begin].flat[0] if join.image else unit[begin]

@@ -42,7 +42,8 @@ class Board:
     """
 
     def __init__(self, observation: dict[Any, Any], settings: dict[str, Any]) -> None:
-        self.height, self.width = observation["board_height"], observation["board_width"]
+        self.height = observation["board_height"]
+        self.width = observation["board_width"]
         self.max_beans = settings["beans"]
         self.beans = [(int(r), int(c)) for r, c in observation[1]]
         snakes = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
@@ -83,7 +84,8 @@ class Board:
         """Directions neither backwards nor blocked; if none is left, towards tails; else all but backwards."""
         if not self.snakes[i]:
             return [True] * 4
-        heading, blocked = self.heading(i), self.blocked(i)
+        heading = self.heading(i)
+        blocked = self.blocked(i)
         tails = [body[-1] for body in self.snakes if body]
         onward = [not heading[d ^ 1] for d in range(4)]
         free = [onward[d] and not blocked[d] for d in range(4)]
@@ -116,7 +118,8 @@ def obs30(board: Board, i: int) -> list[float]:
 
 def obs35(board: Board, i: int) -> list[float]:
     """35 values."""
-    length, nearest = len(board.snakes[i]), _nearest_beans(board, i, 0)
+    length = len(board.snakes[i])
+    nearest = _nearest_beans(board, i, 0)
     threats = [_threat(board, i, k) / length for k in (3, 4)]
     return [*obs26(board, i)[:16], *nearest, length / 20, *_heads(board, board.others(i)), *threats]
 
@@ -222,7 +225,8 @@ def _room(board: Board, i: int) -> list[int]:
 
     A set of cells is an integer with one bit per cell, row by row.
     """
-    width, size = board.width, board.height * board.width
+    width = board.width
+    size = board.height * board.width
     first = sum(1 << r * width for r in range(board.height))  # columns
     last = first << width - 1
     leaving = [0] * (REACH + 2)  # bodies' cells by the number of moves until they are free

@@ -33,7 +33,7 @@ from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 VERSION = 1
-MIN_EPISODES = 5  # of each task, so that some can be held out
+MIN_EPISODES = 5  # for each task, so that some can be held out
 _ROWS = {  # type and number of axes of the arrays with a row for each step
     "observation": ("float", 2), "action": ("float", 2), "reward": ("float", 1), "next_observation": ("float", 2),
     "mu": ("float", 2), "log_std": ("float", 2), "value": ("float", 1), "task": ("int", 1), "step": ("int", 1),
@@ -71,7 +71,7 @@ class ExpertDataset:
 
     @property
     def episodes(self) -> np.ndarray:
-        """Return the number of episodes of each task, int64[K]."""
+        """Number of episodes of each task, int64[K]."""
         return np.bincount(self.task[self.step == 0], minlength=len(self.task_names))
 
 
@@ -137,7 +137,7 @@ def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
 
     missing = [name for name in _NAMES if name not in arrays]
     if missing:
-        raise refuse(f"lacks {', '.join(missing)}: see jaxrl/runtime/expert_dataset.py for what it must hold")
+        raise refuse(f"lacks {', '.join(missing)}: see jaxrl/integrations/expert_dataset.py for what it must hold")
     if np.shape(arrays["version"]) or arrays["version"] != VERSION:
         raise refuse(
             f"is of version {short_repr(arrays['version'].tolist())}, this program reads version {VERSION}: create "
@@ -178,7 +178,9 @@ def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
 
 
 def _check_episodes(arrays: dict[str, Any], refuse: Any, min_episodes: int) -> None:
-    step, task, names = arrays["step"], arrays["task"], arrays["task_names"]
+    step = arrays["step"]
+    task = arrays["task"]
+    names = arrays["task_names"]
     if len(task) and not 0 <= task.min() <= task.max() < len(names):
         raise refuse(f"names {len(names)} tasks, but has rows of task {task.max() if task.min() >= 0 else task.min()}")
     begins = step == 0

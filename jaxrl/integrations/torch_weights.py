@@ -38,7 +38,8 @@ class _Reader(pickle.Unpickler):
             if "PUT" in code.name and int(argument or 0) > len(text):
                 raise pickle.UnpicklingError("it numbers more objects than it holds")
         super().__init__(io.BytesIO(text))
-        self._archive, self._folder = archive, name.removesuffix("data.pkl")
+        self._archive = archive
+        self._folder = name.removesuffix("data.pkl")
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
@@ -133,7 +134,8 @@ def load(source: str, algo: Algorithm, key: Array) -> Any:
     def fresh(key: Array) -> Any:
         return algo.weights(algo.init(key, None))
 
-    expected, weights = jax.eval_shape(fresh, key), {}
+    expected = jax.eval_shape(fresh, key)
+    weights = {}
     for role, path in zip(("actor", "critic"), files, strict=False):
         try:
             network = team_net(read(path))

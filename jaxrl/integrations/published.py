@@ -75,7 +75,8 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     sizes = {"networks.batch_size": 600, "networks.batch_number": 5, "missions.n_agents": 4, "constraints.budget": 14}
     size, count, agents, budget = (_whole(name, values.get(name, default)) for name, default in sizes.items())
     settings: Values = {}
-    transitions, per_mission = size * count, agents * (budget + 1)
+    transitions = size * count
+    per_mission = agents * (budget + 1)
     if sizes.keys() & values.keys():
         settings |= {"minibatch_size": size, "num_envs": math.ceil(transitions / per_mission)}
     if "missions.n_episodes" in values:
@@ -90,7 +91,9 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
 
 
 _MISSIONS = "batch_size x batch_number / (n_agents x (budget + 1))"
-_ALTITUDES, _AREA, _CAMERA = "altitudes are 5, 10, 15 m", "the area is 50 m wide", "the camera sees 60 degrees"
+_ALTITUDES = "altitudes are 5, 10, 15 m"
+_AREA = "the area is 50 m wide"
+_CAMERA = "the camera sees 60 degrees"
 IPP_MARL = System(
     name="ipp-marl",
     url="https://github.com/dmar-bonn/ipp-marl",
@@ -230,7 +233,9 @@ def _convert_collective(_: str, values: Values) -> Values:
     return {ours: max(1, _whole(name, values[name]) // envs) for ours, name in every.items() if name in values}
 
 
-_WORKER, _STUDENT, _COLLECTIVE = ("sac",), ("student",), ("collective",)
+_WORKER = ("sac",)
+_STUDENT = ("student",)
+_COLLECTIVE = ("collective",)
 _STEPS = "in iterations: steps / num_envs"
 COLLECTIVE = System(
     name="the collective repository",
@@ -325,7 +330,7 @@ def hint(word: str, algo: str, prefix: str = "--") -> str | None:
         names = [name for name in names if algo in name.algos] or names
         if not names:
             continue
-        if all(name.computed and word in name.note for name in names):  # of several published values
+        if all(name.computed and word in name.note for name in names):  # one of several published values
             formulas = " or ".join(dict.fromkeys(f"{name.ours} = {name.note}" for name in names))
             return f"{word} of {system.name} has no setting of its own here: {formulas}"
         if settings := list(dict.fromkeys(f"{prefix}{name.ours}" for name in names if name.ours)):
