@@ -169,7 +169,8 @@ class Coma(OnPolicy):
         self, state: AlgoState, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> Prepared:
         """Return all transitions with their targets, and the target critic for the next training step."""
-        params, rows = state.replicated, self.cut_rollout(trajectory)
+        params = state.replicated
+        rows = self.cut_rollout(trajectory)
         rows["critic_input"] = self.batches.cut(self.critic_inputs(trajectory))
         value, last_value = self.compute_values(params, rows, last, key, progress)
         target = self.compute_targets(trajectory, last, value, last_value)
@@ -188,7 +189,8 @@ class Coma(OnPolicy):
         self, params: ComaParameters, rows: Arrays, last: TimeStep, key: Key, progress: Progress
     ) -> tuple[Array, Array]:
         """Return Q'(s, a) of the actions taken, [T, B, A], and of those the policy would take next, [B, A]."""
-        layout, target = self.layout, self.target_critic(params)
+        layout = self.layout
+        target = self.target_critic(params)
 
         def compute_value(rows: Arrays) -> Array:
             return select_action_value(self.values(target, rows["critic_input"]), rows["action"])
@@ -259,11 +261,12 @@ class Coma(OnPolicy):
 
     def policy_loss(self, logits: Array, epsilon: Array, minibatch: Arrays) -> tuple[Array, Arrays]:
         """Return - mean w A log pi(a) (equation 5), clipped with `clip_ratio`, and metrics, for logits [..., n]."""
-        action, weight, old_log_prob = (minibatch[name] for name in ("action", "weight", "log_prob"))
+        weight = minibatch["weight"]
+        old_log_prob = minibatch["log_prob"]
         action_probs = apply_action_mask(epsilon_mix(logits, epsilon), minibatch["mask"])  # exploration, then the mask
         advantage = self.compute_advantages(minibatch, jax.lax.stop_gradient(action_probs))
         scaled = advantage / minibatch["scale"] if self.normalize_advantage else advantage
-        log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))
+        log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, minibatch["action"]), 1e-8))
         loss = policy_gradient_loss(log_prob, old_log_prob, scaled, weight, self.clip_ratio)
         metrics = policy_metrics(advantage, log_prob, weight)
         return loss, metrics | {"kl": divergence(log_prob, old_log_prob, weight)}
@@ -328,17 +331,17 @@ class Coma(OnPolicy):
     def networks(self) -> dict[str, TeamNetwork]:  # type: ignore[override]
         """The actor, with a logit for each action, and the critic, with a value for each, 1 + n if dueling."""
         assert isinstance(self.spec.action, Discrete)
-        actions, turn = self.spec.action.n, self.spec.egocentric if self.egocentric else None
+        actions = self.spec.action.n
+        turn = self.spec.egocentric if self.egocentric else None
 
         def make(part: str, outputs: int, box: Any) -> TeamNetwork:
             seen = jax.ShapeDtypeStruct(box.shape, box.dtype)
             shape = box.shape if turn is None else jax.eval_shape(turn, seen)[0].shape
             return self.make_team_network(part, outputs, shape, turn=turn)
 
-        observation, critic_input = self.spec.observation, self.spec.critic_input_spec
         return {
-            "actor": make("actor", actions, observation),
-            "critic": make("critic", actions + self.dueling, critic_input),
+            "actor": make("actor", actions, self.spec.observation),
+            "critic": make("critic", actions + self.dueling, self.spec.critic_input_spec),
         }
 
     def logits(self, actor: Params, rows: Arrays) -> Array:
@@ -381,13 +384,14 @@ class Coma(OnPolicy):
         return rows // size, size
 
     def summary(self) -> list[str]:
-        batches, shards, epochs = self.batches, self.layout.shards, self.num_epochs
-        transitions = batches.rows_per_shard * batches.row_samples * shards
+        batches = self.batches
+        epochs = self.num_epochs
+        transitions = batches.rows_per_shard * batches.row_samples * self.layout.shards
         minibatches = f"{batches.per_epoch} minibatches" if batches.per_epoch > 1 else "one minibatch"
         return [
             f"A training step collects {self.layout.num_envs:,} episodes ({transitions:,} agent "
             f"transitions) and trains for {epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of "
-            f"{self.gradient_samples * shards:,} samples."
+            f"{self.gradient_samples * self.layout.shards:,} samples."
         ]
 
     def warnings(self, total_env_steps: int) -> list[str]:

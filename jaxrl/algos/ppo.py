@@ -143,7 +143,8 @@ class Ppo(OnPolicy):
                 f"risk_level {self.risk_level:g} is less than one of {self.quantiles} quantiles: use --risk_quantiles "
                 f"{math.ceil(1 / self.risk_level)} or more"
             )
-        samples, count = self.batches.rows_per_shard, self.num_minibatches
+        samples = self.batches.rows_per_shard
+        count = self.num_minibatches
         if self.recurrent and samples % count:
             raise ValueError(
                 f"num_minibatches {count} does not divide the {samples} environments of a logical shard, whose "
@@ -174,7 +175,9 @@ class Ppo(OnPolicy):
     ) -> Prepared:
         """Return all transitions with advantages and targets (algorithm 1), and the critic's next carry."""
         del progress
-        params, layout, batches = state.replicated, self.layout, self.batches
+        params = state.replicated
+        layout = self.layout
+        batches = self.batches
         rows = self.cut_rollout(trajectory) | self.cut_inputs(trajectory.timestep) | {"critic_carry": state.sharded}
         value, last_value, next_carry = self.compute_values(params, rows, last)
         ends = trajectory, last, batches.join(value), last_value
@@ -238,7 +241,8 @@ class Ppo(OnPolicy):
         """Return the clipped surrogate with the entropy bonus (equation 9), and metrics."""
         del progress
         log_prob, entropy = self.log_prob(self.actor_outputs(actor, params, minibatch), minibatch)
-        old_log_prob, weight = minibatch["log_prob"], minibatch["weight"]
+        old_log_prob = minibatch["log_prob"]
+        weight = minibatch["weight"]
         surrogate = clipped_losses(log_prob, old_log_prob, minibatch["advantage"], self.clip_ratio)
         actor_loss = jnp.mean(weight * surrogate)
         mean_entropy = jnp.mean(weight * entropy)
