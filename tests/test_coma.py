@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+import runpy
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -920,6 +922,28 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
     scale = np.asarray(jax.jit(algo.batches.deviation)(np.float32(advantage)[None], batch["weight"]))
     assert scale.shape == (1, 12) and np.ptp(scale) == 0
     close(scale[0, 0], np.std(advantage[open_]), 1e-5)
+
+
+def test_the_example_has_the_advantages_of_gae() -> None:
+    """Sums of temporal differences, worked in NumPy from the critic's values of states."""
+    path = Path(__file__).parents[1] / "examples" / "coma_gae.py"
+    algo = small(kind=runpy.run_path(str(path))["GaeComa"], gamma=0.9, td_lambda=0.7)
+    trajectory, last = make_batch(algo)
+    params = init_params(algo)
+    rows = prepare(algo)(params, trajectory, last, jax.random.key(1), start())
+    values = np.asarray(jax.jit(make_values(algo))(params.critic.params, rows["critic_input"][0]))
+    assert np.ptp(values, axis=-1).max() == 0 and np.ptp(values) > 0.01
+    ours = algo.compute_advantages({"target": rows["target"][0], "values": values}, None)
+    steps, envs, agents = trajectory.action.shape
+    value = np.float64(values[:, 0]).reshape(envs, steps, agents).swapaxes(0, 1)
+    seen = np.asarray(last.observation).reshape(-1, 3)
+    following = np.float64(jax.jit(make_values(algo))(params.critic.params, seen)[:, 0]).reshape(envs, agents)
+    reward = np.concatenate([trajectory.timestep.reward[1:], last.reward[None]])
+    expected, advantage = np.zeros_like(value), 0.0
+    for t in reversed(range(steps)):
+        advantage = reward[t] + 0.9 * following - value[t] + 0.9 * 0.7 * advantage
+        expected[t], following = advantage, value[t]
+    close(np.asarray(ours).reshape(envs, steps, agents).swapaxes(0, 1), expected, 1e-5)
 
 
 # ---------------------------------------------------------------- acting
