@@ -1,6 +1,7 @@
 """Training progress, read by environments in `Environment.context`, by algorithms in `act` and `learn`."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ class Progress:
         learn_calls: uint32[2], calls of an algorithm's `learn` (COMA's training steps).
         episodes: uint32[2], episodes finished.
         fraction: float32[], share of the run's configured total, never of its wall time.
+        total_env_steps: float32[], that total, infinite where it is not known.
     """
 
     env_steps: Array
@@ -45,14 +47,15 @@ class Progress:
     learn_calls: Array
     episodes: Array
     fraction: Array
+    total_env_steps: Array
 
 
-def start() -> Progress:
+def start(total_env_steps: float = math.inf) -> Progress:
     """Return the progress at the start of training."""
-    return Progress(count(), count(), count(), count(), count(), jnp.float32(0))
+    return Progress(count(), count(), count(), count(), count(), jnp.float32(0), jnp.float32(total_env_steps))
 
 
 def final_progress() -> Progress:
     """Return a progress at which every schedule, whatever counter it reads, has ended."""
     far = count(1 << 62)
-    return Progress(far, far, far, far, far, jnp.float32(1))
+    return Progress(far, far, far, far, far, jnp.float32(1), jnp.float32(1))

@@ -50,9 +50,8 @@ USAGE = {
     "num_envs and devices": (f"{TINY} --num_envs 6 --devices 4", "use --devices 2, or --num_envs 8"),
     "no total": ("--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor", "say how long to train: --total_env_steps N"),
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
-    "two schedules of one bonus": (
-        "--algo coma --entropy_anneal 500", "entropy_anneal_fraction 0.75 exclude each other",
-    ),
+    "a former name": ("--algo coma --scale_advantage true", "did you mean '--normalize_advantage"),
+    "another library's name": ("--algo ppo --gae_lambda 0.9", "unknown flag '--gae_lambda': did you mean '--td_lambda"),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),

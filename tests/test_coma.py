@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+import runpy
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -14,13 +16,13 @@ from helpers import golden
 from bench.parity.learner import image_spec
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
-from jaxrl.algos import on_policy
 from jaxrl.algos.base import AlgoState, Learner, Phase, Trajectory
 from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl_targets
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import convolutions, distributions, networks
+from jaxrl.nn.team_policy import Situation, Sizes
 from jaxrl.rl import policy_gradient
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.build import build_algorithm, build_run
@@ -30,7 +32,8 @@ TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were see
 
 def progress(**changes: Any) -> Progress:
     """Nothing done yet, but for `changes` (counters as ints)."""
-    counters = {name: count(value) if name != "fraction" else jnp.float32(value) for name, value in changes.items()}
+    shares = ("fraction", "total_env_steps")
+    counters = {name: jnp.float32(value) if name in shares else count(value) for name, value in changes.items()}
     return dataclasses.replace(start(), **counters)
 
 
@@ -57,6 +60,40 @@ def init_params(algo: Coma) -> ComaParameters:
     if key not in _INITIAL_PARAMS:
         _INITIAL_PARAMS[key] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
     return _INITIAL_PARAMS[key]
+
+
+def to_rows(samples: dict[str, Any]) -> dict[str, Any]:
+    """Minibatches of lone transitions [S, m, ...] as the learner has them, [S, m, 1, 1, ...]."""
+    rows = {name: x[:, :, None, None] for name, x in samples.items()}
+    return rows | {"situation": Situation((), ()), "carry": ()}
+
+
+def to_samples(rows: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The inverse of `to_rows`."""
+    return {name: np.asarray(x)[:, :, 0, 0] for name, x in rows.items() if name not in ("situation", "carry")}
+
+
+def make_update(algo: Coma, part: str) -> Any:
+    """A step on the critic or the actor: (learner, samples [S, m, ...], progress) -> (learner, metrics)."""
+
+    def update(learner: Learner, samples: dict[str, Any], at: Progress) -> tuple[Learner, dict[str, Any]]:
+        empty = ComaParameters(actor=None, critic=None, target=None)  # type: ignore[arg-type]
+        params = dataclasses.replace(empty, **{part: learner})
+        params, _, metrics = algo.update(part, params, to_rows(samples), at)
+        return getattr(params, part), metrics
+
+    return update
+
+
+def make_values(algo: Coma) -> Any:
+    """Values of (weights of a critic, its inputs [N, ...]), [N, n]."""
+    return lambda critic, inputs: algo.values(critic, inputs[:, None, None])[:, 0, 0]
+
+
+def prepare(algo: Coma) -> Any:
+    """Transitions of a trajectory, [S, samples, ...], of the arguments of `Coma.prepare`, in one program."""
+    make_rows = jax.jit(lambda params, *rollout: algo.prepare(AlgoState(params, ()), *rollout).data)
+    return lambda *arguments: to_samples(make_rows(*arguments))
 
 
 def close(a: Any, b: Any, atol: float, rtol: float = 0.0) -> None:
@@ -88,6 +125,7 @@ def gradient_of(new: Learner, old: Learner) -> np.ndarray:
 # ---------------------------------------------------------------- recorded training step
 
 MISSIONS, STEPS, AGENTS, ACTIONS = 5, 15, 4, 6
+RUN = 75_000  # missions
 TENSORS = {  # our parameters in the order of the records; the unused layer fc2 (rows 8, 9) is left out
     "conv1_kernel": 0, "conv1_bias": 1, "conv2_kernel": 2, "conv2_bias": 3, "conv3_kernel": 4, "conv3_bias": 5,
     "fc1_kernel": 6, "fc1_bias": 7, "out_kernel": 10, "out_bias": 11,
@@ -126,13 +164,13 @@ class Recorded:
     @functools.cached_property
     def values(self) -> Any:
         """Values of (weights of a critic, its inputs), in one program."""
-        return jax.jit(self.algo.values)
+        return jax.jit(make_values(self.algo))
 
     @functools.cached_property
     def data(self) -> dict[str, np.ndarray]:
         """Transitions and targets, [1, 300, ...]."""
         arguments = (self.params, self.trajectory, self.last, jax.random.key(0), self.progress)
-        return jax.tree.map(np.asarray, jax.jit(self.algo.compute_transitions)(*arguments))
+        return prepare(self.algo)(*arguments)
 
     def minibatch(self, index: int) -> dict[str, np.ndarray]:
         return {name: values[:, self.arrays["batch_index"][index]] for name, values in self.data.items()}
@@ -140,7 +178,7 @@ class Recorded:
     @functools.cached_property
     def training(self) -> dict[str, Any]:
         """The recorded five minibatches, critic first, through the algorithm's two update functions."""
-        critic_update, actor_update = jax.jit(self.algo.update_critic), jax.jit(self.algo.update_actor)
+        critic_update, actor_update = (jax.jit(make_update(self.algo, part)) for part in ("critic", "actor"))
         rows: dict[str, Any] = {"critic": [], "critic_gradient": [], "q_after": [], "actor": [], "actor_gradient": []}
         actor, critic = self.params.actor, self.params.critic
         for index in range(MISSIONS):
@@ -180,23 +218,24 @@ def recorded() -> Recorded:
     last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
     mask = by_mission(arrays["mask"]).astype(bool)
     extras = {"mask": mask, "log_prob": np.zeros(mask.shape[:-1], np.float32)}
-    algo = ComaOriginal(image_spec(AGENTS, ACTIONS, STEPS), DataParallel(MISSIONS))
+    algo = ComaOriginal(image_spec(AGENTS, ACTIONS, STEPS), DataParallel(MISSIONS), eps_anneal=10_000 / RUN)
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
     begin = jax.jit(lambda networks: algo.init(jax.random.key(0), networks).replicated)
     params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
     trajectory = Trajectory(timestep, by_mission(arrays["action"]).astype(np.int32), extras)
-    return Recorded(arrays, algo, params, trajectory, last, progress(episodes=2 * MISSIONS))
+    at = progress(episodes=2 * MISSIONS, env_steps=2 * MISSIONS * STEPS, total_env_steps=RUN * STEPS)
+    return Recorded(arrays, algo, params, trajectory, last, at)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _epsilon(eps_max: float, eps_min: float, eps_anneal: float, num_envs: int, at: Progress) -> jax.Array:
-    algo = small(num_envs, eps_max=eps_max, eps_min=eps_min, eps_anneal=eps_anneal)
-    return algo.epsilon(at)
+def _epsilon(eps_max: float, eps_min: float, eps_anneal: float, steps: int, at: Progress) -> jax.Array:
+    spec = dataclasses.replace(VECTOR, horizon=steps)
+    return small(1, spec, eps_max=eps_max, eps_min=eps_min, eps_anneal=eps_anneal).epsilon(at)
 
 
 def epsilon_of(algo: Coma, at: Progress) -> jax.Array:
     """Exploration, in one program for all algorithms with the same schedule."""
-    return _epsilon(algo.eps_max, algo.eps_min, algo.eps_anneal, algo.layout.num_envs, at)
+    return _epsilon(algo.eps_max, algo.eps_min, algo.eps_anneal, algo.layout.num_envs * algo.steps, at)
 
 
 @jax.jit
@@ -258,7 +297,7 @@ def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
     algo = Coma(image_spec(AGENTS, ACTIONS, STEPS), DataParallel(MISSIONS))
     params = dataclasses.replace(recorded.params, target=recorded.params.first_target)
     arguments = (params, recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
-    ours = np.asarray(jax.jit(algo.compute_transitions)(*arguments)["target"]).reshape(-1, AGENTS)
+    ours = prepare(algo)(*arguments)["target"].reshape(-1, AGENTS)
     q = np.take_along_axis(recorded.arrays["q_target_net"], recorded.arrays["action"][..., None].astype(int), -1)[
         ..., 0
     ]
@@ -378,12 +417,11 @@ def test_stride_leaves_out_outputs(method: convolutions.Convolution) -> None:
 
 
 def test_images_too_small_for_the_stride_are_refused() -> None:
-    network = functools.partial(
-        on_policy.make_network, 5, hidden_size=8, depth=1, initializer="he", convolution="auto", dtype=None
-    )
-    assert network((11, 11, 2), stride=2).stride == 2
+    sizes = Sizes(hidden_size=8, depth=1, initializer="he", stride=2, convolution="auto", dtype=None)
+    network = sizes.make_network(5, (11, 11, 2))
+    assert isinstance(network, networks.ConvStack) and network.stride == 2
     with pytest.raises(ValueError, match=r"at least 11 x 11 pixels, not 10 x 12: choose --stride 1"):
-        network((10, 12, 2), stride=2)
+        sizes.make_network(5, (10, 12, 2))
 
 
 def test_networks_return_float32_whatever_they_compute_in() -> None:
@@ -457,7 +495,7 @@ def small(
 @functools.cache
 def updates(**settings: Any) -> tuple[Any, Any]:
     """The update functions of the critic and of the actor of `small(**settings)`, compiled once."""
-    return jax.jit(small(**settings).update_critic), jax.jit(small(**settings).update_actor)
+    return jax.jit(make_update(small(**settings), "critic")), jax.jit(make_update(small(**settings), "actor"))
 
 
 LONE = small(1, dataclasses.replace(VECTOR, num_agents=1), gamma=0.5, td_lambda=0.5)
@@ -484,9 +522,7 @@ def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
     # rows 1 and 4 hold final time steps, whose action was ignored: they weigh nothing
     extras = {"mask": np.ones((5, 1, 1, 4), bool), "log_prob": np.zeros((5, 1, 1), np.float32)}
     trajectory = dataclasses.replace(trajectory, extras=extras)
-    weight = jax.jit(algo.compute_transitions)(init_params(algo), trajectory, last, jax.random.key(1), start())[
-        "weight"
-    ]
+    weight = prepare(algo)(init_params(algo), trajectory, last, jax.random.key(1), start())["weight"]
     close(weight, [[5 / 3, 0, 5 / 3, 5 / 3, 0]], 1e-6)
 
 
@@ -582,7 +618,7 @@ def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> No
         "weight": 4 * policy(weights),  # the mean over the four samples is the sum over the actions
     }
     batch = {k: v.astype(np.float32 if v.dtype == np.float64 else v.dtype)[None] for k, v in batch.items()}
-    new, metrics = jax.jit(algo.update_actor)(actor, batch, start())
+    new, metrics = jax.jit(make_update(algo, "actor"))(actor, batch, start())
     analytic = -gradient_of(new, actor)
     assert np.abs(numeric).max() > 1e-2
     close(analytic, numeric, 1e-6)
@@ -624,13 +660,10 @@ def test_entropy_bonus_is_taken_off_the_loss() -> None:
     close(plain["policy_entropy"], entropy.mean(), 1e-6)
     close(np.asarray(plain["actor_loss"]) - np.asarray(bonus["actor_loss"]), 0.25 * entropy.mean(), 1e-6)
     assert float(bonus["actor_grad_norm"]) != float(plain["actor_grad_norm"])
-    falling = small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal=100)
-    weight = jax.jit(falling.entropy_bonus)
-    close([weight(progress(episodes=e)) for e in (0, 50, 100, 900)], [0.4, 0.25, 0.1, 0.1], 1e-6)
-    by_share = jax.jit(small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal_fraction=0.75).entropy_bonus)
+    falling = jax.jit(small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal=0.75).entropy_bonus)
     shares = [dataclasses.replace(start(), fraction=jnp.float32(share)) for share in (0.0, 0.375, 0.75, 1.0)]
-    close([by_share(moment) for moment in shares], [0.4, 0.25, 0.1, 0.1], 1e-6)
-    close(jax.jit(small(entropy_weight=0.4).entropy_bonus)(progress(episodes=900)), 0.4, 1e-6)
+    close([falling(moment) for moment in shares], [0.4, 0.25, 0.1, 0.1], 1e-6)
+    close(jax.jit(small(entropy_weight=0.4).entropy_bonus)(progress(fraction=0.9)), 0.4, 1e-6)
 
 
 def test_divergence_from_the_policy_that_chose() -> None:
@@ -657,27 +690,30 @@ def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
     divergence = float(updates()[1](actor, batch, start())[1]["kl"])
     for share, moves in ((1.01, True), (0.99, False)):
         algo = small(target_kl=share * divergence / 1.5)
-        after, metrics = jax.jit(algo.update_actor)(actor, batch, start())
+        after, metrics = jax.jit(make_update(algo, "actor"))(actor, batch, start())
         assert bool(metrics["actor_moved"]) is moves
         changed = [np.any(np.asarray(a) != b) for a, b in zip(*map(jax.tree.leaves, (after, actor)), strict=True)]
         assert any(changed) is moves
 
 
 def test_epsilon_schedule() -> None:
-    algo = small(1, eps_max=0.5, eps_min=0.02, eps_anneal=10_000)
+    algo, run = small(1, eps_max=0.5, eps_min=0.02, eps_anneal=0.5), 20_000  # missions
     missions = (1, 5_000, 10_000, 20_000)  # the current mission, counted from 1
-    close(
-        [epsilon_of(algo, progress(episodes=mission - 1)) for mission in missions],
-        [0.5 - 0.48e-4, 0.26, 0.02, 0.02],
-        1e-6,
-    )
-    assert float(epsilon_of(small(50), start())) == float(epsilon_of(small(1), progress(episodes=49)))
+    horizon = algo.spec.horizon
+
+    def at(missions: int) -> Progress:
+        return progress(env_steps=missions * horizon, total_env_steps=run * horizon)
+
+    values = [epsilon_of(algo, at(mission - 1)) for mission in missions]
+    close(values, [0.5 - 0.48e-4, 0.26, 0.02, 0.02], 1e-6)
+    many = small(50, eps_anneal=0.5)
+    assert float(jax.jit(many.epsilon)(at(0))) == float(jax.jit(small(1, eps_anneal=0.5).epsilon)(at(49)))
 
 
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
-    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.values(critic, x)))
+    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), make_values(algo)(critic, x)))
     out, values = map(np.asarray, both(init_params(algo).critic.params))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)
@@ -781,7 +817,7 @@ def test_settings_without_effect_are_named() -> None:
         10 * horizon
     )
     assert "entropy_final 0.01 has no effect" in sentence
-    annealed = {"entropy_weight": 0.1, "entropy_final": 0.01, "entropy_anneal": 5}
+    annealed = {"entropy_weight": 0.1, "entropy_final": 0.01, "entropy_anneal": 0.5}
     assert small(critic_warmup=0, **annealed).warnings(10 * horizon) == []
     (sentence,) = small(critic_warmup=0, memory_size=64).warnings(10 * horizon)
     assert sentence == "memory_size 64 has no effect without memory: set --memory too"
@@ -835,7 +871,7 @@ def steps_of(params: ComaParameters) -> list[int]:
     "settings",
     [
         pytest.param({}, marks=pytest.mark.long, id="masked"),
-        pytest.param({"scale_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}, id="scaled"),
+        pytest.param({"normalize_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}, id="scaled"),
     ],
 )
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -857,22 +893,22 @@ def check_chunks(settings: dict[str, Any], shards: int) -> None:
     for algo in (whole, pieces):
         both = jax.jit(
             lambda params, *now, algo=algo: (
-                algo.update_critic(params.critic, *now),
-                algo.update_actor(params.actor, *now),
+                make_update(algo, "critic")(params.critic, *now),
+                make_update(algo, "actor")(params.actor, *now),
             )
         )
         (critic, losses), (actor, metrics) = both(params, batch, start())
         gradients = gradient_of(critic, params.critic), gradient_of(actor, params.actor)
         outcomes.append((gradients, losses, metrics))
     jax.tree.map(lambda a, b: close(a, b, 1e-6), *outcomes)
-    jaxpr = str(jax.make_jaxpr(pieces.update_critic)(params.critic, batch, start()))
+    jaxpr = str(jax.make_jaxpr(make_update(pieces, "critic"))(params.critic, batch, start()))
     assert "length=6" in jaxpr  # 24 samples by 4
 
 
 def test_a_scaled_advantage_has_unit_deviation() -> None:
-    algo, batch = small(scale_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
+    algo, batch = small(normalize_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
     actor, epsilon = init_params(algo).actor, epsilon_of(algo, start())
-    _, metrics = jax.jit(algo.update_actor)(actor, batch, start())
+    _, metrics = jax.jit(make_update(algo, "actor"))(actor, batch, start())
     weighted = np.float64(metrics["advantage_square"]) * 12 / 10, np.float64(metrics["advantage"]) * 12 / 10
     open_ = np.asarray(batch["weight"][0]) > 0
 
@@ -887,6 +923,28 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
     scale = np.asarray(jax.jit(algo.batches.deviation)(np.float32(advantage)[None], batch["weight"]))
     assert scale.shape == (1, 12) and np.ptp(scale) == 0
     close(scale[0, 0], np.std(advantage[open_]), 1e-5)
+
+
+def test_the_example_has_the_advantages_of_gae() -> None:
+    """Sums of temporal differences, worked in NumPy from the critic's values of states."""
+    path = Path(__file__).parents[1] / "examples" / "coma_gae.py"
+    algo = small(kind=runpy.run_path(str(path))["GaeComa"], gamma=0.9, td_lambda=0.7)
+    trajectory, last = make_batch(algo)
+    params = init_params(algo)
+    rows = prepare(algo)(params, trajectory, last, jax.random.key(1), start())
+    values = np.asarray(jax.jit(make_values(algo))(params.critic.params, rows["critic_input"][0]))
+    assert np.ptp(values, axis=-1).max() == 0 and np.ptp(values) > 0.01
+    ours = algo.compute_advantages({"target": rows["target"][0], "values": values}, None)
+    steps, envs, agents = trajectory.action.shape
+    value = np.float64(values[:, 0]).reshape(envs, steps, agents).swapaxes(0, 1)
+    seen = np.asarray(last.observation).reshape(-1, 3)
+    following = np.float64(jax.jit(make_values(algo))(params.critic.params, seen)[:, 0]).reshape(envs, agents)
+    reward = np.concatenate([trajectory.timestep.reward[1:], last.reward[None]])
+    expected, advantage = np.zeros_like(value), 0.0
+    for t in reversed(range(steps)):
+        advantage = reward[t] + 0.9 * following - value[t] + 0.9 * 0.7 * advantage
+        expected[t], following = advantage, value[t]
+    close(np.asarray(ours).reshape(envs, steps, agents).swapaxes(0, 1), expected, 1e-5)
 
 
 # ---------------------------------------------------------------- acting
@@ -997,7 +1055,7 @@ def test_without_a_mask_every_action_is_open() -> None:
         (ORIGINAL | {"clip_ratio": 0.1}, "clip_ratio does not apply to coma_original"),
         (ORIGINAL | {"target_kl": 0.1}, "target_kl does not apply to coma_original"),
         (ORIGINAL | {"advantage": "return"}, "advantage does not apply to coma_original"),
-        (ORIGINAL | {"scale_advantage": True}, "scale_advantage does not apply to coma_original"),
+        (ORIGINAL | {"normalize_advantage": True}, "normalize_advantage does not apply to coma_original"),
         (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
         (
             {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},
@@ -1016,14 +1074,14 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
 
 def test_one_sample_has_no_deviation_to_scale_by() -> None:
     """Issue 54: a minibatch of one is refused; where one row of several counts, its advantage stays as it is."""
-    with pytest.raises(ValueError, match=r"one sample, .* raise minibatch_size or num_envs, or give --scale"):
-        small(scale_advantage=True, minibatch_size=1)
-    assert small(scale_advantage=True, minibatch_size=2).batches.size == 2
+    with pytest.raises(ValueError, match=r"one sample, .* raise minibatch_size or num_envs, or give --norm"):
+        small(normalize_advantage=True, minibatch_size=1)
+    assert small(normalize_advantage=True, minibatch_size=2).batches.size == 2
     rng = np.random.default_rng(2)
     batch = actor_batch(small(), rng, 12) | {"weight": np.float32([[12.0] + [0.0] * 11])}
     norms = [
-        float(jax.jit(algo.update_actor)(init_params(algo).actor, batch, start())[1]["actor_grad_norm"])
-        for algo in (small(scale_advantage=True), small())
+        float(jax.jit(make_update(algo, "actor"))(init_params(algo).actor, batch, start())[1]["actor_grad_norm"])
+        for algo in (small(normalize_advantage=True), small())
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[1] > 0
 

@@ -22,8 +22,8 @@ from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 from envs_jax.base import TimeStep
 from envs_jax.testing import ContractError, check_env, check_types
 from jaxrl.algos.base import Trajectory
-from jaxrl.algos.on_policy import lambda_targets
 from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.targets import lambda_targets
 from jaxrl.cli import train
 from jaxrl.rl.data_parallel import DataParallel
 
@@ -134,7 +134,7 @@ def test_targets_of_three_steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> None
 
     batch, _, _ = program()
     spec = batch.spec
-    algo = Ppo(spec, DataParallel(1, 1, 1), gamma=0.5, gae_lambda=0.5, rollout_steps=3, num_minibatches=1)
+    algo = Ppo(spec, DataParallel(1, 1, 1), gamma=0.5, td_lambda=0.5, rollout_steps=3, num_minibatches=1)
     before, last = jax.tree.map(lambda x: x[:-1], steps), jax.tree.map(lambda x: x[-1], steps)
     trajectory = Trajectory(jax.tree.map(jnp.asarray, before), jnp.zeros((3, 1, 2), jnp.int32), ())
     advantages = algo.compute_advantages(trajectory, last, value[:-1, None], value[-1, None])[:, 0]

@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
     "rollout_steps": T, "num_minibatches": 1, "hidden_size": 5, "depth": 1, "memory_size": 3, "initializer": "torch",
 }  # fmt: skip
 COMA: dict[str, Any] = {
-    "minibatch_size": 72, "num_epochs": 3, "hidden_size": 5, "depth": 1, "memory_size": 3, "scale_advantage": True,
+    "minibatch_size": 72, "num_epochs": 3, "hidden_size": 5, "depth": 1, "memory_size": 3, "normalize_advantage": True,
     "clip_ratio": 0.2, "advantage": "return", "entropy_weight": 0.01, "actor_lr": 0.01, "critic_lr": 0.01,
 }  # fmt: skip
 KINDS = ("gru", "lstm")
@@ -209,11 +209,10 @@ def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings:
     def compute(carry: Any) -> Any:
         params = state.algo.replicated
         moved = dataclasses.replace(trajectory, carry=carry)
-        _, data, _, _ = algo.compute_transitions(params, moved, last, state.algo.sharded, jax.random.key(0))
-        segments = {name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows) for name, rows in data.items()}
-        learned = params.actor.params, params.critic.params
-        outputs, _, samples = algo.apply_networks(learned, params.statistics, segments)
-        return algo.log_prob(outputs, samples)[0], samples["log_prob"]
+        data = algo.prepare(state.algo, moved, last, jax.random.key(0), state.progress).data
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+        outputs = algo.actor_outputs(params.actor.params, params, rows)
+        return algo.log_prob(outputs, rows)[0].ravel(), rows["log_prob"].ravel()
 
     actual, acted = jax.jit(compute)(trajectory.carry)
     assert actual.shape == (8 * algo.steps * 2,)
@@ -233,14 +232,14 @@ def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) 
     def compute(first: Any) -> Any:
         params, key = state.algo.replicated, jax.random.key(0)
         moved = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, first=first))
-        data = algo.compute_transitions(params, moved, last, key, state.progress)
-        del data["carry"]
-        segments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-        logits, samples = algo.apply_actor(params.actor.params, segments)
+        data = algo.prepare(state.algo, moved, last, key, state.progress).data
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+        logits = algo.logits(params.actor.params, rows)
         probs = distributions.apply_action_mask(
-            distributions.epsilon_mix(logits, algo.epsilon(state.progress)), samples["mask"]
+            distributions.epsilon_mix(logits, algo.epsilon(state.progress)), rows["mask"]
         )
-        return jnp.log(distributions.select_action_value(probs, samples["action"])), samples["log_prob"]
+        chosen = distributions.select_action_value(probs, rows["action"])
+        return jnp.log(chosen).ravel(), rows["log_prob"].ravel()
 
     actual, acted = jax.jit(compute)(trajectory.timestep.first)
     assert actual.shape == (8 * 9 * 2,)
@@ -284,8 +283,9 @@ def test_the_critic_goes_on_where_the_last_rollout_ended() -> None:
 
     def compute(algo: Ppo, trajectory: Any, last: Any, carry: Any) -> Any:
         def values(trajectory: Any, last: Any, carry: Any) -> Any:
-            rows = algo.batches.flatten_all(**algo.inputs(trajectory.timestep))
-            return algo.compute_values(params, rows, trajectory, last, carry)
+            rows = algo.cut_rollout(trajectory) | algo.cut_inputs(trajectory.timestep) | {"critic_carry": carry}
+            value, last_value, next_carry = algo.compute_values(params, rows, last)
+            return algo.batches.join(value), last_value, next_carry
 
         return jax.jit(values)(trajectory, last, carry)
 
@@ -444,7 +444,8 @@ LEARN: dict[str, Any] = {
 
 LEARN_COMA: dict[str, Any] = COMA | {
     "minibatch_size": 112, "num_epochs": 4, "hidden_size": 32, "memory_size": 32, "actor_lr": 3e-3, "critic_lr": 3e-3,
-    "gamma": 0.95, "eps_max": 0.1, "eps_anneal": 3000, "td_lambda": 0.9, "tau": 0.1, "initializer": "he",
+    "gamma": 0.95, "eps_max": 0.1, "eps_anneal": 3000 * Recall().spec.horizon / 4000, "td_lambda": 0.9, "tau": 0.1,
+    "initializer": "he",
 }  # fmt: skip
 
 

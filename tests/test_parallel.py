@@ -25,7 +25,7 @@ from jaxrl.runtime.trainer import Trainer, TrainState
 ENVS, SHARDS = 16, 8
 COMA = {
     "hidden_size": 8, "num_epochs": 2, "minibatch_size": 160, "actor_lr": 1e-2, "critic_lr": 1e-2,
-    "scale_advantage": True,
+    "normalize_advantage": True,
     "clip_ratio": 0.2, "dueling": True, "tau": 0.1, "final_lr_fraction": 0.5, "entropy_weight": 0.01,
     "max_grad_norm": 0.5,
 }  # fmt: skip

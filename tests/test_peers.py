@@ -204,7 +204,7 @@ def test_a_real_worker(tmp_path):
 def test_both_libraries_train_with_equal_settings(epochs):
     """Names differ; PufferLib counts a minibatch in steps of snakes, and only takes whole rollouts of them."""
     names = {
-        "rollout_steps": "bptt_horizon", "num_epochs": "update_epochs", "gamma": "gamma", "gae_lambda": "gae_lambda",
+        "rollout_steps": "bptt_horizon", "num_epochs": "update_epochs", "gamma": "gamma", "td_lambda": "gae_lambda",
         "clip_ratio": "clip_coef", "entropy_weight": "ent_coef", "max_grad_norm": "max_grad_norm",
         "actor_lr": "learning_rate", "critic_lr": "learning_rate",
     }  # fmt: skip

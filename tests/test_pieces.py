@@ -31,7 +31,7 @@ CASES: dict[str, tuple[type[Algorithm], dict[str, Any], int]] = {
     "coma": (Coma, COMA, 1),
     "coma on two devices": (Coma, COMA, 2),
     "ppo": (Ppo, {"rollout_steps": 6, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8}, 1),
-    "coma with a memory": (Coma, COMA | {"memory": "gru", "memory_size": 8, "scale_advantage": True}, 1),
+    "coma with a memory": (Coma, COMA | {"memory": "gru", "memory_size": 8, "normalize_advantage": True}, 1),
     "ppo with a memory on two devices": (
         Ppo,
         {"rollout_steps": 6, "num_minibatches": 2, "num_epochs": 2, "hidden_size": 8, "memory": "lstm"},

@@ -23,6 +23,7 @@ from envs_jax.testing import check_env
 from jaxrl.algos import find, ppo
 from jaxrl.algos.base import AlgoState, Trajectory
 from jaxrl.algos.ppo import Ppo, PpoParameters, update_statistics
+from jaxrl.nn.team_policy import Situation
 from jaxrl.rl import running_statistics
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.rl.running_statistics import RunningStatistics
@@ -92,7 +93,7 @@ def whole(trajectory: Trajectory, last: TimeStep) -> TimeStep:
 
 @pytest.mark.parametrize(("gamma", "lambda_"), [(0.9, 0.8), (0.99, 1.0), (0.9, 0.0)])
 def test_advantages_are_sums_of_temporal_differences(gamma: float, lambda_: float) -> None:
-    algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, gae_lambda=lambda_, **SMALL)
+    algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, td_lambda=lambda_, **SMALL)
     trajectory, last = make_batch()
     value = np.random.default_rng(1).normal(size=(T + 1, B, A)).astype(np.float32)
     actual = jax.jit(algo.compute_advantages)(trajectory, last, value[:-1], value[-1])
@@ -145,7 +146,7 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
     observation = observation.astype(np.float32)
     outputs = np.float64(dense(critic, observation.reshape(-1, OBS))).reshape(T + 1, B, A)
     value = outputs * np.sqrt(np.float64(values.variance) + 1e-8) + np.float64(values.mean)
-    advantage = gae(steps, value, algo.gamma, algo.gae_lambda)[played]
+    advantage = gae(steps, value, algo.gamma, algo.td_lambda)[played]
     target = advantage + value[:-1][played]
     explained = 1 - np.var(advantage) / np.var(target)
     mean, deviation = merge(values, target, int(played.sum()))
@@ -389,9 +390,10 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     trainer = dataclasses.replace(trainer, total_env_steps=8 * 150 * trainer.algo.steps)
     state, _ = run(trainer, 150)
     hands, view = jnp.eye(env.period), trainer.algo.view
-    views = {view: jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands}
+    views = jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands
     params = state.algo.replicated
-    value = trainer.algo.value(params.critic.params, params.statistics, views)
+    rows = {view: views[:, None, None], "situation": Situation((), ()), "critic_carry": ()}
+    value = trainer.algo.values(params.critic.params, params, rows)[0][:, 0, 0]
     value = params.statistics["value"].denormalize(value) if kind != "scaled" else value
     if ends:
         np.testing.assert_allclose(value[:4], [(1 - 0.8**k) / 0.2 for k in (4, 3, 2, 1)], rtol=0.03)
@@ -506,20 +508,20 @@ def test_updates_are_traced_once(monkeypatch: pytest.MonkeyPatch, name: str, env
 
         return count
 
-    updates = ["update"] if name == "ppo" else ["update_actor", "update_critic"]
-    for update in updates:
-        monkeypatch.setattr(algo, update, counted(update, getattr(algo, update)))
+    losses = ["actor_loss", "critic_loss"]
+    for loss in losses:
+        monkeypatch.setattr(algo, loss, counted(loss, getattr(algo, loss)))
     trainer = make_trainer(algo, env, 16, num_epochs=2)
     jax.eval_shape(trainer.make_block(trainer.algo.phases[0]), trainer.shapes(), jnp.int32(1))
-    assert sorted(calls) == updates
+    assert sorted(calls) == losses
 
 
 def test_traced_settings_are_those_of_the_updates() -> None:
     """A swept algorithm keeps nothing that was traced with the settings before."""
     plain = make_trainer(Ppo, Corridor(), 16).algo
-    assert plain.traced_update.__wrapped__.__self__ is plain
+    assert plain.jitted_updates["update"].__wrapped__.func.__self__ is plain
     swept = plain.with_traced({"entropy_weight": jnp.float32(5.0)})
-    assert swept.traced_update.__wrapped__.__self__ is swept and swept.entropy_weight == 5.0
+    assert swept.jitted_updates["update"].__wrapped__.func.__self__ is swept and swept.entropy_weight == 5.0
 
 
 @pytest.mark.long

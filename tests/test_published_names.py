@@ -105,6 +105,7 @@ def test_a_fork_and_what_it_cannot_have_here(tmp_path: Path, capsys: Any) -> Non
     transitions = 4 * (8 + 1)  # of a mission
     assert settings["num_envs"] == math.ceil(64 / transitions) == 2
     assert settings["total_episodes"] == 500 * 64 // transitions == 888
+    assert settings["eps_anneal"] == 10_000 / 888  # missions: not yet at its end when the run is
     assert (settings["minibatch_size"], settings["num_epochs"], settings["budget"]) == (32, 2, 8)
     lines = capsys.readouterr().err.splitlines()
     for name in ("constraints.max_altitude 25: altitudes", "coverage_weight 0.15", "obstacles:", "search_regions:"):

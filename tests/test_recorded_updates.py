@@ -46,6 +46,11 @@ def configure(algorithm: type[Algorithm], case: str) -> Any:
     case_settings = settings(case)
     if "num_minibatches" in case_settings:
         case_settings["minibatch_size"] = MISSIONS * STEPS * TEAM // case_settings.pop("num_minibatches")
+    for name in ("eps_anneal", "entropy_anneal"):  # recorded as missions
+        if name in case_settings:
+            case_settings[name] /= RUN
+    if "scale_advantage" in case_settings:
+        case_settings["normalize_advantage"] = case_settings.pop("scale_advantage")
     return functools.partial(with_epsilon(algorithm, case_settings.pop("adam_epsilon")), **case_settings)
 
 
@@ -142,6 +147,7 @@ def check_metrics(update: dict[str, Any], ours: dict[str, Any], index: int, scal
 # ---------------------------------------------------------------- COMA
 
 MISSIONS, STEPS, TEAM, CHOICES = 3, 3, 3, 4
+RUN = 4 * MISSIONS  # missions
 
 
 def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
@@ -185,7 +191,11 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learn = jax.jit(learn)
     for index, update in enumerate(updates):
         progress = dataclasses.replace(
-            start(), episodes=count(index * MISSIONS), learn_calls=count(index), fraction=jnp.float32(index / 4)
+            start(RUN * STEPS),
+            env_steps=count(index * MISSIONS * STEPS),
+            episodes=count(index * MISSIONS),
+            learn_calls=count(index),
+            fraction=jnp.float32(index / 4),
         )
         order = jnp.asarray(update["batch"]["order"].astype(np.int32))
         state, metrics = learn(state, *missions(update["batch"]), order, progress)

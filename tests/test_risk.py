@@ -17,11 +17,12 @@ from envs_jax.base import Array
 from envs_jax.progress import start
 from jaxrl.algos import ppo
 from jaxrl.algos.base import Trajectory
-from jaxrl.algos.on_policy import quantile_targets
 from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.targets import quantile_targets
 from jaxrl.cli import train
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.quantiles import quantile_losses, tail_advantages
+from jaxrl.rl.running_statistics import normalize_inputs
 
 
 def cvar(values: np.ndarray, probabilities: np.ndarray, level: float) -> float:
@@ -175,7 +176,8 @@ def test_a_gamble_is_avoided_where_the_worst_outcomes_count(level: float) -> Non
     state = trainer.init(jax.random.key(0))
     state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(60))
     params = trainer.algo.policy(state.algo)
-    logits = trainer.algo.actor_outputs(params["actor"], params["statistics"], jnp.ones((1, 1)))
+    seen = normalize_inputs("actor", params["statistics"], jnp.ones((1, 1)))
+    logits = trainer.algo.networks["actor"].apply(params["actor"], seen)
     gambles = float(jax.nn.softmax(logits)[0, 1])
     assert gambles > 0.8 if level == 1.0 else gambles < 0.2, gambles
 

@@ -318,7 +318,7 @@ SWEPT = {
         "eps_max": (0.5, 0.1), "eps_min": (0.1, 0.02), "entropy_weight": (0.0, 0.1), "entropy_final": (0.0, 0.01),
     },
     "ppo": {
-        "gamma": (0.9, 0.99), "gae_lambda": (0.5, 0.9), "clip_ratio": (0.1, 0.3), "actor_lr": (1e-3, 1e-2),
+        "gamma": (0.9, 0.99), "td_lambda": (0.5, 0.9), "clip_ratio": (0.1, 0.3), "actor_lr": (1e-3, 1e-2),
         "critic_lr": (1e-2, 1e-3), "final_lr_fraction": (0.1, 1.0), "entropy_weight": (0.0, 0.1),
     },
 }  # fmt: skip

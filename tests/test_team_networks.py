@@ -24,14 +24,15 @@ from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
-from jaxrl.algos.team import message_ages
 from jaxrl.cli import train
 from jaxrl.evaluation.policies import _refit_algorithm
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP, orthogonal
 from jaxrl.nn.recurrent import orthogonal_gates
+from jaxrl.nn.team_policy import message_ages
 from jaxrl.nn.teams import Attention, deliver, map_agents
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.rl.running_statistics import normalize_inputs
 from jaxrl.runtime.policy import Policy
 from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
@@ -43,7 +44,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 COMA: dict[str, Any] = {
     "minibatch_size": 24, "num_epochs": 2, "hidden_size": 8, "depth": 1, "memory_size": 3, "message_heads": 2,
-    "scale_advantage": True, "clip_ratio": 0.2, "advantage": "return", "entropy_weight": 0.01, "actor_lr": 0.01,
+    "normalize_advantage": True, "clip_ratio": 0.2, "advantage": "return", "entropy_weight": 0.01, "actor_lr": 0.01,
     "critic_lr": 0.01,
 }  # fmt: skip
 
@@ -162,7 +163,7 @@ def learn(algo: Any, params: Any, trajectory: Trajectory, last: TimeStep) -> Any
 
 
 def fresh_carry(algo: Any) -> Any:
-    return jax.tree.map(lambda x: x[None], algo.zero_carry("actor", B, algo.spec.num_agents)) if algo.recurrent else ()
+    return jax.tree.map(lambda x: x[None], algo.networks["actor"].zero_carry(B, algo.spec.num_agents))
 
 
 SETTINGS = [(Ppo, SMALL), (Coma, COMA)]
@@ -194,9 +195,10 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
         step = dataclasses.replace(timestep, observation=observation, links=links, first=np.zeros(B, bool))
         situation = algo.situation(jax.tree.map(lambda x: x[:, None], step))
         views = jnp.asarray(step.observation)[:, None]
+        actor = params
         if algorithm is Ppo:
-            return algo.team_outputs("actor", params["actor"], params["statistics"], views, situation, carry)
-        return algo.team_logits(params, views, situation, carry)
+            actor, views = params["actor"], normalize_inputs("actor", params["statistics"], views)
+        return algo.networks["actor"].apply_team(actor, views, situation, carry)
 
     plain, after = jax.jit(outputs)(timestep.observation, timestep.links, carry)
     turned, turned_after = jax.jit(outputs)(
@@ -231,17 +233,16 @@ def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, me
         params, key = state.algo.replicated, jax.random.key(0)
         moved = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, links=links))
         if algorithm is Ppo:
-            _, data, _, _ = algo.compute_transitions(params, moved, last, state.algo.sharded, jax.random.key(0))
+            data = algo.prepare(state.algo, moved, last, key, state.progress).data
             rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-            learned = params.actor.params, params.critic.params
-            outputs, _, samples = algo.apply_networks(learned, params.statistics, rows)
-            return algo.log_prob(outputs, samples)[0], samples["log_prob"]
-        data = algo.compute_transitions(params, moved, last, key, state.progress)
+            outputs = algo.actor_outputs(params.actor.params, params, rows)
+            return algo.log_prob(outputs, rows)[0].ravel(), rows["log_prob"].ravel()
+        data = algo.prepare(state.algo, moved, last, key, state.progress).data
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-        logits, samples = algo.apply_actor(params.actor.params, rows)
-        mixed = distributions.epsilon_mix(logits, algo.epsilon(state.progress))
-        probs = distributions.apply_action_mask(mixed, samples["mask"])
-        return jnp.log(distributions.select_action_value(probs, samples["action"])), samples["log_prob"]
+        mixed = distributions.epsilon_mix(algo.logits(params.actor.params, rows), algo.epsilon(state.progress))
+        probs = distributions.apply_action_mask(mixed, rows["mask"])
+        chosen = distributions.select_action_value(probs, rows["action"])
+        return jnp.log(chosen).ravel(), rows["log_prob"].ravel()
 
     actual, acted = jax.jit(compute)(trajectory.timestep.links)
     assert actual.shape == (8 * phase.steps * 3,)
@@ -303,8 +304,8 @@ def test_gradients_run_through_messages() -> None:
     weights = np.random.default_rng(8).normal(size=(B, T, ACTIONS)).astype(np.float32)
 
     def loss(observation: Any) -> Any:  # of the first agent only
-        situation, carry = algo.situation(steps), algo.zero_carry("actor", B, A)
-        outputs, _ = algo.run_network("actor", params, observation, situation, carry)
+        actor = algo.networks["actor"]
+        outputs, _ = actor.apply_team(params, observation, algo.situation(steps), actor.zero_carry(B, A))
         return jnp.sum(weights * outputs[:, :, 0])
 
     slopes = np.asarray(jax.jit(jax.grad(loss))(steps.observation))
@@ -333,7 +334,8 @@ def whisper_score(algorithm: Any, seed: int, iterations: int, env: Any, **settin
     """The share of cues that were repeated, of those that could be, in held-out episodes after training."""
     common = {"hidden_size": 32, "actor_lr": 3e-3, "critic_lr": 3e-3, "gamma": 0.5, "message_heads": 2}
     common |= {"num_minibatches": 4, "rollout_steps": 12} if algorithm is Ppo else {"minibatch_size": 144}
-    common |= {"eps_max": 0.1, "eps_anneal": 3000, "tau": 0.1} if algorithm is Coma else {"num_epochs": 4}
+    exploration = {"eps_max": 0.1, "eps_anneal": 3000 * env.spec.horizon / 4000}  # missions of a run of 4,000 steps
+    common |= exploration | {"tau": 0.1} if algorithm is Coma else {"num_epochs": 4}
     base = SMALL if algorithm is Ppo else COMA
     trainer = make_trainer(algorithm, env, 32, **(base | common | settings))
     state = trainer.init(jax.random.key(seed))

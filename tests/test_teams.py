@@ -19,8 +19,9 @@ from envs_jax.viewing import Record
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.algos.on_policy import Minibatches, lambda_targets
+from jaxrl.algos.minibatches import Minibatches
 from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.targets import lambda_targets
 from jaxrl.common.errors import UsageError
 from jaxrl.integrations.standalone import agent_settings
 from jaxrl.rl.data_parallel import DataParallel
@@ -103,7 +104,7 @@ def test_scripted_policies_do_the_same_in_a_longer_array() -> None:
 
 BATCH = 2  # missions
 TRAINED: dict[str, tuple[type, dict[str, Any]]] = {
-    "coma": (Coma, {"minibatch_size": 10**6, "scale_advantage": True, "advantage": "return", "clip_ratio": 0.2}),
+    "coma": (Coma, {"minibatch_size": 10**6, "normalize_advantage": True, "advantage": "return", "clip_ratio": 0.2}),
     "ppo": (Ppo, {"rollout_steps": 0, "num_minibatches": 1, "normalize_observation": "always"}),
 }
 
@@ -142,20 +143,15 @@ def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
 
     @jax.jit
     def update(trajectory: Trajectory, last: Any) -> tuple[Any, Any, Any]:
+        prepared = algo.prepare(state, trajectory, last, jax.random.key(1), start())
+        params, batch, metrics = prepared.params, prepared.data, prepared.metrics
+        for stage in algo.updates:
+            params, rows, more = algo.update(stage, params, batch, start())
+            batch, metrics = batch | rows, metrics | more
+        learners, statistics = (params.actor, params.critic), ()
         if isinstance(algo, Ppo):
-            params, batch, metrics, _ = algo.compute_transitions(
-                state.replicated, trajectory, last, state.sharded, jax.random.key(1)
-            )
-            params, more = algo.update(params, batch, start())
-            learners, metrics = (params.actor, params.critic), metrics | more
             learning = algo.begin_learning(state, trajectory, last, jax.random.key(1), start())
             statistics = algo.end_learning(learning)[0].replicated.statistics
-        else:
-            batch = algo.compute_transitions(state.replicated, trajectory, last, jax.random.key(1), start())
-            critic, metrics = algo.update_critic(state.replicated.critic, batch, start())
-            values = algo.values(state.replicated.critic.params, batch["critic_input"][0])[None]
-            actor, more = algo.update_actor(state.replicated.actor, batch | {"values": values}, start())
-            learners, metrics, statistics = (actor, critic), metrics | more, ()
         moments = [part.mu for one in learners for part in one.opt_state if hasattr(part, "mu")]
         return statistics, moments, metrics
 
@@ -180,7 +176,7 @@ def test_an_agent_that_fails_has_terminated() -> None:
 
 
 def test_deviations_of_minibatches_are_those_of_what_counts() -> None:
-    batches = Minibatches(DataParallel(2, 2), 1, 4, 1, 4)
+    batches = Minibatches(DataParallel(2, 2), 1, 1, 1, 4, 1, 4)
     values = np.array([[1, 5, 9, 4], [3, 7, 8, 2]], np.float32)
     weight = np.array([[2, 0, 2, 0], [0, 2, 2, 0]], np.float32)
     expected = np.std([1, 9, 7, 8])

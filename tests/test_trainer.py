@@ -189,7 +189,7 @@ def test_coma_learns_the_corridor_with_two_agents() -> None:
         target_update_period=2,
         minibatch_size=128,
         num_epochs=2,
-        eps_anneal=600,
+        eps_anneal=4.8,
         hidden_size=16,
     )
     _, (metrics,) = run(trainer, {"train": 60})

@@ -14,7 +14,7 @@ from envs_jax.base import EnvSpec
 _EXPLORATION = 0.1
 _PUBLISHED = {  # the only values that the PyTorch learner is timed with
     "depth": 1, "stride": 1, "egocentric": False, "initializer": "torch", "dueling": False, "advantage": "critic",
-    "scale_advantage": False, "clip_ratio": 0.0, "target_kl": 0.0, "entropy_weight": 0.0, "actor_epochs": 0,
+    "normalize_advantage": False, "clip_ratio": 0.0, "target_kl": 0.0, "entropy_weight": 0.0, "actor_epochs": 0,
     "critic_warmup": 0, "max_grad_norm": 0.0, "final_lr_fraction": 1.0,
 }  # fmt: skip
 

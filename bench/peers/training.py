@@ -104,7 +104,7 @@ def our_settings(setup: Setup, copies: int) -> dict[str, Any]:
         "teams": 1, "observation": setup.observation, "masks": False,
         "rollout_steps": HORIZON, "num_minibatches": MINIBATCHES, "num_epochs": setup.epochs,
         "hidden_size": HIDDEN_SIZE, "depth": DEPTH, "critic": "local", "actor_lr": LEARNING_RATE,
-        "critic_lr": LEARNING_RATE, "final_lr_fraction": 1.0, "gamma": GAMMA, "gae_lambda": GAE_LAMBDA,
+        "critic_lr": LEARNING_RATE, "final_lr_fraction": 1.0, "gamma": GAMMA, "td_lambda": GAE_LAMBDA,
         "clip_ratio": CLIP_RATIO, "entropy_weight": ENTROPY_WEIGHT, "max_grad_norm": MAX_GRAD_NORM,
         "normalize_observation": "never", "normalize_value": False,
     }  # fmt: skip

@@ -64,7 +64,7 @@ def run_seed(
     stages: dict[str, Any] = {}
     settings: dict[str, Any]
     for preset, num_missions in zip(STAGES, missions, strict=True):
-        settings = changes | {"seed": seed, "total_episodes": num_missions, "entropy_anneal": 3 * num_missions // 4}
+        settings = changes | {"seed": seed, "total_episodes": num_missions, "eps_anneal": 2000 / num_missions}
         settings |= {} if run is None else {"init_from": run}
         run, spent = train(preset, folder / f"{seed}" / preset, settings)
         curve = selection_curve(read_metrics(run), "eval/entropy")

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Trajectory, next_timesteps
 from jaxrl.algos.coma import Coma, ComaParameters
+from jaxrl.algos.on_policy import Arrays
 from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions
@@ -27,11 +27,11 @@ from jaxrl.rl.policy_gradient import Samples, policy_metrics
 
 
 def original_actor_loss(
-    logits: Float32[Array, "N n"],
+    logits: Float32[Array, "*batch n"],
     epsilon: Float32[Array, ""],
-    mask: Bool[Array, "N n"],
-    values: Float32[Array, "N n"],
-    action: Int32[Array, "N"],
+    mask: Bool[Array, "*batch n"],
+    values: Float32[Array, "*batch n"],
+    action: Int32[Array, "*batch"],
     weight: Samples,
 ) -> tuple[Float32[Array, ""], Samples, Samples]:
     """Return the loss, its advantage and its log-probability."""
@@ -107,7 +107,7 @@ class ComaOriginal(Coma):
     """COMA with the targets and the actor's loss of the public repository."""
 
     fixed_settings: ClassVar[Mapping[str, Any]] = {
-        "clip_ratio": 0, "target_kl": 0, "advantage": "critic", "scale_advantage": False,
+        "clip_ratio": 0, "target_kl": 0, "advantage": "critic", "normalize_advantage": False,
         "memory": "none", "message_passing": "none", "share_parameters": True,
     }  # fmt: skip
 
@@ -134,13 +134,10 @@ class ComaOriginal(Coma):
         first_target = jax.tree.map(jnp.copy, params.critic.params)
         return AlgoState(OriginalParameters(**vars(params), first_target=first_target), ())
 
-    def compute_transitions(
-        self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
-    ) -> dict[str, Array]:
-        """Return COMA's data, with the values of the first target critic."""
+    def target_critic(self, params: ComaParameters) -> Params:
+        """Return the first critic."""
         assert isinstance(params, OriginalParameters)
-        params = dataclasses.replace(params, target=params.first_target)
-        return super().compute_transitions(params, trajectory, last, key, progress)
+        return params.first_target
 
     def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Return the original's sums over each agent's episodes in one row, episode after episode."""
@@ -159,8 +156,8 @@ class ComaOriginal(Coma):
         targets = jax.vmap(agent_targets, in_axes=1, out_axes=1)(row(next_steps.reward), row(value))
         return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
-    def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def policy_loss(self, logits: Array, epsilon: Array, minibatch: Arrays) -> tuple[Array, Arrays]:
         """Return the original's loss; its log-probability is not the sampled policy's, so there is no "kl"."""
-        samples = (sample[name] for name in ("mask", "values", "action", "weight"))
-        value, advantage, log_prob = original_actor_loss(logits, epsilon, *samples)
-        return value, policy_metrics(advantage, log_prob, sample["weight"])
+        samples = (minibatch[name] for name in ("mask", "values", "action", "weight"))
+        loss, advantage, log_prob = original_actor_loss(logits, epsilon, *samples)
+        return loss, policy_metrics(advantage, log_prob, minibatch["weight"])

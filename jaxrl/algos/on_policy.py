@@ -1,231 +1,442 @@
-"""What COMA and PPO share: networks, acting one agent after another, targets, and minibatches of a rollout.
+"""Networks, stages, epochs and minibatches of algorithms that learn from a rollout and then discard it.
 
-Layout letters: T time, B environments, A agents, n actions of an agent, S logical shards, m samples of a minibatch in
-one shard.
+Layout letters: T steps of a rollout, B environments, A agents, S logical shards, R rows of a logical shard, L steps and
+K agents of a row, m rows of a minibatch in one shard. `minibatches` says what a row is.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.algos.base import Trajectory, next_timesteps
-from jaxrl.common.types import Key
-from jaxrl.nn import distributions, networks
-from jaxrl.rl.data_parallel import DataParallel
-from jaxrl.rl.policy_gradient import lambda_returns
+from envs_jax.base import Array, EnvSpec, TimeStep, pytree
+from envs_jax.progress import Progress
+from jaxrl.algos.base import Algorithm, AlgoState, Learning, Phase, Stage, Trajectory, setting
+from jaxrl.algos.minibatches import Minibatches, pick
+from jaxrl.common.types import Key, Params, PolicyParams
+from jaxrl.nn.egocentric import Turn
+from jaxrl.nn.networks import MLP, GaussianOutputs, Network
+from jaxrl.nn.recurrent import Recurrent
+from jaxrl.nn.team_policy import Situation, Sizes, TeamNetwork, message_ages
+from jaxrl.nn.teams import Communicating
+from jaxrl.rl.data_parallel import trace_once
+
+Arrays = dict[str, Any]  # arrays by name; "situation" and the carries are pytrees
+FEATURES = {  # {setting that turns a feature on: (its value while off, settings that need the feature)}
+    "memory": ("none", ("memory_size", "memory_layers")),
+    "message_passing": ("none", ("message_heads", "message_layers")),
+    "risk_level": (1.0, ("risk_quantiles",)),
+}
 
 
-def make_network(
-    outputs: int, shape: tuple[int, ...], hidden_size: int, depth: int, initializer: Any, stride: int,
-    convolution: Any, dtype: Any,
-) -> Any:  # fmt: skip
-    """Return a network for vectors or images; `convolution` "auto" selects by backend and hidden_size."""
-    if len(shape) not in (1, 3):
-        raise ValueError(f"networks need vectors or images (H, W, C) as observations, not arrays of shape {shape}")
-    if len(shape) == 1:
-        return networks.MLP(outputs, hidden_size, depth, initializer, dtype)
-    smallest = 5 + (4 - 1) * stride  # leaves a pixel for the last convolution
-    if stride > 1 and min(shape[:2]) < smallest:
-        raise ValueError(
-            f"stride {stride} needs images of at least {smallest} x {smallest} pixels, not {shape[0]} x {shape[1]}: "
-            "choose --stride 1"
-        )
-    if convolution == "auto":
-        methods = networks.convolution_methods(hidden_size, jax.default_backend())
-    else:
-        methods = (convolution,) * 3
-    return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype, stride)
+@pytree
+class Prepared:
+    """What an algorithm computes from a rollout before it learns, see `OnPolicy.prepare`.
 
-
-def central_input(spec: EnvSpec, step: TimeStep) -> Array:
-    """Return the centralised view [A, ...] of a state, from a time step of one environment.
-
-    Other agents' actions in `critic_input` are set to 0. A global state is appended to the agent's own observation.
+    Attributes:
+        params: as the first minibatch finds them.
+        data: rows [S local, R, ...] by name, from which minibatches are picked.
+        metrics: of the rollout, float32[] by name.
+        sharded: the next `AlgoState.sharded`.
     """
-    if spec.critic_input is not None:
-        return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
-    local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
-    shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
-    return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
 
-
-def sample_sequentially(
-    spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Key, scores: Array | None = None
-) -> tuple[Array, dict[str, Array]]:
-    """Select the actions of a team one agent after another, so that a mask may depend on earlier actions.
-
-    Args:
-        spec: of the environment.
-        timestep: leaves [B, ...].
-        action_probs: float32[B, A, n] before masks.
-        keys: key[B].
-        scores: float32[B, A, n]: take the allowed action with the largest score; None: sample by `action_probs`. Logits
-            are good scores: they differ even where probabilities are 0, because a closed action has nearly all.
-
-    Returns:
-        action int32[B, A]; "mask" bool[B, A, n] and the masked policy's "log_prob" float32[B, A].
-    """
-    action_mask = timestep.action_mask
-    if action_mask is None:
-        action_mask = jnp.ones(action_probs.shape, bool)
-
-    def select_actions(
-        mask_state: Any, open_: Array, action_probs: Array, key: Key, scores: Array | None
-    ) -> tuple[Array, Any]:
-        agents = spec.num_agents
-        noise: Any = None
-        if scores is None:  # of all agents at once: a generator for each takes long to compile
-            agent_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(agents, dtype=jnp.uint32))
-            noise = distributions.draw_noise(agent_keys, action_probs.shape[-1])
-        chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
-        for agent in range(agents):
-            mask = spec.next_mask(mask_state, open_, chosen, agent)
-            masked = distributions.apply_action_mask(action_probs[agent], mask)
-            if scores is None:
-                action = distributions.sample(noise[agent], masked)
-            else:
-                action = jnp.argmax(distributions.mask_logits(scores[agent], mask)).astype(jnp.int32)
-            chosen = chosen.at[agent].set(action)
-            masks.append(mask)
-            log_probs.append(jnp.log(jnp.maximum(distributions.select_action_value(masked, action), 1e-8)))
-        return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
-
-    return jax.vmap(select_actions)(timestep.mask_state, action_mask, action_probs, keys, scores)
+    params: Any
+    data: Arrays
+    metrics: Arrays
+    sharded: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Minibatches:
-    """The minibatches of a training step, and epochs over them.
+class OnPolicy(Algorithm):
+    """Base of algorithms that learn from each rollout in epochs over minibatches.
 
-    Attributes:
-        layout: of the environments.
-        agents: A.
-        samples: agent transitions of one logical shard.
-        per_epoch: minibatches per epoch.
-        size: m, samples of a minibatch in one logical shard; the remainder is dropped after shuffling.
-        row_samples: how many samples each of these is, see `segments`.
+    An algorithm defines `updates`, a loss `PART_loss` for each learned part, `prepare`, `steps`, `restarts`,
+    `split_rows`, `networks`, `init` and `act`. `AlgoState.replicated` has a Learner for each part, by name.
     """
 
-    layout: DataParallel
-    agents: int
-    samples: int
-    per_epoch: int
-    size: int
-    row_samples: int = 1
+    num_epochs: int = setting(4, "epochs (passes over the rollout) per iteration", between=(1, 10_000))
+    hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
+    depth: int = setting(2, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
+    initializer: Any = "orthogonal"
+    stride: int = setting(
+        1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
+    )
+    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
+        "auto", "how convolutions are computed; auto = the fastest way on the backend"
+    )
+    memory: Literal["none", "gru", "lstm"] = setting(
+        "none",
+        "gru, lstm: actors, and critics of ppo, remember earlier steps of the episode; learning goes back to the start "
+        "of the rollout, and minibatches hold whole rollouts of environments",
+    )
+    memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
+    memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
+    message_passing: Literal["none", "attention"] = setting(
+        "none", "attention: each step, an agent's actor attends to what the agents that it hears send"
+    )
+    message_heads: int = setting(4, "heads of the attention", between=(1, 1000))
+    message_layers: int = setting(2, "layers of the attention, of one exchange", between=(1, 100))
+    share_parameters: bool = setting(True, "one network for all agents; false: one for each agent, or type of agent")
 
-    def flatten(self, x: Array) -> Array:
-        """[T, B local, A, ...] -> [S local, samples, ...]."""
-        return self.layout.split(jnp.swapaxes(x, 0, 1)).reshape(self.layout.local_shards, -1, *x.shape[3:])
+    # The stages of an epoch in order, and the parts that one step on a minibatch of each changes.
+    updates: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    memory_parts: ClassVar[tuple[str, ...]] = ("actor",)  # that have the memory, if there is one
+    weighs_agents: ClassVar[bool] = True
+    compatible_settings: ClassVar[tuple[str, ...]] = ("memory", "message_passing", "message_heads", "share_parameters")
 
-    def flatten_all(self, **rows: Array) -> dict[str, Array]:
-        return {name: self.flatten(x) for name, x in rows.items()}
-
-    def unflatten(self, x: Array) -> Array:
-        """Invert `flatten`."""
-        return jnp.swapaxes(x.reshape(self.layout.local_envs, -1, self.agents, *x.shape[2:]), 0, 1)
-
-    def shuffle(self, keys: Key) -> Array:
-        """Return shuffled sample indices of every minibatch, int32[S local, epochs, per_epoch, m], from key[epochs]."""
-
-        def shuffle_epoch(key: Key) -> Array:
-            return jax.vmap(lambda k: jax.random.permutation(k, jnp.arange(self.samples, dtype=jnp.int32)))(
-                self.layout.shard_keys(key)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for part in self.custom.networks:
+            if self._has_layers(part):
+                kind = "memory" if self.has_memory else "message_passing"
+                raise ValueError(f"{part} of your own has no {kind}: use {kind} none, or leave it out of networks")
+        if not self.passes_messages:
+            return
+        if self.spec.num_agents == 1:
+            raise ValueError(
+                f"message_passing is for teams, and '{self.spec.name}' has one agent: use --message_passing none"
             )
+        if self.hidden_size % self.message_heads:
+            raise ValueError(
+                f"message_heads {self.message_heads} does not divide hidden_size {self.hidden_size}, the numbers of a "
+                "message: change one of them"
+            )
+        if not self.depth:
+            raise ValueError("messages are what the last hidden layer computes: use --depth 1 or more")
 
-        order = jnp.swapaxes(jax.lax.map(shuffle_epoch, keys), 0, 1)[:, :, : self.size * self.per_epoch]
-        return order.reshape(*order.shape[:2], self.per_epoch, self.size)
+    def warnings(self, total_env_steps: int) -> list[str]:
+        del total_env_steps
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [
+            f"{name} {getattr(self, name)} has no effect without {feature}: set --{feature} too"
+            for feature, (off, names) in FEATURES.items()
+            if getattr(self, feature, None) == off
+            for name in names
+            if getattr(self, name) != defaults[name]
+        ]
 
-    def empty_metrics(self, update: Callable[..., Any], *arguments: Any, epochs: int) -> dict[str, Array]:
-        """Return zeros float32[updates] for each metric that `update(*arguments)` returns second."""
-        shapes = jax.eval_shape(update, *arguments)[1]
-        return {name: jnp.zeros(epochs * self.per_epoch, jnp.float32) for name in shapes}
+    # To define, besides the losses
 
-    def sample_weights(self, trajectory: Trajectory) -> Array:
-        """Return the weight float32[T, B, A] of each transition, with a mean of 1.
+    @property
+    def steps(self) -> int:
+        """Steps of a rollout, T."""
+        raise NotImplementedError("an on-policy algorithm needs `steps`")
 
-        It is 0 after an episode's end, and for agents that are not present.
+    @property
+    def restarts(self) -> bool:
+        """Whether each rollout begins with fresh episodes."""
+        raise NotImplementedError("an on-policy algorithm needs `restarts`")
+
+    def split_rows(self, rows: int, row_samples: int) -> tuple[int, int]:
+        """Return minibatches per epoch and their size m, from R = `rows` rows of `row_samples` samples."""
+        raise NotImplementedError("an on-policy algorithm needs split_rows(rows, row_samples)")
+
+    def prepare(
+        self, state: AlgoState, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
+    ) -> Prepared:
+        """Return what is learned from a rollout, such as targets, once for all epochs.
+
+        Args:
+            state: before this rollout is learned from.
+            trajectory: the rollout, leaves [T, B local, ...].
+            last: the time step after it, leaves [B local, ...].
+            key: for random numbers; `shuffle_keys` gets the same one.
+            progress: before this training step.
         """
-        valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape[:3]).astype(jnp.float32)
-        if jax.tree.leaves(trajectory.timestep.present):
-            valid = valid * trajectory.timestep.present.astype(jnp.float32)
-        share = self.layout.sample_mean(self.flatten(valid))
-        return valid / jnp.maximum(share, 1e-8)
+        raise NotImplementedError("an on-policy algorithm needs prepare(state, trajectory, last, key, progress)")
 
-    weights = sample_weights  # the former name, for programs that use it
+    # To override where needed
 
-    def deviation(self, values: Array, weight: Array) -> Array:
-        """Return the standard deviation of values [S local, m, ...] over a minibatch, repeated for each of them.
+    def first_epoch(self, stage: str) -> int:
+        """Return the first epoch that has a stage."""
+        del stage
+        return 0
 
-        It is 1 where a single sample counts, which has none.
+    def shuffle_keys(self, key: Key) -> Key:
+        """Return the keys of the shuffles, key[num_epochs]."""
+        return jax.random.split(key, self.num_epochs)
+
+    def move_targets(self, params: Any, stage: str, index: Array) -> Any:
+        """Return parameters whose targets have moved before step `index` int32[] of an epoch's stage."""
+        del stage, index
+        return params
+
+    def extend_minibatch(self, params: Any, stage: str, minibatch: Arrays, progress: Progress) -> Arrays:
+        """Return a minibatch with what the stage's losses need of all its rows, such as a deviation."""
+        del params, stage, progress
+        return minibatch
+
+    def decide_step(self, stage: str, metrics: Arrays, progress: Progress) -> tuple[Array | None, Arrays]:
+        """Return whether a stage takes its step, bool[], None for always; and metrics, from the losses' metrics."""
+        del stage, progress
+        return None, metrics
+
+    def evaluate_minibatch(self, params: Any, stage: str, minibatch: Arrays) -> Arrays:
+        """Return rows [S, m, ...] by name that later stages of the epoch read, from the parameters after the step."""
+        del params, stage, minibatch
+        return {}
+
+    def finish(self, params: Any, data: Arrays) -> Any:
+        """Return the parameters after the last minibatch."""
+        del data
+        return params
+
+    # One step on a minibatch
+
+    def update(self, stage: str, params: Any, minibatch: Arrays, progress: Progress) -> tuple[Any, Arrays, Arrays]:
+        """Take a step on the sum of a stage's losses, whose parts share no parameters.
+
+        `PART_loss(learned, params, minibatch, progress)` returns a part's loss, the mean over a minibatch's rows [N, L,
+        K, ...], and metrics; `learned` is what is differentiated.
+
+        Returns:
+            parameters, what `evaluate_minibatch` returns, metrics.
         """
-        total = jnp.maximum(self.layout.sample_mean(weight), 1e-8)  # 1 over a rollout, not in each minibatch
-        mean = self.layout.sample_mean(weight * values) / total
-        variance = self.layout.sample_mean(weight * jnp.square(values - mean)) / total
-        counted = self.layout.sample_mean((weight > 0).astype(jnp.float32)) * (weight[0].size * self.layout.shards)
-        deviation = jnp.where(counted < 1.5, 1.0, jnp.maximum(jnp.sqrt(variance), 1e-6))
-        return jnp.full_like(values, deviation)
+        minibatch = self.extend_minibatch(params, stage, minibatch, progress)
 
+        def loss(learned: dict[str, Params], rows: Arrays) -> tuple[Array, Arrays]:
+            losses: list[Array] = []
+            metrics: Arrays = {}
+            for part, part_params in learned.items():
+                part_loss, part_metrics = getattr(self, f"{part}_loss")(part_params, params, rows, progress)
+                losses.append(part_loss)
+                metrics |= {f"{part}_loss": part_loss} | part_metrics
+            return sum(losses[1:], losses[0]), metrics
 
-def lambda_targets(
-    trajectory: Trajectory,
-    last: TimeStep,
-    value: Array,
-    last_value: Array,
-    gamma: Array | float,
-    lambda_: Array | float,
-) -> Array:
-    """Return TD(lambda) targets y float32[T, B, A].
+        learners = {part: getattr(params, part) for part in self.updates[stage]}
+        learned = {part: learner.params for part, learner in learners.items()}
+        gradient, (_, metrics) = self.layout.gradient(loss, learned, minibatch, self.batches.row_samples)
+        active, metrics = self.decide_step(stage, metrics, progress)
+        for part, learner in learners.items():
+            learner, norm = self.step(part, learner, gradient[part], progress, active)
+            params = dataclasses.replace(params, **{part: learner})
+            metrics |= {f"{part}_grad_norm": norm}
+        return params, self.evaluate_minibatch(params, stage, minibatch), metrics
 
-    y_t = r + gamma (1 - terminated) ((1 - l) v_{t+1} + l y_{t+1}) with l = lambda (1 - done); y = v after step T. A
-    truncated episode bootstraps from the value of its last observation, which has a row of its own; an agent that is
-    not present in the next step has terminated (no value follows), or was truncated alone where `TimeStep.cut` (l = 0).
-    `value` is v float32[T, B, A], or [T, B, A, K]; `last` is the time step after the trajectory, and `last_value` its v
-    [B, A], or [B, A, K].
-    """
+    @functools.cached_property
+    def jitted_updates(self) -> dict[str, Callable[..., Any]]:
+        """`update` of each stage, traced once for the shapes of its results and for its call."""
+        return {stage: trace_once(functools.partial(self.update, stage)) for stage in self.updates}
 
-    def over_agents(x: Array) -> Array:
-        return jnp.broadcast_to(jnp.expand_dims(x.astype(jnp.float32), range(x.ndim, value.ndim)), value.shape)
+    # An iteration
 
-    next_steps = next_timesteps(trajectory, last)
-    next_value = jnp.concatenate([value[1:], last_value[None]])
-    discount = gamma * over_agents(~next_steps.terminated)
-    lambda_t = lambda_ * over_agents(~next_steps.done)
-    if jax.tree.leaves(next_steps.present):
-        cut = next_steps.cut if jax.tree.leaves(next_steps.cut) else jnp.zeros_like(next_steps.present)
-        discount = discount * over_agents(next_steps.present | cut)
-        lambda_t = lambda_t * over_agents(~cut)
-    return lambda_returns(over_agents(next_steps.reward), discount, next_value, lambda_t)
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One phase: roll out, then learn from the rollout and discard it."""
+        return (Phase("train", self.steps, self.num_epochs * self.batches.per_epoch, restart=self.restarts),)
 
+    @property
+    def learn_stages(self) -> tuple[Stage, ...]:
+        """The stages of each epoch, whose steps are minibatches."""
+        return tuple(
+            Stage(stage, epoch, self.batches.per_epoch)
+            for epoch in range(self.num_epochs)
+            for stage in self.updates
+            if epoch >= self.first_epoch(stage)
+        )
 
-def quantile_targets(
-    layout: DataParallel,
-    key: Key,
-    trajectory: Trajectory,
-    last: TimeStep,
-    quantiles: Array,
-    last_quantiles: Array,
-    gamma: Array | float,
-    lambda_: Array | float,
-) -> Array:
-    """Return samples float32[T, B, A, K] of the return: TD(lambda) targets that bootstrap at a random step.
+    def begin_learning(
+        self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
+    ) -> Learning:
+        """Prepare the rollout, and shuffle its rows for each epoch."""
+        prepared = self.prepare(state, trajectory, last_timestep, key, progress)
+        order = self.batches.shuffle(self.shuffle_keys(key))
+        minibatch = jax.eval_shape(pick, prepared.data, order[:, 0, 0])
+        evaluated: dict[str, Arrays] = {}
+        metrics: dict[str, Arrays] = {}
+        for stage, update in self.jitted_updates.items():
+            _, rows, stage_metrics = jax.eval_shape(update, prepared.params, minibatch, progress)
+            evaluated[stage] = {
+                name: jnp.zeros((x.shape[0], self.batches.per_epoch, *x.shape[1:]), x.dtype) for name, x in rows.items()
+            }
+            updates = (self.num_epochs - self.first_epoch(stage)) * self.batches.per_epoch
+            metrics[stage] = {name: jnp.zeros(updates, jnp.float32) for name in stage_metrics}
+            minibatch = minibatch | rows
+        data = prepared.data | {"order": order}
+        return Learning(data, (prepared.sharded, evaluated), (prepared.params, metrics, prepared.metrics))
 
-    Each goes on with probability lambda, and otherwise ends with its quantile of the next state (SR(lambda) of Nam et
-    al. 2021, arXiv 2105.11366). The mean of both, as in `lambda_targets`, would have too small a spread.
-    """
+    def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
+        """Run a stage on minibatch `index`, with what earlier stages of the epoch evaluated on it."""
+        sharded, evaluated = learning.sharded
+        params, metrics, rollout_metrics = learning.replicated
+        data = dict(learning.data)
+        minibatch = pick(data, data.pop("order")[:, epoch, index])
+        for earlier in itertools.takewhile(lambda name: name != stage, self.updates):
+            minibatch |= {name: rows[:, index] for name, rows in evaluated[earlier].items()}
+        params = self.move_targets(params, stage, index)
+        params, rows, step_metrics = self.jitted_updates[stage](params, minibatch, progress)
+        kept = {name: all_rows.at[:, index].set(rows[name]) for name, all_rows in evaluated[stage].items()}
+        step = (epoch - self.first_epoch(stage)) * self.batches.per_epoch + index
+        shown = {name: values.at[step].set(step_metrics[name]) for name, values in metrics[stage].items()}
+        changed = params, metrics | {stage: shown}, rollout_metrics
+        return Learning(learning.data, (sharded, evaluated | {stage: kept}), changed)
 
-    def draw(index: Array) -> Array:
-        shape = len(quantiles), *quantiles.shape[2:]
-        return jax.random.uniform(jax.random.fold_in(key, index), shape, jnp.float32)
+    def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
+        """Return the new state, and the metrics of all stages and of the rollout."""
+        params, metrics, rollout_metrics = learning.replicated
+        sharded, _ = learning.sharded
+        by_name = {name: values for stage in metrics.values() for name, values in stage.items()}
+        return AlgoState(self.finish(params, learning.data), sharded), by_name | rollout_metrics
 
-    goes_on = jax.vmap(draw, out_axes=1)(layout.env_indices()) < lambda_
-    return lambda_targets(trajectory, last, quantiles, last_quantiles, gamma, goes_on.astype(jnp.float32))
+    # Rows of a rollout
 
+    @functools.cached_property
+    def batches(self) -> Minibatches:
+        """The minibatches of a rollout."""
+        row_steps = self.steps if self.recurrent else 1
+        row_agents = self.spec.num_agents if self._keeps_teams else 1
+        samples = self.layout.num_envs // self.layout.shards * self.steps * self.spec.num_agents
+        rows = samples // (row_steps * row_agents)
+        per_epoch, size = self.split_rows(rows, row_steps * row_agents)
+        return Minibatches(self.layout, self.spec.num_agents, row_steps, row_agents, rows, per_epoch, size)
 
-def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:
-    """Select the samples int32[S, m] of data [S, samples, ...], by name."""
-    take = jax.vmap(lambda rows, i: jnp.take(rows, i, axis=0, mode="clip"))
-    return {name: jax.tree.map(lambda rows: take(rows, indices), data[name]) for name in names}
+    @property
+    def gradient_samples(self) -> int:
+        return self.batches.size * self.batches.row_samples
+
+    def cut_rollout(self, trajectory: Trajectory) -> Arrays:
+        """Return the rows [S local, R, L, K, ...] of a rollout.
+
+        They are "observation", "action", extras of acting, "weight", and for networks "situation" [S local, R, L, ...]
+        and the actor's "carry" before each row [S local, R, K, ...], where it is stored.
+        """
+        samples = {
+            "observation": trajectory.timestep.observation,
+            "action": trajectory.action,
+            **trajectory.extras,
+            "weight": self.batches.sample_weights(trajectory),
+        }
+        rows = {name: self.batches.cut(x) for name, x in samples.items()}
+        situation = self.batches.cut_teams(self.situation(trajectory.timestep))
+        carry = self.layout.split(jax.tree.map(lambda x: x[0], trajectory.carry))
+        return rows | {"situation": situation, "carry": carry}
+
+    # Networks
+
+    def situation(self, timestep: TimeStep) -> Situation:
+        """Return the situation of time steps [N, T, ...], or with any two leading axes."""
+        first = timestep.first if self.recurrent else ()
+        return Situation(first, message_ages(self.spec, timestep) if self.passes_messages else ())
+
+    def start_carry(self, part: str) -> Any:
+        """Return the empty carry of a part for all environments, leaves [S local, B / S, A, ...], () without one."""
+        teams = self.layout.local_shards, self.layout.num_envs // self.layout.shards, self.spec.num_agents
+        return self.networks[part].zero_carry(*teams)
+
+    def run_actor(self, actor: Params, views: Array, timestep: TimeStep, carry: Any) -> tuple[Array, Any]:
+        """Return the actor's outputs float32[B, A, n] for views [B, A, ...] of a time step, and its next carry."""
+        situation = self.situation(jax.tree.map(lambda x: x[:, None], timestep))
+        outputs, carry = self.networks["actor"].apply_team(actor, views[:, None], situation, carry)
+        return outputs[:, 0], carry
+
+    def find_last_carry(self, actor: Params, rows: Arrays) -> Any:
+        """Return the actor's carry after rollouts that begin with episodes, leaves [S local, B / S, A, ...]."""
+        network = self.networks["actor"]
+        if not self.recurrent:
+            return ()
+
+        def run(rows: Arrays) -> Any:
+            carry = network.zero_carry(len(rows["observation"]), self.spec.num_agents)
+            return network.apply_team(actor, rows["observation"], rows["situation"], carry)[1]
+
+        rows = {name: rows[name] for name in ("observation", "situation")}
+        return self.layout.apply(run, rows, self.batches.row_samples)
+
+    def init_carry(self, policy_params: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
+        """Return the actor's empty carry, leaves float32[B, A, ...]."""
+        return self.networks["actor"].zero_carry(*timestep.observation.shape[:2])
+
+    @property
+    def networks(self) -> dict[str, TeamNetwork]:  # type: ignore[override]
+        """The networks by part, see `make_team_network`."""
+        return {}
+
+    def make_team_network(
+        self,
+        part: str,
+        outputs: int,
+        shape: tuple[int, ...],
+        image: bool = True,
+        deviation: float | None = None,
+        turn: Turn | None = None,
+    ) -> TeamNetwork:
+        """Return the network of a part for inputs of a shape, with all that the settings ask for.
+
+        Args:
+            part: such as "actor".
+            outputs: numbers for each sample; with an initial `deviation` half of them are deviations.
+            shape: of one agent's input, as the network sees it.
+            image: whether an input (H, W, C) passes convolutions, and is not flattened.
+            deviation: of Gaussian outputs.
+            turn: makes the network's input from an observation, see `egocentric`.
+        """
+        dtype = self.layout.compute_dtype
+        sizes = Sizes(self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, dtype)
+        numbers = outputs if deviation is None else outputs // 2
+        seen = shape if image else (math.prod(shape),)
+
+        def finish(module: Any) -> Any:
+            return module if deviation is None else GaussianOutputs(module, numbers, deviation)
+
+        if self._has_layers(part):
+            encoder = sizes.make_network(0, seen)
+            head = finish(MLP(numbers, self.hidden_size, 0, self.initializer, dtype))
+            network = Network(self._add_layers(part, encoder, head), ((1, 1, *shape),))
+        else:
+            network = self.make_network(part, outputs, lambda _: finish(sizes.make_network(numbers, seen)), (1, *shape))
+        members = 0 if self.types is None else max(self.types) + 1
+        return TeamNetwork(network.module, network.inputs, members, self.types, turn, self._message_delay)
+
+    def _add_layers(self, part: str, encoder: Any, head: Any) -> Any:
+        """Return a memory, messages or both between an encoder and a head."""
+        dtype = self.layout.compute_dtype
+        memory = self.memory, self.memory_size, self.memory_layers, self.initializer, dtype
+        if part != "actor" or not self.passes_messages:
+            return Recurrent(encoder, head, *memory)
+        core = Recurrent(None, head, *memory) if self.has_memory else head
+        return Communicating(encoder, core, self.message_heads, self.message_layers, self.initializer, dtype)
+
+    @classmethod
+    def keeps_rollouts(cls, spec: EnvSpec, settings: dict[str, Any]) -> bool:
+        """Return whether minibatches hold whole rollouts, see `recurrent`."""
+        delayed = settings.get("message_passing", "none") != "none" and spec.max_link_age > 0
+        return settings.get("memory", "none") != "none" or delayed
+
+    @property
+    def has_memory(self) -> bool:
+        return self.memory != "none"
+
+    @property
+    def passes_messages(self) -> bool:
+        return self.message_passing != "none"
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether acting needs a carry: a memory, or messages that are under way."""
+        return self.has_memory or self._message_delay > 0
+
+    @property
+    def types(self) -> tuple[int, ...] | None:
+        """Which parameters each agent has, None where all share them."""
+        if self.share_parameters or self.spec.num_agents == 1:
+            return None
+        return self.spec.agent_types or tuple(range(self.spec.num_agents))
+
+    @property
+    def _message_delay(self) -> int:
+        return self.spec.max_link_age if self.passes_messages else 0
+
+    @property
+    def _keeps_teams(self) -> bool:
+        """Whether the networks of a team depend on each other or differ, so that minibatches hold whole teams."""
+        return self.recurrent or self.passes_messages or self.types is not None
+
+    def _has_layers(self, part: str) -> bool:
+        """Return whether a part's network has a memory or messages."""
+        return (self.has_memory and part in self.memory_parts) or (self.passes_messages and part == "actor")

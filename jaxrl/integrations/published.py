@@ -67,7 +67,7 @@ def _choose_ipp_marl(values: Values) -> str:
 
 
 def _convert_ipp_marl(algo: str, values: Values) -> Values:
-    """Return the number of missions per training step, and of all.
+    """Return the number of missions per training step, and of all, and in which share of them exploration falls.
 
     A training step begins when batch_size x batch_number transitions are stored, and empties the memory; n_episodes
     times as many transitions are flown in all, in whole missions.
@@ -82,6 +82,9 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     if "missions.n_episodes" in values:
         steps = _whole("missions.n_episodes", values["missions.n_episodes"])
         settings["total_episodes"] = max(1, steps * transitions // per_mission)
+    if values.keys() & {"missions.n_episodes", "missions.eps_anneal_phase"}:
+        phase = _whole("missions.eps_anneal_phase", values.get("missions.eps_anneal_phase", 10_000))
+        settings["eps_anneal"] = phase / settings.get("total_episodes", _PRESET_MISSIONS[algo])
     if "uav.fix_range" in values:
         fixed = values["uav.fix_range"]
         settings["random_range"] = not fixed if isinstance(fixed, bool) else fixed
@@ -90,6 +93,7 @@ def _convert_ipp_marl(algo: str, values: Values) -> Values:
     return settings
 
 
+_PRESET_MISSIONS = {"coma": 75_000, "coma_original": 7_500}  # total_episodes of the presets
 _MISSIONS = "batch_size x batch_number / (n_agents x (budget + 1))"
 _ALTITUDES = "altitudes are 5, 10, 15 m"
 _AREA = "the area is 50 m wide"
@@ -114,7 +118,7 @@ IPP_MARL = System(
         Name("missions.n_agents", "num_agents", same=True),
         Name("missions.eps_max", "eps_max"),
         Name("missions.eps_min", "eps_min"),
-        Name("missions.eps_anneal_phase", "eps_anneal", same=True),
+        Name("missions.eps_anneal_phase", "eps_anneal", "eps_anneal_phase / total_episodes", computed=True),
         Name("constraints.budget", "budget"),
         Name("constraints.num_actions", "num_actions"),
         Name("pixel.number_x", "q", same=True),

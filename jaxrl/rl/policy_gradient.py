@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 from jaxrl.common.shapes import Float32, assert_equal_shape
 
-Samples = Float32[Array, "N"]  # of a minibatch; losses are means over them
+Samples = Float32[Array, "*batch"]  # transitions of a minibatch; losses are means over them
 
 
 def lambda_returns(

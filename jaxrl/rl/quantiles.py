@@ -11,18 +11,20 @@ from envs_jax.base import Array
 from jaxrl.common.shapes import Float32, assert_equal_shape
 
 
-def quantile_losses(quantiles: Float32[Array, "N K"], targets: Float32[Array, "N K"]) -> Float32[Array, "N"]:
+def quantile_losses(
+    quantiles: Float32[Array, "*batch K"], targets: Float32[Array, "*batch K"]
+) -> Float32[Array, "*batch"]:
     """Return the quantile Huber loss (Dabney et al. 2018, arXiv 1710.10044, equation 10), a mean over all pairs.
 
     Their algorithm 1 sums over the quantiles and takes the mean over the targets. kappa is 1.
     """
     assert_equal_shape([quantiles, targets])
     count = quantiles.shape[-1]
-    levels = np.float32((np.arange(count) + 0.5) / count).reshape(1, count, 1)
-    error = targets[:, None, :] - quantiles[:, :, None]  # [N, of quantiles, of targets]
+    levels = np.float32((np.arange(count) + 0.5) / count).reshape(*(1,) * (quantiles.ndim - 1), count, 1)
+    error = targets[..., None, :] - quantiles[..., :, None]  # [..., of quantiles, of targets]
     size = jnp.abs(error)
     huber = jnp.where(size <= 1, 0.5 * jnp.square(error), size - 0.5)
-    return jnp.mean(jnp.abs(levels - (error < 0).astype(jnp.float32)) * huber, axis=(1, 2))
+    return jnp.mean(jnp.abs(levels - (error < 0).astype(jnp.float32)) * huber, axis=(-2, -1))
 
 
 def tail_advantages(quantiles: Array, targets: Array, level: float) -> Array:

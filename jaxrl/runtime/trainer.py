@@ -140,7 +140,7 @@ class Trainer:
 
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
-        settings, progress = settings or {}, start()
+        settings, progress = settings or {}, start(max(self.total_env_steps, 1))
         algo = self.algo.with_traced(settings).init(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
@@ -288,6 +288,7 @@ class Trainer:
             learn_calls=add(progress.learn_calls, 1),
             episodes=add(progress.episodes, episode_count),
             fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
+            total_env_steps=jnp.float32(max(self.total_env_steps, 1)),
         )
         pool = state.pool
         if isinstance(self.env, SelfPlay):

@@ -8,7 +8,7 @@ import jax
 
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, AlgoState, Custom
-from jaxrl.algos.team import FEATURES
+from jaxrl.algos.on_policy import FEATURES
 from jaxrl.common.errors import UserError, usage_errors
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.config import Config

@@ -1,17 +1,21 @@
 """Egocentric views: how networks see an observation from its agent, and whose their outputs are."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, EnvSpec
+from envs_jax.base import Array
+
+# An observation [...] -> what its agent sees, and which output of a network belongs to each action, int32[n].
+Turn = Callable[[Array], tuple[Array, Array]]
 
 
-def turn(spec: EnvSpec, egocentric: bool, views: Array) -> tuple[Array, Array | None]:
-    """Return views [N, ...] as networks see them, and which of their outputs belongs to each action, int32[N, n]."""
-    if not egocentric:
+def turn_views(turn: Turn | None, views: Array) -> tuple[Array, Array | None]:
+    """Return views [N, ...] as networks see them, and the order of their outputs, int32[N, n]; None: as they are."""
+    if turn is None:
         return views, None
-    assert spec.egocentric is not None
-    turned_views, action_order = jax.vmap(spec.egocentric)(views)
+    turned_views, action_order = jax.vmap(turn)(views)
     return turned_views, action_order
 
 
