@@ -145,7 +145,7 @@ class OffPolicy(Algorithm):
 
     @functools.cached_property
     def steps_per_call(self) -> int:
-        """Return the steps of every environment between calls of `learn`.
+        """Steps of every environment between calls of `learn`.
 
         They are at least `update_interval`, and as few as give a whole number of updates whose ratio to environment
         steps is within a tenth of `env_steps_per_update`.
@@ -163,13 +163,13 @@ class OffPolicy(Algorithm):
 
     @property
     def first_calls(self) -> int:
-        """Return how many calls of `learn` follow random actions, or it takes until the first batch is stored."""
+        """Calls of `learn` after random actions, or until the first batch is stored."""
         fill, per_call = self.learning_starts or self.batch_size, self.steps_per_call * self.layout.num_envs
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
-    def learns_in_parts(self) -> bool:
-        """Also see `Algorithm`; a subclass with phases or a `learn` of its own says so itself."""
+    def one_program(self) -> bool:
+        """See `Algorithm`; a subclass with phases or a `learn` of its own says so itself."""
         return type(self).phases is OffPolicy.phases and type(self).learn is OffPolicy.learn
 
     @property
@@ -178,7 +178,7 @@ class OffPolicy(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return random steps and then the updates due for them, or steps to store a batch; then training."""
+        """Random steps and then the updates due for them, or steps to store a batch; then training."""
         calls, train = self.first_calls, Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:
             random = Phase("random", self.steps_per_call, 0, iterations=calls)

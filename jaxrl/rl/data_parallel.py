@@ -21,7 +21,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from envs_jax.base import Array
 
 AXIS = "data"
-SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
+SPLIT = PartitionSpec(AXIS)
+REPLICATED = PartitionSpec()
 # XLA's older code generator for CPUs compiles in two thirds of the time; newer releases do not have it
 _OLD_CODE_GENERATOR = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
