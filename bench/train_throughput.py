@@ -72,11 +72,12 @@ def learning_flop(run: Run) -> float:
     trainer, state = run.trainer, run.trainer.shapes()
     key, progress = jax.eval_shape(lambda: jax.random.key(0)), jax.eval_shape(start)
 
-    def collect(state: Any) -> Any:
-        return trainer.rollout(state, phase)[:2]
+    def collect(state: Any, key: Any) -> Any:
+        return trainer.rollout(state, phase, key)[:2]
 
     collected = PartitionSpec(None, AXIS), SPLIT
-    trajectory, last = jax.eval_shape(on_mesh(collect, run.mesh, (trainer.specs(),), collected), state)
+    arguments = trainer.specs(), REPLICATED
+    trajectory, last = jax.eval_shape(on_mesh(collect, run.mesh, arguments, collected), state, key)
 
     if not algo.learn_stages:
 
@@ -141,7 +142,7 @@ class Parts:
 
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
-        return self.run.trainer.rollout(state, self.phase)[:2]
+        return self.run.trainer.rollout(state, self.phase, state.key)[:2]
 
     def collecting(self, name: str) -> Sampler:
         return stopwatch(name, lambda: self._collect_rollout(self._state), self._min_seconds)

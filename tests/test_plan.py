@@ -108,7 +108,7 @@ def test_every_piece_of_an_iteration_is_counted() -> None:
     programs = compile_run(run, None, quiet, Position())
     (pieces,) = programs.blocks
     assert isinstance(pieces, Pieces)
-    rows = memory_plan.size(pieces.programs["buffers"]._results)
+    rows = memory_plan.size(pieces.programs["buffers"]._result_shapes)
     assert max(programs.needed) > memory_plan.local_size(run.trainer.shapes()) + rows
 
 

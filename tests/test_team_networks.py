@@ -223,7 +223,7 @@ def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, me
     algo, phase = trainer.algo, trainer.algo.phases[0]
     state = trainer.init(jax.random.key(0))
     state, _ = trainer.make_block(phase)(state, jnp.int32(3))
-    trajectory, last, _, _ = jax.jit(lambda state: trainer.rollout(state, phase))(state)
+    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.rollout(state, phase, key))(state, jax.random.key(5))
     if algorithm is Ppo:
         assert trajectory.timestep.first[1:].any() and not trajectory.timestep.first[0].all()
 

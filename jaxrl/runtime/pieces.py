@@ -70,12 +70,15 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
     token = jnp.int32(0)
 
     def make_buffers(state: TrainState) -> Collected:
-        buffers: Collected = trainer.prepare_rollout(state, phase)[0]()
+        buffers: Collected = trainer.prepare_rollout(state, phase, trainer.split_key(state)[0])[0]()
         return buffers
 
     def rollout(state: TrainState, buffers: Collected, start: Array, stop: Array) -> tuple[Collected, Array]:
-        roll_out_chunk = trainer.prepare_rollout(state, phase)[1]
+        roll_out_chunk = trainer.prepare_rollout(state, phase, trainer.split_key(state)[0])[1]
         return jax.lax.fori_loop(start, stop, roll_out_chunk, buffers), stop + token
+
+    def begin(state: TrainState, buffers: Collected) -> Learning:
+        return trainer.begin(state, buffers, trainer.split_key(state)[1])
 
     def step(
         state: TrainState, learning: Learning, epoch: Array, start: Array, stop: Array, stage: str
@@ -103,7 +106,7 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
     jitted_rollout = jit_on_mesh(
         rollout, (state_specs, buffer_specs, *counts), (buffer_specs, REPLICATED), donated=(1,)
     )
-    jitted_begin = jit_on_mesh(trainer.begin, (state_specs, buffer_specs), learning_specs, ())
+    jitted_begin = jit_on_mesh(begin, (state_specs, buffer_specs), learning_specs, ())
     jitted_end = jit_on_mesh(
         end, (state_specs, buffer_specs, learning_specs), (state_specs, REPLICATED), donated=(0, 2)
     )

@@ -189,8 +189,9 @@ class Trainer:
         trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
         if phase is None:
             return trial._iterate_any_phase(state)
-        collected = trial.rollout(state, phase)
-        learned = trial._learn(state, phase, collected)
+        key_act, key_learn = trial.split_key(state)
+        collected = trial.rollout(state, phase, key_act)
+        learned = trial._learn(state, phase, collected, key_learn)
         return trial.end(state, phase.steps, phase.updates, collected, learned)
 
     def _iterate_any_phase(self, state: TrainState) -> tuple[TrainState, Metrics, Metrics]:
@@ -203,17 +204,19 @@ class Trainer:
         updates = jnp.asarray([phase.updates for phase in phases], jnp.int32)[state.phase]
         only_steps = dataclasses.replace(phases[-1], updates=0)
         only_updates = dataclasses.replace(phases[-1], steps=0)
+        key_act, key_learn = self.split_key(state)
 
         def play(algo: AlgoState, env_carry: Any) -> Any:
             before = _with_env_carry(dataclasses.replace(state, algo=algo), env_carry)
-            collected = self.rollout(before, only_steps)
-            algo, _ = self._learn(before, only_steps, collected)
+            collected = self.rollout(before, only_steps, key_act)
+            algo, _ = self._learn(before, only_steps, collected, key_learn)
             return algo, collected.env_carry, collected.episode_sums
 
         def learn(algo: AlgoState) -> Any:
             env_steps = add(state.progress.env_steps, steps * self.layout.num_envs)
             progress = dataclasses.replace(state.progress, env_steps=env_steps)
-            return self._learn(dataclasses.replace(state, algo=algo, progress=progress), only_updates, Collected())
+            before = dataclasses.replace(state, algo=algo, progress=progress)
+            return self._learn(before, only_updates, Collected(), key_learn)
 
         env_carry = state.carry, state.env, state.timestep, state.statistics
         algo, env_carry, episode_sums = _call_if(steps > 0, play, state.algo, env_carry)
@@ -221,24 +224,25 @@ class Trainer:
         collected = Collected(env_carry=env_carry, episode_sums=episode_sums)
         return self.end(state, steps, updates, collected, learned)
 
-    def _split_key(self, state: TrainState) -> Any:
-        """Return the keys of acting and of learning in this iteration."""
+    def split_key(self, state: TrainState) -> Key:
+        """Return the keys of acting and of learning in this iteration, key[2]."""
         return jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 1), state.iterations))
 
-    def rollout(self, state: TrainState, phase: Phase) -> Collected:
+    def rollout(self, state: TrainState, phase: Phase, key: Key) -> Collected:
         """Roll out this device's environments for an iteration, chunk by chunk."""
-        return map_chunks(*self._chunks_to_roll_out(state, phase)) if phase.steps else Collected()
+        return map_chunks(*self._chunks_to_roll_out(state, phase, key)) if phase.steps else Collected()
 
-    def prepare_rollout(self, state: TrainState, phase: Phase) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
+    def prepare_rollout(
+        self, state: TrainState, phase: Phase, key: Key
+    ) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
         """Return () -> empty buffers of what `rollout` returns, and (index of a chunk, buffers) -> buffers."""
-        return prepare_chunks(*self._chunks_to_roll_out(state, phase))
+        return prepare_chunks(*self._chunks_to_roll_out(state, phase, key))
 
-    def _chunks_to_roll_out(self, state: TrainState, phase: Phase) -> tuple[Any, ...]:
+    def _chunks_to_roll_out(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
         """Return the arguments with which `map_chunks` computes `rollout`."""
         spec = self.env.spec
         policy = self.algo.policy(state.algo)
         context = self._context(state.progress, state.pool)
-        key, _ = self._split_key(state)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
         begin_envs = self.env.begin_episodes if whole_episodes else self.env.reset
         step_envs: Callable[..., Any] = self.env.step_episodes if whole_episodes else self.env.step
@@ -282,17 +286,15 @@ class Trainer:
         envs = self.layout.local_envs
         return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
 
-    def _learn(self, state: TrainState, phase: Phase, collected: Collected) -> tuple[AlgoState, Metrics]:
+    def _learn(self, state: TrainState, phase: Phase, collected: Collected, key: Key) -> tuple[AlgoState, Metrics]:
         """Learn as the algorithm does: by default `begin`, then `step` for each step of each stage, then its end."""
-        _, key = self._split_key(state)
         trajectory, last_timestep, *_ = collected
         results = self.algo.learn(state.algo, trajectory, last_timestep, key, state.progress, phase)
         learned: tuple[AlgoState, Metrics] = check_results("learn", results, ("state", "metrics"))
         return learned
 
-    def begin(self, state: TrainState, collected: Collected) -> Learning:
+    def begin(self, state: TrainState, collected: Collected, key: Key) -> Learning:
         """Return what the steps of learning work on."""
-        _, key = self._split_key(state)
         return self.algo.begin_learning(state.algo, collected.trajectory, collected.last_timestep, key, state.progress)
 
     def step(
@@ -371,7 +373,10 @@ class Trainer:
         run_trial = functools.partial(
             single._repeat, iterations=iterations, phase=phase, max_iterations=self.block, stops=False
         )
-        return _map_trials(run_trial, state, self.vectorized)
+        state, metrics = (_run_at_once if self.vectorized else _run_in_turn)(run_trial, state)
+        rows = metrics.learning, metrics.episodes, metrics.faults
+        learning, episodes, faults = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
+        return state, dataclasses.replace(metrics, learning=learning, episodes=episodes, faults=faults)
 
     def _repeat(
         self, state: TrainState, iterations: Array, phase: Phase | None, max_iterations: int, stops: bool
@@ -464,48 +469,40 @@ def _with_env_carry(state: TrainState, env_carry: Any) -> TrainState:
     return dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
 
 
-def _map_trials(
-    run_trial: Callable[[TrainState], tuple[TrainState, BlockMetrics]], state: TrainState, vectorized: bool
-) -> tuple[TrainState, BlockMetrics]:
-    """Apply a block of one trial to all trials of a state, at once or one after another."""
-    first: Any = 0
-    metric_axes = BlockMetrics(learning=1, episodes=1, not_finite=first, iterations=first, faults=1)
-    if vectorized:
-        # counters are equal in all trials; without an axis of trials, conditions on them stay branches
-        state_axes = TrainState(*[0] * len(dataclasses.fields(TrainState)))
-        no_axis: Any = {field.name: None for field in dataclasses.fields(Progress)}
-        progress_axes = Progress(**no_axis | {"episodes": 0})
-        state_axes = dataclasses.replace(
-            state_axes, progress=progress_axes, phase=None, iteration=None, iterations=None
-        )
-        progress = jax.tree.map(lambda x: x[0], state.progress)
-        state = dataclasses.replace(
-            state,
-            progress=dataclasses.replace(progress, episodes=state.progress.episodes),
-            phase=state.phase[0],
-            iteration=state.iteration[0],
-            iterations=state.iterations[0],
-        )
-        results: tuple[TrainState, BlockMetrics]
-        results = jax.vmap(run_trial, in_axes=(state_axes,), out_axes=(0, metric_axes))(state)
-        return results
+RunTrial = Callable[[TrainState], tuple[TrainState, BlockMetrics]]
 
-    trials = len(state.key)
+
+def _run_at_once(run_trial: RunTrial, state: TrainState) -> tuple[TrainState, BlockMetrics]:
+    """Run all trials of a state together.
+
+    Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
+    """
+    names = ("progress", "phase", "iteration", "iterations")
+    counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
+
+    def run_one(trial_state: TrainState) -> tuple[TrainState, BlockMetrics]:
+        progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
+        return run_trial(dataclasses.replace(trial_state, **counters | {"progress": progress}))
+
+    results: tuple[TrainState, BlockMetrics] = jax.vmap(run_one)(state)
+    return results
+
+
+def _run_in_turn(run_trial: RunTrial, state: TrainState) -> tuple[TrainState, BlockMetrics]:
+    """Run all trials of a state one after another."""
     run_trial = trace_once(run_trial)
+    trials = len(state.key)
     shapes = jax.eval_shape(run_trial, jax.tree.map(lambda x: x[0], state))[1]
-    empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
+    metrics = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
 
-    def run_next(k: Array, results: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+    def run_next(k: Array, results: tuple[TrainState, BlockMetrics]) -> tuple[TrainState, BlockMetrics]:
         trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), results[0])
         new = run_trial(trial_state)
-        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, k, 0), results, new)
+        both: tuple[TrainState, BlockMetrics]
+        both = jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, k, 0), results, new)
+        return both
 
-    state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), run_next, (state, empty))
-
-    def move_trials(axis: int, part: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), part)
-
-    return state, jax.tree.map(move_trials, metric_axes, metrics)
+    return jax.lax.fori_loop(np.int32(0), np.int32(trials), run_next, (state, metrics))
 
 
 def _call_if(condition: Array, function: Callable[..., Any], *arguments: Any) -> Any:
