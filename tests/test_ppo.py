@@ -518,7 +518,7 @@ def test_traced_settings_are_those_of_the_updates() -> None:
     """A swept algorithm keeps nothing that was traced with the settings before."""
     plain = make_trainer(Ppo, Corridor(), 16).algo
     assert plain.traced_update.__wrapped__.__self__ is plain
-    swept = plain.with_traced({"entropy_weight": jnp.float32(5.0)})
+    swept = plain.with_sweep_values({"entropy_weight": jnp.float32(5.0)})
     assert swept.traced_update.__wrapped__.__self__ is swept and swept.entropy_weight == 5.0
 
 

@@ -161,7 +161,7 @@ class Algorithm:
     # Values of the settings that may not suit an environment in which the policy only acts, such as a batch size.
     acting_settings: ClassVar[Mapping[str, Any]] = {}
     # Settings that a sweep may vary: arrays float32[] while training, never numbers to branch on in Python.
-    traced: ClassVar[tuple[str, ...]] = ()
+    sweepable: ClassVar[tuple[str, ...]] = ()
     # The setting that controls the storage in `AlgoState.sharded`, for advice where it does not fit; "" without any.
     storage_setting: ClassVar[str] = ""
     stores_carry: ClassVar[bool] = False  # `learn` reads `Trajectory.carry`
@@ -186,7 +186,7 @@ class Algorithm:
                     choices = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
                     raise ValueError(f"{kind} has the unknown part {short_repr(name)}: {choices}")
 
-    def with_traced(self, settings: Mapping[str, Array]) -> Self:
+    def with_sweep_values(self, settings: Mapping[str, Array]) -> Self:
         """Return the algorithm with swept settings float32[] by name; their values are not checked."""
         return self._with_values(settings)
 

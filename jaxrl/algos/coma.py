@@ -52,7 +52,7 @@ from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask
 from jaxrl.nn.networks import Network
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.nn.recurrent import Carry
-from jaxrl.rl.data_parallel import trace_once
+from jaxrl.rl.data_parallel import jit_inline
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
@@ -82,7 +82,7 @@ class Coma(TeamAlgorithm):
     weighs_agents: ClassVar[bool] = True
     acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9, "scale_advantage": False}
     compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", *TeamAlgorithm.compatible_settings)
-    traced: ClassVar[tuple[str, ...]] = (
+    sweepable: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
         "entropy_final",
     )  # fmt: skip
@@ -244,9 +244,9 @@ class Coma(TeamAlgorithm):
         return actor, {"actor_loss": actor_loss, "actor_grad_norm": norm, **metrics}
 
     @functools.cached_property
-    def traced_updates(self) -> dict[str, Callable[..., Any]]:
+    def jitted_updates(self) -> dict[str, Callable[..., Any]]:
         """Return the updates by stage, each traced once for the shapes of its metrics and for its call."""
-        return {"critic": trace_once(self.update_critic), "actor": trace_once(self.update_actor)}
+        return {"critic": jit_inline(self.update_critic), "actor": jit_inline(self.update_actor)}
 
     # A training step
 
@@ -291,7 +291,7 @@ class Coma(TeamAlgorithm):
         epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
         metrics = {
             stage: self.batches.empty_metrics(update, *inputs[stage], progress, epochs=epochs[stage])
-            for stage, update in self.traced_updates.items()
+            for stage, update in self.jitted_updates.items()
         }
         return Learning(data, values, (params, metrics, target_mean))
 
@@ -309,7 +309,7 @@ class Coma(TeamAlgorithm):
             rate = jnp.where(index == 0, self.tau, 0.0)
             target = optax.incremental_update(params.critic.params, params.target, rate)
             params = dataclasses.replace(params, target=target)
-        learner, update_metrics = self.traced_updates[stage](getattr(params, stage), batch, progress)
+        learner, update_metrics = self.jitted_updates[stage](getattr(params, stage), batch, progress)
         if stage == "critic":
 
             def compute_values(sample: Arrays) -> Array:

@@ -97,7 +97,7 @@ class OffPolicy(Algorithm):
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
-    traced: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
+    sweepable: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
     storage_setting: ClassVar[str] = "buffer_size"
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import Network
 from jaxrl.nn.recurrent import Carry
-from jaxrl.rl.data_parallel import largest_divisor, trace_once
+from jaxrl.rl.data_parallel import jit_inline, largest_divisor
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
 from jaxrl.rl.quantiles import quantile_losses, tail_advantages
 from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
@@ -80,7 +80,7 @@ class Ppo(TeamAlgorithm):
     compatible_settings: ClassVar[tuple[str, ...]] = (
         "normalize_observation", "normalize_value", *TeamAlgorithm.compatible_settings,
     )  # fmt: skip
-    traced: ClassVar[tuple[str, ...]] = (
+    sweepable: ClassVar[tuple[str, ...]] = (
         "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ class Ppo(TeamAlgorithm):
     @functools.cached_property
     def traced_update(self) -> Callable[..., Any]:
         """Return `update`, traced once for the shapes of its metrics and for its call."""
-        return trace_once(self.update)
+        return jit_inline(self.update)
 
     # An iteration
 

@@ -30,11 +30,11 @@ from jaxrl.rl.data_parallel import (
     SPLIT,
     DataParallel,
     compiler_options,
+    jit_inline,
     map_chunks,
     on_mesh,
     prepare_chunks,
     shardings,
-    trace_once,
 )
 from jaxrl.runtime.algorithm_checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, find_first, split_faults
@@ -141,7 +141,7 @@ class Trainer:
     def _init_on_mesh(self) -> Callable[..., Any]:
         """(key, inputs) -> TrainState on the mesh, traced once for each structure of inputs."""
         if self.trials == 1:
-            return trace_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+            return jit_inline(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
         def init_trials(keys: Key, inputs: Any) -> TrainState:
             indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
@@ -149,13 +149,13 @@ class Trainer:
             settings = {name: value[indices] for name, value in values.items()}
             return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
 
-        return trace_once(on_mesh(init_trials, self.mesh, (SPLIT, REPLICATED), self.specs()))
+        return jit_inline(on_mesh(init_trials, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         settings = settings or {}
         progress = start()
-        algo = self.algo.with_traced(settings).init(key_algo, inputs)
+        algo = self.algo.with_sweep_values(settings).init(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
         env_carry: Any = ((), (), (), ())
@@ -186,7 +186,7 @@ class Trainer:
         Returns:
             the state, the metrics of learning, and sums over the episodes and faults of the iteration.
         """
-        trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
+        trial = dataclasses.replace(self, algo=self.algo.with_sweep_values(state.settings))
         if phase is None:
             return trial._iterate_any_phase(state)
         key_act, key_learn = trial.split_key(state)
@@ -387,7 +387,7 @@ class Trainer:
         must stay finite is checked once, after the last iteration. Trials go on, and are checked after each iteration,
         so that it depends on nothing else where one fails.
         """
-        iterate = trace_once(functools.partial(self.iterate, phase=phase))
+        iterate = jit_inline(functools.partial(self.iterate, phase=phase))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tuple(shapes)))
 
@@ -490,7 +490,7 @@ def _run_at_once(run_trial: RunTrial, state: TrainState) -> tuple[TrainState, Bl
 
 def _run_in_turn(run_trial: RunTrial, state: TrainState) -> tuple[TrainState, BlockMetrics]:
     """Run all trials of a state one after another."""
-    run_trial = trace_once(run_trial)
+    run_trial = jit_inline(run_trial)
     trials = len(state.key)
     shapes = jax.eval_shape(run_trial, jax.tree.map(lambda x: x[0], state))[1]
     metrics = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
@@ -510,7 +510,7 @@ def _call_if(condition: Array, function: Callable[..., Any], *arguments: Any) ->
 
     A loop of one turn or none: unlike a branch it changes arrays in place.
     """
-    call = trace_once(function)
+    call = jit_inline(function)
     others = jax.eval_shape(call, *arguments)[len(arguments) :]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), others)
 

@@ -39,7 +39,7 @@ def combinations(config: Config) -> list[dict[str, Any]]:
     cls = algos.find(config.algo)
     values = {}
     fields = declared_fields(cls, "algorithm")
-    known = cls.traced
+    known = cls.sweepable
     for word in config.run.sweep.split():
         name, equals, listed = word.partition("=")
         if not equals:
