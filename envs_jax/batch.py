@@ -49,7 +49,7 @@ class BatchedEnvironment:
     env: Environment
 
     on_host: ClassVar[bool] = False  # steps are made outside of the compiled program, see `adapters.host`
-    starts_in_step: ClassVar[bool] = False  # `step` compiles once what a start and a step share; see `ended`
+    lead_steps: ClassVar[int] = 0  # calls of `step_episodes` that start whole episodes, see `begin_episodes`
 
     @property
     def spec(self) -> EnvSpec:
@@ -57,7 +57,7 @@ class BatchedEnvironment:
 
     @property
     def failure(self) -> str | None:
-        """Return the sentence about what made all results since then invalid, None if nothing did."""
+        """A sentence about what made all results since then invalid, None if nothing did."""
         return None
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class BatchedEnvironment:
 
     @functools.cached_property
     def shapes(self) -> tuple[BatchState, TimeStep]:
-        """Return ShapeDtypeStructs [1, ...] of what `reset` returns for one copy."""
+        """ShapeDtypeStructs [1, ...] of what `reset` returns for one copy."""
         context = jax.eval_shape(self.context, jax.eval_shape(start))
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
         return jax.eval_shape(self.reset, keys, context)
@@ -87,18 +87,6 @@ class BatchedEnvironment:
         episode = jnp.broadcast_to(jnp.asarray(episode, jnp.uint32), keys.shape)
         return self._start(keys, episode, context)
 
-    def ended(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
-        """Return zeros whose time step has ended: the next `step` starts what `reset` would."""
-
-        def fill(shape: jax.ShapeDtypeStruct) -> Array:
-            if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-                return jnp.broadcast_to(keys.reshape(-1)[0], shape.shape)
-            return jnp.zeros(shape.shape, shape.dtype)
-
-        state, timestep = jax.tree.map(fill, jax.eval_shape(self.reset, keys, context))
-        state = dataclasses.replace(state, key=keys, episode=jnp.full(keys.shape, episode, jnp.uint32) - jnp.uint32(1))
-        return state, dataclasses.replace(timestep, terminated=jnp.ones_like(timestep.terminated))
-
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         episode_keys = jax.vmap(jax.random.fold_in)(keys, episode)
         state, timestep = jax.vmap(self.env.reset, in_axes=(0, None))(episode_keys, context)
@@ -108,6 +96,21 @@ class BatchedEnvironment:
         """Step every copy without auto-reset; action [B, A, ...]."""
         env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
         return dataclasses.replace(state, env=env), timestep
+
+    # A loop over whole episodes: `begin_episodes`, `lead_steps` calls of `step_episodes`, then one for each step
+
+    def begin_episodes(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Return that from which `lead_steps` calls of `step_episodes`, with any actions, start what `reset` does."""
+        return self.reset(keys, context, episode)
+
+    def step_episodes(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any
+    ) -> tuple[BatchState, TimeStep]:
+        """Step every copy within its episode; where one has ended, the results are undefined."""
+        del previous
+        return self.step_without_reset(state, action, context)
+
+    # Episodes without end
 
     def step(
         self, state: BatchState, previous: TimeStep, action: Array, context: Any = None

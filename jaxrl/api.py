@@ -131,7 +131,8 @@ def train(
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
     progress = _switch("progress", progress)
-    (config, source), custom = _config_and_source(algo, env, preset, settings), _custom(networks, optimizers)
+    config, source = _config_and_source(algo, env, preset, settings)
+    custom = _custom(networks, optimizers)
     log = Log(callbacks, label=config.make_env().spec.label, printed=progress)
     for cls in (algo, type(env) if isinstance(env, Environment) else env):
         if isinstance(cls, type) and cls.__module__ == "__main__":

@@ -288,7 +288,7 @@ def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
     keys, context = jax.random.split(jax.random.key(4), 3), batch.context(start())
     step, action = jax.jit(batch.step), np.zeros((3, 2), np.int32)
     expected = jax.jit(batch.reset)(keys, context, 5)
-    state, timestep = step(*batch.ended(keys, context, 5), action, context)
+    state, timestep = step(*batch.begin_episodes(keys, context, 5), action, context)
     for _ in range(batch.spec.horizon):
         assert digest((state, timestep)) == digest(expected)
         for _ in range(batch.spec.horizon):

@@ -39,7 +39,7 @@ class Breaks(TinyQ):
     loss_at: float = setting(0.0, "iteration of the loss; 0 = never")
     weights_at: float = setting(0.0, "iteration of the weights; 0 = never")
 
-    traced: ClassVar[tuple[str, ...]] = (*TinyQ.traced, "loss_at", "weights_at")
+    sweepable: ClassVar[tuple[str, ...]] = (*TinyQ.sweepable, "loss_at", "weights_at")
 
     def learn(
         self, state: AlgoState, trajectory: Any, last_timestep: Any, key: Any, progress: Any, phase: Phase

@@ -25,8 +25,8 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts
-from jaxrl.runtime.build import choose_devices
 from jaxrl.runtime.checkpoint import committed_steps
+from jaxrl.runtime.devices import choose_devices
 from jaxrl.runtime.digests import digest_arrays, digest_code, digest_files
 
 ROOT = Path(__file__).parents[1]

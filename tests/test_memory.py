@@ -183,7 +183,7 @@ def collect(trainer: Any, iterations: int) -> tuple[Any, Trajectory, TimeStep]:
     """The state after so many iterations, and the rollout that follows."""
     state, _ = run(trainer, iterations)
     phase = trainer.algo.phases[0]
-    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.collect(state, phase, key))(state, jax.random.key(5))
+    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.rollout(state, phase, key))(state, jax.random.key(5))
     return state, trajectory, last
 
 

@@ -14,7 +14,7 @@ from helpers.off_policy import Compiled
 from helpers.tiny import Corridor
 
 from envs_jax.batch import batched
-from jaxrl.algos.base import Algorithm, Phase
+from jaxrl.algos.base import Algorithm, AlgoState, Phase
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
 from jaxrl.rl.data_parallel import DataParallel, make_mesh
@@ -131,6 +131,22 @@ def test_only_long_iterations_are_run_in_pieces() -> None:
         and not in_pieces_wanted(min_envs, "gpu")
     )
     assert in_pieces_wanted(100 * min_envs, "gpu")
+
+
+class LearnsMore(Coma):
+    """Adds a metric."""
+
+    def learn(self, state: AlgoState, *arguments: Any) -> Any:
+        state, metrics = super().learn(state, *arguments)
+        return state, metrics | {"more": jnp.float32(1)}
+
+
+def test_a_learn_method_of_ones_own_is_not_run_in_pieces() -> None:
+    """Pieces would not call it, and which way an iteration runs must change nothing."""
+    spec, layout = Corridor(num_agents=AGENTS).spec, DataParallel(in_pieces.MIN_TRANSITIONS)
+    for cls, expected in ((Coma, True), (LearnsMore, False)):
+        algo = cls(spec, layout)
+        assert in_pieces.needs_pieces(algo, algo.phases[0], "cpu") == expected
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:

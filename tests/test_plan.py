@@ -16,8 +16,10 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime import memory_plan
-from jaxrl.runtime.build import Run, build_run, choose_devices, compile_run
+from jaxrl.runtime.build import Run, build_run
+from jaxrl.runtime.compiling import compile_run
 from jaxrl.runtime.config import RunSettings
+from jaxrl.runtime.devices import choose_devices
 from jaxrl.runtime.memory_plan import GIB, TooLargeError, choose_chunks
 from jaxrl.runtime.pieces import Pieces
 from jaxrl.runtime.program import Program
@@ -106,7 +108,7 @@ def test_every_piece_of_an_iteration_is_counted() -> None:
     programs = compile_run(run, None, quiet, Position())
     (pieces,) = programs.blocks
     assert isinstance(pieces, Pieces)
-    rows = memory_plan.size(pieces.programs["buffers"]._results)
+    rows = memory_plan.size(pieces.programs["buffers"]._result_shapes)
     assert max(programs.needed) > memory_plan.local_size(run.trainer.shapes()) + rows
 
 

@@ -520,7 +520,7 @@ def test_traced_settings_are_those_of_the_updates() -> None:
     """A swept algorithm keeps nothing that was traced with the settings before."""
     plain = make_trainer(Ppo, Corridor(), 16).algo
     assert plain.jitted_updates["update"].__wrapped__.func.__self__ is plain
-    swept = plain.with_traced({"entropy_weight": jnp.float32(5.0)})
+    swept = plain.with_sweep_values({"entropy_weight": jnp.float32(5.0)})
     assert swept.jitted_updates["update"].__wrapped__.func.__self__ is swept and swept.entropy_weight == 5.0
 
 

@@ -33,8 +33,9 @@ from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import manifest, memory_plan, pieces, session, signals
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run, compile_run
+from jaxrl.runtime.build import _warn_of_incomplete_phases, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.compiling import compile_run
 from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import Position

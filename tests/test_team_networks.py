@@ -225,7 +225,7 @@ def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, me
     algo, phase = trainer.algo, trainer.algo.phases[0]
     state = trainer.init(jax.random.key(0))
     state, _ = trainer.make_block(phase)(state, jnp.int32(3))
-    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.collect(state, phase, key))(state, jax.random.key(5))
+    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.rollout(state, phase, key))(state, jax.random.key(5))
     if algorithm is Ppo:
         assert trajectory.timestep.first[1:].any() and not trajectory.timestep.first[0].all()
 
@@ -483,7 +483,7 @@ def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
         trainer = make_team_trainer(algorithm)
         state = jax.eval_shape(lambda: trainer._init(jax.random.key(0), None))
         phase = trainer.algo.phases[0]
-        return {"iteration": describe(lambda state: trainer._run_iteration(state, phase), state)[1]}
+        return {"iteration": describe(lambda state: trainer.iterate(state, phase), state)[1]}
 
     assert_the_same(see)
 

@@ -41,7 +41,7 @@ def learning_flop(run: Run) -> float:
     progress = jax.eval_shape(start)
 
     def collect(state: Any, key: Any) -> Any:
-        return trainer.collect(state, phase, key)[:2]
+        return trainer.rollout(state, phase, key)[:2]
 
     collected = PartitionSpec(None, AXIS), SPLIT
     arguments = trainer.specs(), REPLICATED
@@ -114,7 +114,7 @@ class Parts:
 
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
-        return self.run.trainer.collect(state, self.phase, state.key)[:2]
+        return self.run.trainer.rollout(state, self.phase, state.key)[:2]
 
     def collecting(self, name: str) -> Sampler:
         return stopwatch(name, lambda: self._collect_rollout(self._state), self._min_seconds)

@@ -143,7 +143,8 @@ def _settings(algo: str, task: Task) -> tuple[str, dict[str, Any]]:
 
 def _ours(algo: str, task: Task, seed: int, watch: Watch, library: str) -> None:
     """Train our learner on an environment of gymnax, or on the host in one of gymnasium."""
-    from jaxrl.runtime.build import build_run, compile_run
+    from jaxrl.runtime.build import build_run
+    from jaxrl.runtime.compiling import compile_run
     from jaxrl.runtime.config import apply_changes
     from jaxrl.runtime.policy import Policy
     from jaxrl.runtime.presets import base_and_source

@@ -113,7 +113,8 @@ def our_settings(setup: Setup, copies: int) -> dict[str, Any]:
 def _ours(setup: Setup, copies: int) -> Measured:
     import jax
 
-    from jaxrl.runtime.build import build_run, compile_run
+    from jaxrl.runtime.build import build_run
+    from jaxrl.runtime.compiling import compile_run
     from jaxrl.runtime.config import apply_changes
     from jaxrl.runtime.pieces import Pieces
     from jaxrl.runtime.presets import base_and_source

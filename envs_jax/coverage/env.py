@@ -315,7 +315,7 @@ class CoverageBatch(BatchedEnvironment):
 
     env: Coverage
 
-    starts_in_step = True
+    lead_steps = 1  # the first step starts the missions, so that what both share is compiled once
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         states = self._draw_missions(keys, episode, context)
@@ -340,6 +340,23 @@ class CoverageBatch(BatchedEnvironment):
         states, positions, episode = when(previous.done[0], begin, moved)
         states, timestep = self._advance(states, positions)
         return BatchState(env=states, key=state.key, episode=episode), timestep
+
+    def begin_episodes(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Return zeros whose time step has ended: the next step starts the missions."""
+
+        def fill(shape: jax.ShapeDtypeStruct) -> Array:
+            if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+                return jnp.broadcast_to(keys.reshape(-1)[0], shape.shape)
+            return jnp.zeros(shape.shape, shape.dtype)
+
+        state, timestep = jax.tree.map(fill, jax.eval_shape(self.reset, keys, context))
+        state = dataclasses.replace(state, key=keys, episode=jnp.full(keys.shape, episode, jnp.uint32) - jnp.uint32(1))
+        return state, dataclasses.replace(timestep, terminated=jnp.ones_like(timestep.terminated))
+
+    def step_episodes(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any
+    ) -> tuple[BatchState, TimeStep]:
+        return self.step(state, previous, action, context)
 
     def _move(self, state: BatchState, action: Array, context: Any) -> tuple[State, Array]:
         return jax.vmap(self.env._move, in_axes=(0, 0, None))(state.env, action, context)

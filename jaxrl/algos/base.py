@@ -160,8 +160,8 @@ class Algorithm:
     fixed_settings: ClassVar[Mapping[str, Any]] = {}
     # Values of the settings that may not suit an environment in which the policy only acts, such as a batch size.
     acting_settings: ClassVar[Mapping[str, Any]] = {}
-    # Settings that a sweep may vary: traced float32[] while training, never numbers to branch on in Python.
-    traced: ClassVar[tuple[str, ...]] = ()
+    # Settings that a sweep may vary: arrays float32[] while training, never numbers to branch on in Python.
+    sweepable: ClassVar[tuple[str, ...]] = ()
     # The setting that controls the storage in `AlgoState.sharded`, for advice where it does not fit; "" without any.
     storage_setting: ClassVar[str] = ""
     stores_carry: ClassVar[bool] = False  # `learn` reads `Trajectory.carry`
@@ -186,15 +186,23 @@ class Algorithm:
                     choices = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
                     raise ValueError(f"{kind} has the unknown part {short_repr(name)}: {choices}")
 
-    def with_traced(self, settings: Mapping[str, Array]) -> Self:
-        """Return the algorithm with traced settings float32[] by name; their values are not checked."""
-        if not settings:
+    def with_sweep_values(self, settings: Mapping[str, Array]) -> Self:
+        """Return the algorithm with swept settings float32[] by name; their values are not checked."""
+        return self._with_values(settings)
+
+    def with_learn_chunk(self, samples: int) -> Self:
+        """Return the algorithm with this `layout.learn_chunk`."""
+        return self._with_values({"layout": dataclasses.replace(self.layout, learn_chunk=samples)})
+
+    def _with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with these fields, which are not checked."""
+        if not values:
             return self
         algo = copy.copy(self)
-        for name in list(vars(algo)):  # what was computed from the settings before
+        for name in list(vars(algo)):  # what was computed from the former values
             if isinstance(getattr(type(algo), name, None), functools.cached_property):
                 del vars(algo)[name]
-        vars(algo).update(settings)
+        vars(algo).update(values)
         return algo
 
     @classmethod
@@ -235,17 +243,17 @@ class Algorithm:
 
     @property
     def respects_masks(self) -> bool:
-        """Return whether `act` takes only actions that `TimeStep.action_mask` allows; override it if not."""
+        """Whether `act` takes only actions that `TimeStep.action_mask` allows; override it if not."""
         return isinstance(self.spec.action, Discrete)
 
     @property
     def recurrent(self) -> bool:
-        """Return whether acting needs a carry, see `init_carry`."""
+        """Whether acting needs a carry, see `init_carry`."""
         return False
 
     @property
     def networks(self) -> dict[str, Network]:
-        """Return the networks by part."""
+        """Networks by part, such as "actor"."""
         return {}
 
     def fresh_networks(self, key: Key, inputs: Any) -> dict[str, Params]:
@@ -299,17 +307,17 @@ class Algorithm:
         return self.custom.optimizers.get(part) or self.optimizer(part)
 
     @property
-    def learns_in_parts(self) -> bool:
-        """Return whether each phase does what the last one does, or only its steps, or only its updates.
+    def one_program(self) -> bool:
+        """Whether one program can run all phases, each of which is the last one or a half of it.
 
-        `learn` with a trajectory then equals `learn` without updates followed by `learn` without a trajectory, whose
-        progress counts the steps. One program can run all phases.
+        Such a half has only its steps or only its updates. `learn` must give the same in two calls: with the trajectory
+        and no updates; then without a trajectory, with a progress that counts the steps.
         """
         return False
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases in order."""
+        """Phases of training, in order."""
         raise NotImplementedError("an algorithm needs a `phases` property")
 
     def schedules(self, progress: Progress) -> dict[str, Array]:
@@ -327,7 +335,7 @@ class Algorithm:
 
     @property
     def gradient_samples(self) -> int:
-        """Return the samples of a gradient on one logical shard, 0 where `layout.learn_chunk` must not split them."""
+        """Samples of a gradient on one logical shard, 0 where `layout.learn_chunk` must not split them."""
         return 0
 
     def weights(self, state: AlgoState) -> Params:
@@ -403,7 +411,8 @@ class Algorithm:
                     learning = self.run_steps(learning, stage.name, epoch, jnp.int32(0), stop, progress)
                 return learning
 
-            begin, end = same[0][0].epoch, same[-1][0].epoch + 1
+            begin = same[0][0].epoch
+            end = same[-1][0].epoch + 1
             learning = jax.lax.fori_loop(np.int32(begin), np.int32(end), run_epoch, learning)
         return self.end_learning(learning)
 
@@ -411,7 +420,7 @@ class Algorithm:
 
     @property
     def learn_stages(self) -> tuple[Stage, ...]:
-        """Return the stages of `learn` in order; () where the algorithm defines `learn` itself."""
+        """Stages of `learn` in order; () where the algorithm defines `learn` itself."""
         return ()
 
     def begin_learning(
@@ -458,7 +467,8 @@ def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
 
 def _check_network(part: str, network: Network, expected_shape: tuple[int, ...]) -> None:
     """Raise ValueError unless a user-defined network is a flax module that returns float32 of the expected shape."""
-    module, num_inputs = network.module, len(network.inputs)
+    module = network.module
+    num_inputs = len(network.inputs)
     if not hasattr(module, "init"):
         raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(module).__name__}")
     try:

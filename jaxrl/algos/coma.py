@@ -76,7 +76,7 @@ class Coma(OnPolicy):
     updates: ClassVar[Mapping[str, tuple[str, ...]]] = {"critic": ("critic",), "actor": ("actor",)}
     acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9, "normalize_advantage": False}
     compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", *OnPolicy.compatible_settings)
-    traced: ClassVar[tuple[str, ...]] = (
+    sweepable: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
         "entropy_final",
     )  # fmt: skip

@@ -125,8 +125,8 @@ class Ddpg(OffPolicy):
     )
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
-    traced: ClassVar[tuple[str, ...]] = (
-        *OffPolicy.traced, "eps_start", "eps_min", "exploration_noise", "entropy_weight", "logit_weight",
+    sweepable: ClassVar[tuple[str, ...]] = (
+        *OffPolicy.sweepable, "eps_start", "eps_min", "exploration_noise", "entropy_weight", "logit_weight",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

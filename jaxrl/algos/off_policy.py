@@ -99,7 +99,7 @@ class OffPolicy(Algorithm):
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
-    traced: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
+    sweepable: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
     storage_setting: ClassVar[str] = "buffer_size"
 
     def __post_init__(self) -> None:
@@ -180,8 +180,8 @@ class OffPolicy(Algorithm):
         return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.steps_per_call))
 
     @property
-    def learns_in_parts(self) -> bool:
-        """Also see `Algorithm`; a subclass with phases or a `learn` of its own says so itself."""
+    def one_program(self) -> bool:
+        """See `Algorithm`; a subclass with phases or a `learn` of its own says so itself."""
         return type(self).phases is OffPolicy.phases and type(self).learn is OffPolicy.learn
 
     @property
@@ -190,7 +190,7 @@ class OffPolicy(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return random steps and then the updates due for them, or steps to store a batch; then training."""
+        """Random steps and then the updates due for them, or steps to store a batch; then training."""
         calls = self.first_calls
         train = Phase("train", self.steps_per_call, self.updates)
         if self.random_steps:

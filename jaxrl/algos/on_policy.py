@@ -24,7 +24,7 @@ from jaxrl.nn.networks import MLP, GaussianOutputs, Network
 from jaxrl.nn.recurrent import Recurrent
 from jaxrl.nn.team_policy import Situation, Sizes, TeamNetwork, message_ages
 from jaxrl.nn.teams import Communicating
-from jaxrl.rl.data_parallel import trace_once
+from jaxrl.rl.data_parallel import jit_inline
 
 Arrays = dict[str, Any]  # arrays by name; "situation" and the carries are pytrees
 FEATURES = {  # {setting that turns a feature on: (its value while off, settings that need the feature)}
@@ -222,7 +222,7 @@ class OnPolicy(Algorithm):
     @functools.cached_property
     def jitted_updates(self) -> dict[str, Callable[..., Any]]:
         """`update` of each stage, traced once for the shapes of its results and for its call."""
-        return {stage: trace_once(functools.partial(self.update, stage)) for stage in self.updates}
+        return {stage: jit_inline(functools.partial(self.update, stage)) for stage in self.updates}
 
     # An iteration
 

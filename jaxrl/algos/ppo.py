@@ -80,7 +80,7 @@ class Ppo(OnPolicy):
     compatible_settings: ClassVar[tuple[str, ...]] = (
         "normalize_observation", "normalize_value", *OnPolicy.compatible_settings,
     )  # fmt: skip
-    traced: ClassVar[tuple[str, ...]] = (
+    sweepable: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",
     )  # fmt: skip
 

@@ -107,7 +107,7 @@ class Sac(OffPolicy):
     layer_norm: bool = setting(False, "apply layer norm before each ReLU of the critics (arXiv 2302.02948)")
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
-    traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")
+    sweepable: ClassVar[tuple[str, ...]] = (*OffPolicy.sweepable, "alpha_lr", "target_entropy")
 
     def __post_init__(self) -> None:
         BoxActions.from_spec(self.spec, "sac")

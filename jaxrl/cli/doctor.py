@@ -33,8 +33,9 @@ from jaxrl.cli.process import divide_cores, speed_up_start
 from jaxrl.report.console import gibibytes
 from jaxrl.report.gpu import nvml
 from jaxrl.runtime import memory_plan, run_directory
-from jaxrl.runtime.build import build_run, compile_run
+from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
+from jaxrl.runtime.compiling import compile_run
 from jaxrl.runtime.config import Config, apply_resume_changes
 from jaxrl.runtime.load import resolve_config
 from jaxrl.runtime.train_state import Position

@@ -31,7 +31,7 @@ class Simulator(NamedTuple):
 
     description: str  # a few words
     task: str | None  # the simulator's own task; None: it plays the environment's tasks
-    spec: EnvSpec  # of the environment
+    spec: EnvSpec  # describes the environment that is simulated
     batch_size: int  # B, the batch size
     # (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list
     in_order: Callable[[Array, Array], tuple[BatchState, TimeStep]]
@@ -75,7 +75,8 @@ def make_simulator(name: str | None, policy_set: PolicySet, task: str | None, ba
     env = require_reach(policy_set)
     stream = "fresh pairs in order" if env.env.goals == "uniform" and task is None else "pool in order"
     if name != "metaworld":
-        in_order, step = jax.jit(env.in_order), jax.jit(env.step_without_reset)
+        in_order = jax.jit(env.in_order)
+        step = jax.jit(env.step_without_reset)
         return Simulator(policy_set.name, None, env.spec, batch_size, in_order, step, None, stream)
     with usage_errors():
         real = adapter.RealReach.make(env.env, task, batch_size)
@@ -92,7 +93,8 @@ def _make_act(policy_set: PolicySet, world: Simulator, name: str) -> Callable[..
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
         return lambda params, carry, state, timestep, keys, t: (jnp.asarray(script()), carry)
-    algo, learned = policy_set.algo, name in LEARNED
+    algo = policy_set.algo
+    learned = name in LEARNED
     policy = learned_policy(algo, LEARNED[name]) if algo and learned else scripted_policy(policy_set.env, name)
 
     def act(params: Any, carry: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
@@ -109,10 +111,12 @@ def play(
     An episode does not depend on which others are played; `seed` is for the random numbers of the policy. If `advised`,
     the scripted policy's action is recorded at every step.
     """
-    algo, params = policy_set.algo, policy_set.params
+    algo = policy_set.algo
+    params = policy_set.params
     act = _make_act(policy_set, world, name)
     script = _make_act(policy_set, world, "scripted") if advised else None
-    begin, measure = jax.jit(start_statistics), jax.jit(values)
+    begin = jax.jit(start_statistics)
+    measure = jax.jit(values)
     update = jax.jit(functools.partial(update_statistics, world.spec))
 
     def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
@@ -122,7 +126,8 @@ def play(
         state, timestep = world.in_order(keys, indices)
         statistics = begin(timestep)
         carry = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()
-        measured, transitions = [(measure(statistics), timestep.observation)], []
+        measured = [(measure(statistics), timestep.observation)]
+        transitions = []
         for t in range(world.spec.horizon):
             step = np.uint32(t)
             action, carry = act(params, carry, state, timestep, keys, step)
@@ -136,7 +141,7 @@ def play(
             return np.stack(rows, axis=1)
 
         curves, observation = jax.tree.map(stack, *measured)
-        single_agent = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *transitions)  # of the one agent
+        single_agent = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *transitions)  # there is one agent
         return curves, observation[:, :, 0], *single_agent, np.asarray(state.env.task)
 
     parts = []

@@ -21,7 +21,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from envs_jax.base import Array
 
 AXIS = "data"
-SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
+SPLIT = PartitionSpec(AXIS)
+REPLICATED = PartitionSpec()
 # XLA's older code generator for CPUs compiles in two thirds of the time; newer releases do not have it
 _OLD_CODE_GENERATOR = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
@@ -90,7 +91,7 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
 
 
-def trace_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit_inline(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` traced once for both its shapes and its call, and inlined."""
     return jax.jit(function, inline=True)
 
@@ -112,7 +113,7 @@ def prepare_chunks(
 ) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
     """Return what `map_chunks` does chunk by chunk: () -> empty buffers, (index of a chunk, buffers) -> buffers."""
     size = jax.tree.leaves(batch)[0].shape[in_axis] // chunks
-    function = trace_once(function)
+    function = jit_inline(function)
 
     def part(index: Array) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, in_axis), batch)
@@ -258,7 +259,7 @@ def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
     first = jax.tree.map(lambda x: x[0], chunks)
     if count == 1:
         return function(first)
-    function = trace_once(function)
+    function = jit_inline(function)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
     total, _ = jax.lax.scan(lambda sum_, x: (jax.tree.map(jnp.add, sum_, function(x)), None), zeros, chunks)
     return jax.tree.map(lambda x: x / count, total)

@@ -22,10 +22,10 @@ from jaxrl.runtime.config import Config, RunSettings
 from jaxrl.runtime.train_state import TrainState
 
 GIB = 2**30
-SHARE = 0.15  # of the memory, for the environments of a rollout, or for the activations of a gradient
+SHARE = 0.15  # share of the memory for a rollout's environments, or for a gradient's activations
 CPU_ROLLOUT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
-SAMPLE_BYTES = 2**17  # of the activations of our larger networks, about
+SAMPLE_BYTES = 2**17  # bytes of activations per sample, roughly, in the larger networks
 FREE = 0.95  # share of the free memory that a run may use
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUPS = (  # version 2, version 1: limit, use, statistics, and the statistic of cached files
@@ -107,8 +107,10 @@ def choose_chunks(
 
     Raises UsageError: a number does not divide.
     """
-    layout, cpu = algo.layout, jax.default_backend() == "cpu"
-    envs, samples = layout.local_envs, algo.gradient_samples * layout.local_shards
+    layout = algo.layout
+    cpu = jax.default_backend() == "cpu"
+    envs = layout.local_envs
+    samples = algo.gradient_samples * layout.local_shards
     rollout = _fit("rollout_chunk", min(settings.rollout_chunk, envs), envs, adapt)
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         rollout = _divide(envs, most_environments(limit, rollout_env_bytes(env)), CPU_ROLLOUT if cpu else envs)
@@ -153,11 +155,14 @@ def check_fits(
     needed += (copies - 1) * local_size(state)
     if needed <= limit:
         return needed
-    flat, replicated = config.flat(), copies * local_size(state.algo.replicated)
+    flat = config.flat()
+    replicated = copies * local_size(state.algo.replicated)
     storage = copies * local_size(state.algo.sharded) if algo.storage_setting else 0
-    setting, scaling = "num_envs", needed - storage - replicated
+    setting = "num_envs"
+    scaling = needed - storage - replicated
     if storage > needed / 2:
-        setting, scaling = algo.storage_setting, storage
+        setting = algo.storage_setting
+        scaling = storage
     fitting = int(flat[setting] * (1 - (needed - limit) / scaling)) if scaling > 0 else 0
     fitting -= fitting % 8 if fitting > 8 else 0
     if resuming:

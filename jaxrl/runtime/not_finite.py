@@ -20,7 +20,7 @@ class NotFiniteError(UserError):
     """A loss or a parameter is no longer finite."""
 
 
-_FIELDS = ("reward", "observation", "global_state")  # of TimeStep
+_FIELDS = ("reward", "observation", "global_state")  # fields of TimeStep
 _MASK = "action_mask"
 _PREFIX = "fault: "
 
@@ -61,7 +61,8 @@ def count_faults(trajectory: Trajectory, last: TimeStep) -> dict[str, Array]:
     Returns:
         {name: float32[]}; `split_faults` separates them from the sums over episodes.
     """
-    acted, faults = _is_finite(trajectory.action, 2), {}
+    acted = _is_finite(trajectory.action, 2)
+    faults = {}
     for field in _FIELDS:
         after = _is_finite(getattr(last, field), 1)
         if not isinstance(after, bool):
@@ -85,7 +86,7 @@ def split_faults(episodes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 class Failure(NamedTuple):
     """Why a run, or one of its trials, cannot go on."""
 
-    row: int  # of the block, its first iteration whose metrics do not count
+    row: int  # the first iteration of the block whose metrics do not count
     cause: str  # the beginning of a sentence, with update and iteration
     remedy: str  # its end
     is_number: bool = True  # whether a value is not finite; else the environment's mask is at fault
@@ -126,7 +127,8 @@ def find_failure(
         return Failure(int(closed[0]), f"{cause}before", f"leave one open in every time step; {_CHECK}", False)
     if int(fetched.not_finite) < 0:
         return None
-    row, name = int(fetched.iterations) - 1, names[int(fetched.not_finite)]
+    row = int(fetched.iterations) - 1
+    name = names[int(fetched.not_finite)]
     place = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
     first = [  # the last updates of the iteration, where a metric has fewer: those that train the actor, too
         phase.updates - values[row].size + int(np.argmax(~np.isfinite(values[row])))

@@ -1,8 +1,8 @@
 """A long iteration in pieces of about a second, between which the host shows progress and answers signals.
 
 A block of iterations is one compiled call, which cannot be observed or interrupted; on a CPU thousands of whole
-episodes would be a minute without a word. The pieces compute what a block of one iteration does, with the same
-functions. The state stays intact until the last piece, so that an iteration can be given up at any time.
+episodes would be a minute without a word. The pieces are the functions of the trainer that a block repeats: `rollout`,
+`begin`, `step`, `end`. The state stays intact until the last piece, so that an iteration can be given up at any time.
 """
 
 import dataclasses
@@ -19,17 +19,17 @@ from jax.sharding import PartitionSpec
 from envs_jax.base import Array
 from jaxrl.algos.base import Algorithm, Learning, Phase, Stage
 from jaxrl.report.console import format_duration
-from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, on_mesh, prepare_chunks
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, on_mesh
 from jaxrl.runtime.not_finite import split_faults
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
-from jaxrl.runtime.trainer import Trainer, make_iteration_key
+from jaxrl.runtime.trainer import Collected, Trainer
 
 # Iterations of at least so many agent transitions are run in pieces.
 MIN_TRANSITIONS = 2**14
 MIN_TRANSITIONS_ACCELERATOR = 2**20
 PIECE_SECONDS = 1.0  # target duration of a piece
-SHORT_SECONDS = 5.0  # of an iteration about which nothing is said
+SHORT_SECONDS = 5.0  # nothing is said about a shorter iteration
 ADVISED_SECONDS = 60.0  # where an iteration takes longer, the user gets advice
 ROLLOUT = "rollout"
 
@@ -41,14 +41,19 @@ class StageProgress(NamedTuple):
     done: int  # units of it
     total: int
     unit: str  # such as "episodes"
-    seconds_left: float | None  # of the iteration; None if not known yet
+    seconds_left: float | None  # until the iteration ends; None if not known yet
+
+
+def can_learn_in_stages(algo: Algorithm) -> bool:
+    """Return whether `learn` is the stages of the algorithm, and no method of a subclass that adds to them."""
+    return bool(algo.learn_stages) and type(algo).learn is Algorithm.learn
 
 
 def needs_pieces(algo: Algorithm, phase: Phase, backend: str) -> bool:
     """Return whether iterations of a phase are long enough to be run in pieces."""
     transitions = phase.steps * algo.layout.num_envs * algo.spec.num_agents
     minimum = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
-    return bool(phase.updates and algo.learn_stages) and transitions >= minimum
+    return bool(phase.updates) and can_learn_in_stages(algo) and transitions >= minimum
 
 
 def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
@@ -62,59 +67,67 @@ def make_programs(trainer: Trainer, phase: Phase) -> dict[str, tuple[Any, ...]]:
 
     A token is ready when the piece is done.
     """
-    algo, specs, token = trainer.algo, trainer.specs(), jnp.int32(0)
-    collected: Any = (PartitionSpec(None, AXIS), SPLIT, SPLIT, SPLIT)
-    learning: Any = Learning(SPLIT, SPLIT, REPLICATED)
+    token = jnp.int32(0)
 
-    def keys(state: TrainState) -> Array:
-        return jax.random.split(make_iteration_key(state.key, state.iterations))
+    def make_buffers(state: TrainState) -> Collected:
+        buffers: Collected = trainer.prepare_rollout(state, phase, trainer.split_key(state)[0])[0]()
+        return buffers
 
-    def buffers(state: TrainState) -> Any:
-        return prepare_chunks(*trainer.rollout_arguments(state, phase, keys(state)[0]))[0]()
+    def rollout(state: TrainState, buffers: Collected, start: Array, stop: Array) -> tuple[Collected, Array]:
+        roll_out_chunk = trainer.prepare_rollout(state, phase, trainer.split_key(state)[0])[1]
+        return jax.lax.fori_loop(start, stop, roll_out_chunk, buffers), stop + token
 
-    def rollout(state: TrainState, buffers: Any, start: Array, stop: Array) -> Any:
-        write = prepare_chunks(*trainer.rollout_arguments(state, phase, keys(state)[0]))[1]
-        return jax.lax.fori_loop(start, stop, write, buffers), stop + token
+    def begin(state: TrainState, buffers: Collected) -> Learning:
+        return trainer.begin(state, buffers, trainer.split_key(state)[1])
 
-    def begin(state: TrainState, buffers: Any) -> Learning:
-        trajectory, last, *_ = buffers
-        return algo.begin_learning(state.algo, trajectory, last, keys(state)[1], state.progress)
-
-    def run_stage(
-        state: TrainState, work: Learning, epoch: Array, start: Array, stop: Array, name: str
+    def step(
+        state: TrainState, learning: Learning, epoch: Array, start: Array, stop: Array, stage: str
     ) -> tuple[Learning, Array]:
-        return algo.run_steps(work, name, epoch, start, stop, state.progress), stop + token
+        return trainer.step(state, learning, stage, epoch, start, stop), stop + token
 
-    def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
-        state, metrics, episodes = trainer.end_iteration(
-            state, phase.steps, phase.updates, *algo.end_learning(work), *buffers[2:]
-        )
+    def end(state: TrainState, buffers: Collected, learning: Learning) -> tuple[TrainState, BlockMetrics]:
+        learned = trainer.algo.end_learning(learning)
+        state, metrics, sums = trainer.end(state, phase.steps, phase.updates, buffers, learned)
         not_finite = trainer.find_not_finite(state.algo, metrics)
-        metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
-        episodes, faults = split_faults(episodes)
+        metrics, sums = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, sums))
+        episodes, faults = split_faults(sums)
         return state, BlockMetrics(metrics, episodes, not_finite, jnp.int32(1), faults)
 
     def jit_on_mesh(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
         on_devices = on_mesh(function, trainer.mesh, arguments, results)
         return jax.jit(on_devices, donate_argnums=donated, compiler_options=compiler_options())
 
-    state, count = trainer.shapes(), trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
-    make_buffers = jit_on_mesh(buffers, (specs,), collected, ())
-    buffer_shapes = trainer.place_shapes(jax.eval_shape(make_buffers, state), collected)
-    begin_learning = jit_on_mesh(begin, (specs, collected), learning, ())
-    work = trainer.place_shapes(jax.eval_shape(begin_learning, state, buffer_shapes), learning)
-    counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
+    state_specs = trainer.specs()
+    buffer_specs: Any = Collected(PartitionSpec(None, AXIS), SPLIT, SPLIT, SPLIT)
+    learning_specs: Any = Learning(SPLIT, SPLIT, REPLICATED)
+    counts = REPLICATED, REPLICATED
+
+    jitted_buffers = jit_on_mesh(make_buffers, (state_specs,), buffer_specs, ())
+    jitted_rollout = jit_on_mesh(
+        rollout, (state_specs, buffer_specs, *counts), (buffer_specs, REPLICATED), donated=(1,)
+    )
+    jitted_begin = jit_on_mesh(begin, (state_specs, buffer_specs), learning_specs, ())
+    jitted_end = jit_on_mesh(
+        end, (state_specs, buffer_specs, learning_specs), (state_specs, REPLICATED), donated=(0, 2)
+    )
+
+    state = trainer.shapes()
+    buffers = trainer.place_shapes(jax.eval_shape(jitted_buffers, state), buffer_specs)
+    learning = trainer.place_shapes(jax.eval_shape(jitted_begin, state, buffers), learning_specs)
+    count = trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
     programs: dict[str, tuple[Any, ...]] = {
-        "buffers": (make_buffers, state),
-        ROLLOUT: (jit_on_mesh(rollout, (specs, collected, *counts), result, (1,)), state, buffer_shapes, count, count),
-        "begin": (begin_learning, state, buffer_shapes),
+        "buffers": (jitted_buffers, state),
+        ROLLOUT: (jitted_rollout, state, buffers, count, count),
+        "begin": (jitted_begin, state, buffers),
     }
-    for name in dict.fromkeys(stage.name for stage in algo.learn_stages):
-        stage = functools.partial(run_stage, name=name)
-        program = jit_on_mesh(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
-        programs[name] = (program, state, work, count, count, count)
-    program = jit_on_mesh(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
-    return programs | {"end": (program, state, buffer_shapes, work)}
+    for name in dict.fromkeys(stage.name for stage in trainer.algo.learn_stages):
+        arguments = state_specs, learning_specs, REPLICATED, *counts
+        jitted_step = jit_on_mesh(
+            functools.partial(step, stage=name), arguments, (learning_specs, REPLICATED), donated=(1,)
+        )
+        programs[name] = (jitted_step, state, learning, count, count, count)
+    programs["end"] = (jitted_end, state, buffers, learning)
+    return programs
 
 
 def describe_duration(seconds: float, num_envs: int) -> str:
@@ -132,11 +145,10 @@ def describe_duration(seconds: float, num_envs: int) -> str:
 class Pieces:
     """The compiled pieces of an iteration, and how long each takes here."""
 
-    programs: dict[str, Program]  # of `make_programs`
-    # algo, phase: what is trained
+    programs: dict[str, Program]  # see `make_programs`
     algo: Algorithm
     phase: Phase
-    chunks: int  # of a rollout
+    chunks: int  # number of them in a rollout
     chunk_envs: int  # episodes, or environments, of a chunk, on all devices
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # per step of each program, as measured last
     _buffers: Any = None
@@ -156,7 +168,7 @@ class Pieces:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Return what is done piece by piece, in order."""
+        """What is done piece by piece, in order."""
         return (Stage(ROLLOUT, 0, self.chunks), *self.algo.learn_stages)
 
     def measure(self, state: TrainState) -> float:
@@ -181,13 +193,15 @@ class Pieces:
         for index, stage in enumerate(self.stages):
             if index == 1:
                 began = time.perf_counter()
-                buffers, work = work, jax.block_until_ready(self.programs["begin"](state, work))
+                buffers = work
+                work = jax.block_until_ready(self.programs["begin"](state, work))
                 self.seconds["begin"] = time.perf_counter() - began
             start = 0
             while start < stage.steps:
                 end = min(stage.steps, start + self._choose_steps(stage))
                 work = self._run_steps(stage, state, work, start, end)
-                start, seconds_left = end, self._estimate_seconds_left(index, end)
+                start = end
+                seconds_left = self._estimate_seconds_left(index, end)
                 show(self._describe_progress(stage, end, seconds_left))
                 if stop(seconds_left):
                     self._buffers = buffers if index else work
@@ -198,7 +212,8 @@ class Pieces:
 
     def _take_buffers(self, state: TrainState) -> Any:
         """Return buffers for a rollout, to which they are donated."""
-        buffers, self._buffers = self._buffers, None
+        buffers = self._buffers
+        self._buffers = None
         return self.programs["buffers"](state) if buffers is None else buffers
 
     def _choose_steps(self, stage: Stage) -> int:
@@ -222,7 +237,8 @@ class Pieces:
 
     def _describe_progress(self, stage: Stage, steps: int, seconds_left: float) -> StageProgress:
         if stage.name == ROLLOUT:
-            unit, envs = "episodes" if self.phase.restart else "environments", self.chunk_envs
+            unit = "episodes" if self.phase.restart else "environments"
+            envs = self.chunk_envs
             return StageProgress("rolling out", steps * envs, stage.steps * envs, unit, seconds_left)
         epochs = self.algo.learn_stages[-1].epoch + 1
         names = {stage.name for stage in self.algo.learn_stages}

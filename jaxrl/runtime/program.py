@@ -31,11 +31,12 @@ class Program:
         make: Callable[[], tuple[Any, ...]],
         check: Callable[[Any, float], None] = lambda executable, seconds: None,
     ) -> None:
-        self._make, self._check = make, check
+        self._make = make
+        self._check = check
         self._began = 0.0
         self._thread: threading.Thread | None = None
         self._executable: Any = None
-        self._results: Any = None  # shapes
+        self._result_shapes: Any = None
         self._seconds = 0.0
         self._error: BaseException | None = None
         self.ready = False
@@ -47,7 +48,7 @@ class Program:
             with usage_errors(traced=True):
                 function, *arguments = self._make()
                 lowered = function.lower(*arguments)
-            self._results = lowered.out_info
+            self._result_shapes = lowered.out_info
             # Not a daemon: Python waits for it at its end, as a compiler that outlives Python aborts the process.
             self._thread = threading.Thread(target=self._run_compiler, args=(lowered,))
             self._thread.start()
@@ -87,6 +88,6 @@ class Program:
         """Return zeros with the shapes, dtypes and shardings of the program's results."""
         self.compile()
         places = self._executable.output_shardings
-        make_zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), self._results)
+        make_zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), self._result_shapes)
         # one program: another for each array would take a second to compile
         return jax.jit(make_zeros, out_shardings=places, compiler_options=compiler_options(once=True))()

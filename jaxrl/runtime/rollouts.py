@@ -19,15 +19,15 @@ from jaxrl.rl.data_parallel import AXIS, REPLICATED, SPLIT, compiler_options, la
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.trainer import make_env_keys
 
-STEPS = 1000  # of curves, that a device holds at a time
+STEPS = 1000  # a device holds so many steps of curves at a time
 _STEPS_PER_CHECK = 50  # after so many steps, check whether all episodes have ended
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
 PolicyOutput = tuple[Array, Any]
-Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], PolicyOutput]
+PolicyFn = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], PolicyOutput]
 
 
-def learned_policy(algo: Algorithm, mode: Mode = "greedy") -> Policy:
+def learned_policy(algo: Algorithm, mode: Mode = "greedy") -> PolicyFn:
     """Return the policy of an algorithm, greedy or sampled."""
 
     def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
@@ -44,7 +44,8 @@ def scripted_names(env: BatchedEnvironment) -> tuple[str, ...]:
 
 def uniform(env: Any, state: Any, timestep: TimeStep, key: Key) -> Array:
     """Act at random in an environment without its own "random": allowed actions agent by agent, or uniform in a box."""
-    action, agents = env.spec.action, env.spec.num_agents
+    action = env.spec.action
+    agents = env.spec.num_agents
     if not isinstance(action, Discrete):
         shape = (agents, *action.shape)
         if np.isfinite([action.lowest, action.highest]).all():
@@ -61,7 +62,7 @@ def uniform(env: Any, state: Any, timestep: TimeStep, key: Key) -> Array:
     return chosen
 
 
-def scripted_policy(env: BatchedEnvironment, name: str) -> Policy:
+def scripted_policy(env: BatchedEnvironment, name: str) -> PolicyFn:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
@@ -72,13 +73,13 @@ def scripted_policy(env: BatchedEnvironment, name: str) -> Policy:
     return policy
 
 
-def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
+def switch_policy(env: BatchedEnvironment, policies: Sequence[PolicyFn]) -> PolicyFn:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
     def policy(params: PolicyParams, carry: Any, state: BatchState, timestep: TimeStep, keys: Key) -> PolicyOutput:
         index, params = params
 
-        def branch(one: Policy) -> Policy:
+        def branch(one: PolicyFn) -> PolicyFn:
             def act(*arguments: Any) -> PolicyOutput:
                 action, carry = one(*arguments)
                 return action.astype(env.spec.action.dtype), carry
@@ -94,10 +95,10 @@ class Opponent(NamedTuple):
     """A policy without a carry for the other team; `make_view` returns its observations and a key per game."""
 
     make_view: Callable[[BatchState], tuple[TimeStep, Array]]
-    policy: Policy
+    policy: PolicyFn
 
 
-def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
+def both_teams(first: PolicyFn, opponents: Sequence[Opponent]) -> PolicyFn:
     """Return the policy of both teams, actions [B, A + A], for parameters (first team's, (k, opponents')).
 
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
@@ -130,7 +131,7 @@ class Evaluator:
     """
 
     env: BatchedEnvironment
-    policy: Policy  # see `learned_policy` and `scripted_policy`
+    policy: PolicyFn  # see `learned_policy` and `scripted_policy`
     episodes: int  # number over all devices
     mesh: Mesh  # the devices; the largest number of them that divides `episodes` is used
     chunk: int = 0  # maximum number of episodes at a time on a device; 0 = all
@@ -170,11 +171,13 @@ class Evaluator:
         in_specs: Any = (REPLICATED, REPLICATED, REPLICATED)
         function: Callable[..., Any] = rollout
         if self.seeds > 1:
-            in_specs, function = (SPLIT, SPLIT, REPLICATED), jax.vmap(rollout, in_axes=(0, 0, None))
+            in_specs = (SPLIT, SPLIT, REPLICATED)
+            function = jax.vmap(rollout, in_axes=(0, 0, None))
         return jax.jit(on_mesh(function, self._used_mesh, in_specs, SPLIT), compiler_options=compiler_options())
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
-        horizon, keys = self.env.spec.horizon, make_env_keys(seed_key, indices)
+        horizon = self.env.spec.horizon
+        keys = make_env_keys(seed_key, indices)
 
         def play_steps(count: int, first: Array, carry: Any) -> Any:
             def take_step(k: Array, carry: Any) -> Any:
@@ -184,7 +187,8 @@ class Evaluator:
 
         carry = self._reset(params, indices, seed_key, context)
         if self.env.spec.fixed_horizon:
-            return play_steps(horizon - self._first, jnp.int32(self._first).astype(jnp.uint32), carry)
+            lead = self.env.lead_steps
+            return play_steps(lead + horizon, jnp.int32(-lead).astype(jnp.uint32), carry)
         count = min(horizon, _STEPS_PER_CHECK)
         _, carry = jax.lax.while_loop(
             lambda loop: (loop[0] < horizon) & ~jnp.all(loop[1][2].done),
@@ -246,8 +250,10 @@ class Evaluator:
         horizon or, if all of them end earlier, a smaller multiple of `STEPS`, the steps that a device holds at a time;
         rows are on the host.
         """
-        spec, local = self.env.spec, self.episodes // self.devices
-        piece = min(spec.horizon - self._first, STEPS)
+        spec = self.env.spec
+        lead = self.env.lead_steps
+        local = self.episodes // self.devices
+        piece = min(lead + spec.horizon, STEPS)
 
         def find_indices(first: Array) -> Array:
             return jax.lax.axis_index(AXIS) * local + first + jnp.arange(size, dtype=jnp.int32)
@@ -265,7 +271,8 @@ class Evaluator:
 
             return jax.lax.scan(take_step, carry, t + jnp.arange(piece, dtype=jnp.uint32))
 
-        common, rows_spec = (REPLICATED,) * 4, jax.sharding.PartitionSpec(None, AXIS)
+        common = (REPLICATED,) * 4
+        rows_spec = jax.sharding.PartitionSpec(None, AXIS)
         on_devices = on_mesh(begin, self._used_mesh, common, (SPLIT, rows_spec))
         options = compiler_options(once=size * self.devices == 1)
         jitted_begin = jax.jit(on_devices, compiler_options=options)
@@ -289,8 +296,9 @@ class Evaluator:
             run_begin, run_piece = programs
             carry, row = run_begin(*arguments)
             carry = jax.device_put(carry, place)  # XLA replicates arrays without elements
-            pieces, actions = [_fetch(row)], []
-            for t in range(self._first, spec.horizon, piece):
+            pieces = [_fetch(row)]
+            actions = []
+            for t in range(-lead, spec.horizon, piece):
                 carry, results = run_piece(*arguments, carry, np.int32(t).astype(np.uint32))
                 rows, more_actions = _fetch(jax.tree.map(lambda x, left=spec.horizon - t: x[:left], results))
                 pieces.append(rows)
@@ -298,32 +306,22 @@ class Evaluator:
                 if not spec.fixed_horizon and np.asarray(carry[2].done).all():
                     break
             check_host(self.env)
-            started = -self._first  # rows before the start
-            return tuple(jax.tree.map(lambda *x: _join(*x)[started:], *parts) for parts in (pieces, actions))
+            return tuple(jax.tree.map(lambda *x: _join(*x)[lead:], *parts) for parts in (pieces, actions))
 
         return trace
 
     # Both
 
-    @property
-    def _first(self) -> int:
-        """Return the number of the first step: -1 where a step starts the episodes, and its actions are not used."""
-        return -1 if self.env.starts_in_step else 0
-
     def _reset(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
         """Return the carry before the first step: the policy's carry, states, time steps and statistics."""
-        begin = self.env.ended if self.env.starts_in_step else self.env.reset
-        state, timestep = begin(make_env_keys(seed_key, indices), context)
+        state, timestep = self.env.begin_episodes(make_env_keys(seed_key, indices), context)
         return self.init_carry(params, timestep, indices), state, timestep, start_statistics(timestep)
 
     def _step(self, params: PolicyParams, keys: Key, context: Any, carry: Any, t: Array) -> tuple[Any, Array]:
         """Return the carry after step t, and the actions; an episode that has ended keeps its final values."""
         policy_carry, state, timestep, statistics = carry
         action, policy_carry = self.policy(params, policy_carry, state, timestep, make_step_keys(keys, t))
-        if self.env.starts_in_step:
-            new_state, new_timestep = self.env.step(state, timestep, action, context)
-        else:
-            new_state, new_timestep = self.env.step_without_reset(state, action, context)
+        new_state, new_timestep = self.env.step_episodes(state, timestep, action, context)
         new_statistics = update_statistics(self.env.spec, statistics, new_timestep)
         if not self.env.spec.fixed_horizon:
             done = timestep.done | (t >= self.env.spec.horizon)

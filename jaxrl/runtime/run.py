@@ -18,8 +18,9 @@ from jaxrl.report.gpu import Monitor
 from jaxrl.report.writer import NullWriter, Writer, check_same_run, describe_lost_rows
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, saved_run, trials
-from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run, fixed_settings
+from jaxrl.runtime.build import Run, build_run, fixed_settings
 from jaxrl.runtime.checkpoint import SMALL, Checkpoints
+from jaxrl.runtime.compiling import CompiledRun, compile_run
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.scoring import Scoring

@@ -45,7 +45,9 @@ class SelfPlay(BatchedEnvironment):
         """
         inner_context, pool = context
         timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]
-        players, group, games = self.snapshots, self.group, len(keys)
+        players = self.snapshots
+        group = self.group
+        games = len(keys)
         if games % (players * group):
             raise ValueError(f"{games} games do not divide into groups of {group} for each of {players} snapshots")
 

@@ -22,8 +22,9 @@ from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.writer import FAILED, Writer
 from jaxrl.rl.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime import hosts
-from jaxrl.runtime.build import CompiledRun, Run
+from jaxrl.runtime.build import Run
 from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.compiling import CompiledRun
 from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import Failure, faulty_fields, find_failure
 from jaxrl.runtime.pieces import Pieces, StageProgress, describe_duration
@@ -345,7 +346,7 @@ class Session:
         seconds = self.pace.mark(self.trials * after.env_steps, self.trials * after.updates)
         self._iteration_seconds[position.phase] = seconds / count
         values = fetched.learning, fetched.episodes
-        if self.run.algo.learns_in_parts:  # a program for all phases has zeros for what a phase does not do
+        if self.run.algo.one_program:  # a program for all phases has zeros for what a phase does not do
             values = fetched.learning if phase.updates else {}, fetched.episodes if phase.steps else {}
         for row in range(count):
             previous = position

@@ -82,7 +82,8 @@ class Position:
 
     def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
         """Return the iterations left of each phase; phases that step end when the total is reached."""
-        left, missing = [0] * self.phase, total_env_steps - self.env_steps
+        left = [0] * self.phase
+        missing = total_env_steps - self.env_steps
         for index, phase in enumerate(phases[self.phase :]):
             limits = []
             if phase.iterations is not None:

@@ -1,13 +1,16 @@
-"""The training loop on the devices: iterations of (collect T steps, learn), a block of them in one compiled call.
+"""The training loop on the devices: iterations of (roll out T steps, learn), a block of them in one compiled call.
 
-Nothing here depends on the algorithm or environment, nor touches files. The block runs inside one `shard_map` over the
-mesh: each device steps its own environments, and the algorithm calls the collectives of `DataParallel`.
+An iteration is four functions: `rollout`, `begin`, `step` (many times) and `end`. A block repeats them in one program,
+`make_train` runs one block for each phase, several trials run a block each, and `pieces` calls the functions one by one
+from the host. Nothing here depends on the algorithm or environment, nor touches files. Everything runs inside a
+`shard_map` over the mesh: each device steps its own environments, and the algorithm calls the collectives of
+`DataParallel`.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +18,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
-from envs_jax.base import Array, EnvSpec
+from envs_jax.base import Array
 from envs_jax.batch import BatchedEnvironment, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
+from jaxrl.algos.base import Algorithm, AlgoState, Learning, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
 from jaxrl.rl.data_parallel import (
@@ -27,11 +30,13 @@ from jaxrl.rl.data_parallel import (
     SPLIT,
     DataParallel,
     compiler_options,
+    jit_inline,
     map_chunks,
     on_mesh,
+    prepare_chunks,
     shardings,
-    trace_once,
 )
+from jaxrl.runtime.algorithm_checks import check_action, check_learned, check_results
 from jaxrl.runtime.not_finite import count_faults, find_first, split_faults
 from jaxrl.runtime.self_play import SelfPlay
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
@@ -47,9 +52,17 @@ def make_env_keys(key: Key, indices: Array) -> Key:
     return jax.vmap(make_env_key, in_axes=(None, 0))(key, indices)
 
 
-def make_iteration_key(key: Key, iteration: Array) -> Key:
-    """Return the key of iteration `iteration` in a run."""
-    return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
+class Collected(NamedTuple):
+    """The results of a rollout on this device; empty where a phase takes no steps."""
+
+    trajectory: Any = None  # Trajectory [T, B, ...]
+    last_timestep: Any = None  # TimeStep [B, ...] after it
+    # (carry, BatchState, TimeStep, EpisodeStatistics) with which the next rollout goes on, () where phases restart
+    env_carry: Any = ()
+    episode_sums: Any = ()  # {name: float32[chunks]} of ended episodes and of `count_faults`
+
+
+Metrics = dict[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +75,7 @@ class Trainer:
 
     env: BatchedEnvironment
     algo: Algorithm
-    layout: DataParallel  # of the batch on the devices
+    layout: DataParallel  # how the batch lies on the devices
     mesh: Mesh
     block: int  # K, maximum iterations of one compiled call
     rollout_chunk: int  # environments rolled out at a time on a device, in phases that restart them; 0 = all
@@ -82,7 +95,7 @@ class Trainer:
 
     @property
     def keeps_envs(self) -> bool:
-        """Return whether any environment state is kept between iterations."""
+        """Whether any environment state is kept between iterations."""
         return any(phase.steps and not phase.restart for phase in self.algo.phases)
 
     def specs(self) -> TrainState:
@@ -126,9 +139,9 @@ class Trainer:
 
     @functools.cached_property
     def _init_on_mesh(self) -> Callable[..., Any]:
-        """Return `_init` on the mesh, traced once for each structure of inputs."""
+        """(key, inputs) -> TrainState on the mesh, traced once for each structure of inputs."""
         if self.trials == 1:
-            return trace_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+            return jit_inline(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
         def init_trials(keys: Key, inputs: Any) -> TrainState:
             indices = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys), dtype=jnp.int32)
@@ -136,12 +149,13 @@ class Trainer:
             settings = {name: value[indices] for name, value in values.items()}
             return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
 
-        return trace_once(on_mesh(init_trials, self.mesh, (SPLIT, REPLICATED), self.specs()))
+        return jit_inline(on_mesh(init_trials, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
-        settings, progress = settings or {}, start(max(self.total_env_steps, 1))
-        algo = self.algo.with_traced(settings).init(key_algo, inputs)
+        settings = settings or {}
+        progress = start(max(self.total_env_steps, 1))
+        algo = self.algo.with_sweep_values(settings).init(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
         env_carry: Any = ((), (), (), ())
@@ -164,122 +178,155 @@ class Trainer:
         """Return the policy's parameters, of all trials if there are several."""
         return (jax.vmap(self.algo.policy) if self.trials > 1 else self.algo.policy)(state.algo)
 
-    def collect(self, state: TrainState, phase: Phase, key: Key) -> Any:
-        """Roll out this device's environments for an iteration, in chunks.
+    def iterate(self, state: TrainState, phase: Phase | None) -> tuple[TrainState, Metrics, Metrics]:
+        """Run one iteration of a phase, with the settings of the state.
+
+        Without `phase` it is the one of the state, see `Algorithm.one_program`.
 
         Returns:
-            Trajectory [T, B, ...], the time steps [B] after it, what the state keeps, and sums over ended episodes.
+            the state, the metrics of learning, and sums over the episodes and faults of the iteration.
         """
-        return map_chunks(*self.rollout_arguments(state, phase, key))
+        trial = dataclasses.replace(self, algo=self.algo.with_sweep_values(state.settings))
+        if phase is None:
+            return trial._iterate_any_phase(state)
+        key_act, key_learn = trial.split_key(state)
+        collected = trial.rollout(state, phase, key_act)
+        learned = trial._learn(state, phase, collected, key_learn)
+        return trial.end(state, phase.steps, phase.updates, collected, learned)
 
-    def rollout_arguments(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
-        """Return the arguments with which `map_chunks` computes `collect`."""
-        spec, policy, context = self.env.spec, self.algo.policy(state.algo), self._context(state.progress, state.pool)
+    def _iterate_any_phase(self, state: TrainState) -> tuple[TrainState, Metrics, Metrics]:
+        """Run an iteration that steps, learns, or both, as the phase of the state does.
+
+        It consists of an iteration that only steps and one that only learns; metrics of what is left out are 0.
+        """
+        phases = self.algo.phases
+        steps = jnp.asarray([phase.steps for phase in phases], jnp.int32)[state.phase]
+        updates = jnp.asarray([phase.updates for phase in phases], jnp.int32)[state.phase]
+        only_steps = dataclasses.replace(phases[-1], updates=0)
+        only_updates = dataclasses.replace(phases[-1], steps=0)
+        key_act, key_learn = self.split_key(state)
+
+        def play(algo: AlgoState, env_carry: Any) -> Any:
+            before = _with_env_carry(dataclasses.replace(state, algo=algo), env_carry)
+            collected = self.rollout(before, only_steps, key_act)
+            algo, _ = self._learn(before, only_steps, collected, key_learn)
+            return algo, collected.env_carry, collected.episode_sums
+
+        def learn(algo: AlgoState) -> Any:
+            env_steps = add(state.progress.env_steps, steps * self.layout.num_envs)
+            progress = dataclasses.replace(state.progress, env_steps=env_steps)
+            before = dataclasses.replace(state, algo=algo, progress=progress)
+            return self._learn(before, only_updates, Collected(), key_learn)
+
+        env_carry = state.carry, state.env, state.timestep, state.statistics
+        algo, env_carry, episode_sums = _call_if(steps > 0, play, state.algo, env_carry)
+        learned = _call_if(updates > 0, learn, algo)
+        collected = Collected(env_carry=env_carry, episode_sums=episode_sums)
+        return self.end(state, steps, updates, collected, learned)
+
+    def split_key(self, state: TrainState) -> Key:
+        """Return the keys of acting and of learning in this iteration, key[2]."""
+        return jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 1), state.iterations))
+
+    def rollout(self, state: TrainState, phase: Phase, key: Key) -> Collected:
+        """Roll out this device's environments for an iteration, chunk by chunk."""
+        return map_chunks(*self._chunks_to_roll_out(state, phase, key)) if phase.steps else Collected()
+
+    def prepare_rollout(
+        self, state: TrainState, phase: Phase, key: Key
+    ) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
+        """Return () -> empty buffers of what `rollout` returns, and (index of a chunk, buffers) -> buffers."""
+        return prepare_chunks(*self._chunks_to_roll_out(state, phase, key))
+
+    def _chunks_to_roll_out(self, state: TrainState, phase: Phase, key: Key) -> tuple[Any, ...]:
+        """Return the arguments with which `map_chunks` computes `rollout`."""
+        spec = self.env.spec
+        policy = self.algo.policy(state.algo)
+        context = self._context(state.progress, state.pool)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
-        starts_inside = whole_episodes and self.env.starts_in_step  # in the loop's first step, which is dropped
+        begin_envs = self.env.begin_episodes if whole_episodes else self.env.reset
+        step_envs: Callable[..., Any] = self.env.step_episodes if whole_episodes else self.env.step
+        lead_steps = self.env.lead_steps if whole_episodes else 0
 
-        def collect_chunk(batch: Any) -> Any:
+        def collect_chunk(batch: Any) -> Collected:
             indices, *loop = batch
             if phase.restart:
-                begin = self.env.ended if starts_inside else self.env.reset
-                env, timestep = begin(make_env_keys(state.key, indices), context, state.iterations)
+                env, timestep = begin_envs(make_env_keys(state.key, indices), context, state.iterations)
                 loop = [self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)]
 
             def take_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
                 carry, env, timestep, statistics = loop
                 keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), indices)
                 results = self.algo.act(policy, carry, timestep, keys, state.progress, "explore")
-                action, carry, extras = _check_results("act", results, ("action", "carry", "extras"))
-                _check_action(spec, action, len(indices))
+                action, carry, extras = check_results("act", results, ("action", "carry", "extras"))
+                check_action(spec, action, len(indices))
                 row = Trajectory(precision.store(spec, timestep, self.storage_dtype), action, extras)
-                if whole_episodes and not starts_inside:
-                    env, timestep = self.env.step_without_reset(env, action, context)
-                else:
-                    env, timestep = self.env.step(env, timestep, action, context)
+                env, timestep = step_envs(env, timestep, action, context)
                 statistics = update_statistics(spec, statistics, timestep)
                 # one array of sums: XLA would compile a few kernels for each of them
                 sums = ravel_pytree(finished_episodes(statistics, timestep))[0]
                 return (carry, env, timestep, statistics), (row, sums)
 
-            steps = jnp.arange(-int(starts_inside), phase.steps, dtype=jnp.int32).astype(jnp.uint32)
+            steps = jnp.arange(-lead_steps, phase.steps, dtype=jnp.int32).astype(jnp.uint32)
             env_carry, (trajectory, sums) = jax.lax.scan(take_step, tuple(loop), steps)
-            if starts_inside:
-                trajectory = jax.tree.map(lambda x: x[1:], trajectory)
+            if lead_steps:
+                trajectory = jax.tree.map(lambda x: x[lead_steps:], trajectory)
             if self.algo.stores_carry:
                 trajectory = dataclasses.replace(trajectory, carry=jax.tree.map(lambda x: x[None], loop[0]))
             *_, last_timestep, last_statistics = env_carry
             _, unpack = ravel_pytree(finished_episodes(last_statistics, last_timestep))
             episode_sums = jax.tree.map(lambda x: x[None], unpack(sums.sum(0)))
-            episode_sums |= {name: count[None] for name, count in count_faults(trajectory, env_carry[2]).items()}
-            return trajectory, env_carry[2], () if phase.restart else env_carry, episode_sums
+            episode_sums |= {name: count[None] for name, count in count_faults(trajectory, last_timestep).items()}
+            return Collected(trajectory, last_timestep, () if phase.restart else env_carry, episode_sums)
 
         env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-        return collect_chunk, (self.layout.env_indices(), *env_carry), self.chunks(), (1, 0, 0, 0)
+        return collect_chunk, (self.layout.env_indices(), *env_carry), self.chunks(), Collected(1, 0, 0, 0)
 
     def chunks(self) -> int:
         envs = self.layout.local_envs
         return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
 
-    def _run_iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
-        """Collect, then learn, with the settings of the state."""
-        trial = dataclasses.replace(self, algo=self.algo.with_traced(state.settings))
-        key_act, key_learn = jax.random.split(make_iteration_key(state.key, state.iterations))
-        trajectory = last = None
-        env_carry = episode_sums = ()
-        if phase.steps:
-            trajectory, last, env_carry, episode_sums = trial.collect(state, phase, key_act)
-        results = trial.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
-        algo, learning = _check_results("learn", results, ("state", "metrics"))
-        return trial.end_iteration(state, phase.steps, phase.updates, algo, learning, env_carry, episode_sums)
+    def _learn(self, state: TrainState, phase: Phase, collected: Collected, key: Key) -> tuple[AlgoState, Metrics]:
+        """Learn as the algorithm does: by default `begin`, then `step` for each step of each stage, then its end."""
+        trajectory, last_timestep, *_ = collected
+        results = self.algo.learn(state.algo, trajectory, last_timestep, key, state.progress, phase)
+        learned: tuple[AlgoState, Metrics] = check_results("learn", results, ("state", "metrics"))
+        return learned
 
-    def _run_any_phase(self, state: TrainState) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
-        """Collect, learn, or both, as the phase of the state does; metrics of what it does not do are 0.
+    def begin(self, state: TrainState, collected: Collected, key: Key) -> Learning:
+        """Return what the steps of learning work on."""
+        return self.algo.begin_learning(state.algo, collected.trajectory, collected.last_timestep, key, state.progress)
 
-        Requires `Algorithm.learns_in_parts`.
-        """
-        trial, phases = dataclasses.replace(self, algo=self.algo.with_traced(state.settings)), self.algo.phases
-        whole, only_steps = phases[-1], dataclasses.replace(phases[-1], updates=0)
-        steps = jnp.asarray([phase.steps for phase in phases], jnp.int32)[state.phase]
-        updates = jnp.asarray([phase.updates for phase in phases], jnp.int32)[state.phase]
-        key_act, key_learn = jax.random.split(make_iteration_key(state.key, state.iterations))
-        env_steps = add(state.progress.env_steps, steps * self.layout.num_envs)
-        progress = dataclasses.replace(state.progress, env_steps=env_steps)
+    def step(
+        self, state: TrainState, learning: Learning, stage: str, epoch: Array, start: Array, stop: Array
+    ) -> Learning:
+        """Take the steps `start` to `stop` - 1 of a stage."""
+        return self.algo.run_steps(learning, stage, epoch, start, stop, state.progress)
 
-        def collect(algo: AlgoState, env_carry: Any) -> Any:
-            names = ("carry", "env", "timestep", "statistics")
-            before = dataclasses.replace(state, algo=algo, **dict(zip(names, env_carry, strict=True)))
-            trajectory, last, env_carry, episode_sums = trial.collect(before, whole, key_act)
-            algo, _ = trial.algo.learn(algo, trajectory, last, key_learn, state.progress, only_steps)
-            return algo, env_carry, episode_sums
-
-        def learn(algo: AlgoState) -> Any:
-            return trial.algo.learn(algo, None, None, key_learn, progress, whole)
-
-        env_carry = state.carry, state.env, state.timestep, state.statistics
-        algo, env_carry, episode_sums = _call_if(steps > 0, collect, state.algo, env_carry)
-        algo, learning = _call_if(updates > 0, learn, algo)
-        return trial.end_iteration(state, steps, updates, algo, learning, env_carry, episode_sums)
-
-    def end_iteration(
+    def end(
         self,
         state: TrainState,
         steps: Array | int,
         updates: Array | int,
-        algo: AlgoState,
-        learning: dict[str, Array],
-        env_carry: Any,
-        episode_sums: Any,
-    ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
-        """Return the state after an iteration, the metrics of learning, and sums over its ended episodes and faults."""
-        _check_learned(state.algo, algo, learning)
-        progress, layout = state.progress, self.layout
-        if env_carry:
-            carry, env, timestep, statistics = env_carry
-            state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
-        episodes = layout.sum(episode_sums) if episode_sums else {}
+        collected: Collected,
+        learned: tuple[AlgoState, Metrics],
+    ) -> tuple[TrainState, Metrics, Metrics]:
+        """Advance the counters; return as `iterate`.
+
+        Args:
+            state: before the iteration.
+            steps, updates: of the iteration.
+            collected: the results of `rollout`.
+            learned: as `Algorithm.learn` returns it.
+        """
+        algo, learning = learned
+        check_learned(state.algo, algo, learning)
+        progress = state.progress
+        state = _with_env_carry(state, collected.env_carry)
+        episodes = self.layout.sum(collected.episode_sums) if collected.episode_sums else {}
         if not isinstance(updates, int) or updates:  # in a program for all phases the session drops them
             learning = learning | self.algo.schedules(progress)
-        env_steps = add(progress.env_steps, steps * layout.num_envs)
+        env_steps = add(progress.env_steps, steps * self.layout.num_envs)
         episode_count = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
         progress = Progress(
             env_steps=env_steps,
@@ -308,7 +355,7 @@ class Trainer:
     def make_block(self, phase: Phase | None) -> Callable[..., Any]:
         """Jit (state, iterations int32[]) -> (state, metrics) of a phase; the state is donated.
 
-        Without `phase` it is the one of the state; see `Algorithm.learns_in_parts`.
+        Without `phase` it is the one of the state; see `Algorithm.one_program`.
         """
         metrics: Any = REPLICATED
         if self.trials > 1:
@@ -320,22 +367,28 @@ class Trainer:
         return jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
 
     def _run_block(self, state: TrainState, iterations: Array, phase: Phase | None) -> tuple[TrainState, BlockMetrics]:
-        """Run up to K iterations of this device's trials."""
-        if self.trials > 1 and not self.vectorized:
-            return self._run_trials_in_turn(state, iterations, phase)
-        return self._run_iterations(state, iterations, phase, stops=self.trials == 1)
+        """Run up to K iterations of each of this device's trials."""
+        if self.trials == 1:
+            return self._repeat(state, iterations, phase, self.block, stops=True)
+        single = dataclasses.replace(self, seeds=1, sweep={})
+        run_trial = functools.partial(
+            single._repeat, iterations=iterations, phase=phase, max_iterations=self.block, stops=False
+        )
+        state, metrics = (_run_at_once if self.vectorized else _run_in_turn)(run_trial, state)
+        rows = metrics.learning, metrics.episodes, metrics.faults
+        learning, episodes, faults = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
+        return state, dataclasses.replace(metrics, learning=learning, episodes=episodes, faults=faults)
 
-    def _run_iterations(
-        self, state: TrainState, iterations: Array, phase: Phase | None, stops: bool
+    def _repeat(
+        self, state: TrainState, iterations: Array, phase: Phase | None, max_iterations: int, stops: bool
     ) -> tuple[TrainState, BlockMetrics]:
-        """Run up to K iterations.
+        """Run so many iterations of one trial; metrics have a row for each of `max_iterations`.
 
         A single run `stops` after the first one whose `learn` reports a value that is not finite; everything else that
         must stay finite is checked once, after the last iteration. Trials go on, and are checked after each iteration,
         so that it depends on nothing else where one fails.
         """
-        run_iteration = functools.partial(self._run_iteration, phase=phase) if phase else self._run_any_phase
-        iterate = trace_once(self._for_each_trial(run_iteration))
+        iterate = jit_inline(functools.partial(self.iterate, phase=phase))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tuple(shapes)))
 
@@ -350,65 +403,22 @@ class Trainer:
             if stops:
                 is_good = jnp.all(jnp.isfinite(learning))
             else:
-                first = jnp.where(first < 0, find_not_finite(state.algo, unpack(row)[0]), first)
+                first = jnp.where(first < 0, self.find_not_finite(state.algo, unpack(row)[0]), first)
                 is_good = first < 0
             return state, rows.at[index].set(row), index + 1, good + is_good.astype(jnp.int32), first
 
         def goes_on(loop: Any) -> Array:
             return (loop[2] < iterations) & (loop[2] == loop[3]) if stops else loop[2] < iterations
 
-        find_not_finite = jax.vmap(self.find_not_finite) if self.trials > 1 else self.find_not_finite
-        rows, zeros = jnp.zeros((self.block, *empty.shape), empty.dtype), jnp.zeros(state.key.shape, jnp.int32)
-        start = state, rows, jnp.int32(0), zeros, zeros - 1
+        rows = jnp.zeros((max_iterations, *empty.shape), empty.dtype)
+        start = state, rows, jnp.int32(0), jnp.int32(0), jnp.int32(-1)
         state, rows, count, good, not_finite = jax.lax.while_loop(goes_on, run, start)
         if stops:
-            not_finite = find_not_finite(state.algo, unpack(rows[count - 1])[0])
+            not_finite = self.find_not_finite(state.algo, unpack(rows[count - 1])[0])
         count = jnp.minimum(good + 1, count)
         learning, episodes = jax.vmap(unpack)(rows)
         episodes, faults = split_faults(episodes)
         return state, BlockMetrics(learning, episodes, not_finite, count, faults)
-
-    def _for_each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
-        """Apply a function of one trial's state to all trials of this device.
-
-        Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
-        """
-        if self.trials == 1:
-            return function
-
-        def call(state: TrainState) -> Any:
-            names = ("progress", "phase", "iteration", "iterations")
-            counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
-
-            def call_for_one(trial_state: TrainState) -> Any:
-                progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
-                return function(dataclasses.replace(trial_state, **counters | {"progress": progress}))
-
-            return jax.vmap(call_for_one)(state)
-
-        return call
-
-    def _run_trials_in_turn(
-        self, state: TrainState, iterations: Array, phase: Phase | None
-    ) -> tuple[TrainState, BlockMetrics]:
-        """Run the blocks of this device's trials one after another."""
-        single = dataclasses.replace(self, seeds=1, sweep={})
-
-        def run_trial(k: Array, results: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-            trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), results[0])
-            new = single._run_iterations(trial_state, iterations, phase, stops=False)
-            return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, k, 0), results, new)
-
-        trials = len(state.key)
-        first_trial = jax.tree.map(lambda x: x[0], state)
-        shapes = jax.eval_shape(
-            lambda state: single._run_iterations(state, iterations, phase, stops=False)[1], first_trial
-        )
-        empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
-        state, metrics = jax.lax.fori_loop(np.int32(0), np.int32(trials), run_trial, (state, empty))
-        rows = {name: getattr(metrics, name) for name in ("learning", "episodes", "faults")}
-        by_iteration = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
-        return state, dataclasses.replace(metrics, **by_iteration)
 
     def find_not_finite(self, algo: AlgoState, learning: dict[str, Array]) -> Array:
         """Return int32[], the index of the first tensor with a value that is not finite, -1 if all are finite."""
@@ -429,30 +439,71 @@ class Trainer:
     # A whole run
 
     def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Key], Any]:
-        """Return a pure function of a key that runs this many `iterations` of each phase in one program.
+        """Return a pure function of a key that runs a block of this many `iterations` for each phase.
 
         Returns:
             key[] -> (the policy's parameters, {phase: {metric: float32[iterations] or float32[iterations, updates]}}).
             Metrics of episodes are means over those that ended in an iteration, NaN where none did.
         """
 
-        def run_iteration(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
-            state, learning, sums = self._run_iteration(state, phase)
-            sums = split_faults(sums)[0]
-            episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
-            episode_count = {"episodes": sums["episodes"]} if sums else {}
-            return state, learning | episodes | episode_count
-
         def whole(key: Key) -> Any:
-            state, metrics = self._init(key, None), {}
+            state = self._init(key, None)
+            metrics = {}
             for index, (phase, count) in enumerate(zip(self.algo.phases, iterations, strict=True)):
                 if count:
                     state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
-                    step = functools.partial(run_iteration, phase=phase)
-                    state, metrics[phase.name] = jax.lax.scan(step, state, None, length=count)
+                    state, rows = self._repeat(state, jnp.int32(count), phase, count, stops=False)
+                    sums = rows.episodes
+                    means = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
+                    episode_count = {"episodes": sums["episodes"]} if sums else {}
+                    metrics[phase.name] = rows.learning | means | episode_count
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
+
+
+def _with_env_carry(state: TrainState, env_carry: Any) -> TrainState:
+    """Return the state with the environments of `Collected.env_carry`, unchanged if that is empty."""
+    if not env_carry:
+        return state
+    carry, env, timestep, statistics = env_carry
+    return dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
+
+
+RunTrial = Callable[[TrainState], tuple[TrainState, BlockMetrics]]
+
+
+def _run_at_once(run_trial: RunTrial, state: TrainState) -> tuple[TrainState, BlockMetrics]:
+    """Run all trials of a state together.
+
+    Counters are equal in all trials. They have no axis of trials inside, so that conditions on them stay branches.
+    """
+    names = ("progress", "phase", "iteration", "iterations")
+    counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
+
+    def run_one(trial_state: TrainState) -> tuple[TrainState, BlockMetrics]:
+        progress = dataclasses.replace(counters["progress"], episodes=trial_state.progress.episodes)
+        return run_trial(dataclasses.replace(trial_state, **counters | {"progress": progress}))
+
+    results: tuple[TrainState, BlockMetrics] = jax.vmap(run_one)(state)
+    return results
+
+
+def _run_in_turn(run_trial: RunTrial, state: TrainState) -> tuple[TrainState, BlockMetrics]:
+    """Run all trials of a state one after another."""
+    run_trial = jit_inline(run_trial)
+    trials = len(state.key)
+    shapes = jax.eval_shape(run_trial, jax.tree.map(lambda x: x[0], state))[1]
+    metrics = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
+
+    def run_next(k: Array, results: tuple[TrainState, BlockMetrics]) -> tuple[TrainState, BlockMetrics]:
+        trial_state = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), results[0])
+        new = run_trial(trial_state)
+        both: tuple[TrainState, BlockMetrics]
+        both = jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, k, 0), results, new)
+        return both
+
+    return jax.lax.fori_loop(np.int32(0), np.int32(trials), run_next, (state, metrics))
 
 
 def _call_if(condition: Array, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -460,7 +511,7 @@ def _call_if(condition: Array, function: Callable[..., Any], *arguments: Any) ->
 
     A loop of one turn or none: unlike a branch it changes arrays in place.
     """
-    call = trace_once(function)
+    call = jit_inline(function)
     others = jax.eval_shape(call, *arguments)[len(arguments) :]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), others)
 
@@ -468,46 +519,3 @@ def _call_if(condition: Array, function: Callable[..., Any], *arguments: Any) ->
         return tuple(call(*results[: len(arguments)]))
 
     return jax.lax.fori_loop(np.int32(0), condition.astype(jnp.int32), run, (*arguments, *zeros))
-
-
-# What an algorithm returns, checked while it is traced: one sentence instead of an error deep in the loop
-
-
-def _check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
-    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple with these entries."""
-    if not isinstance(results, tuple) or len(results) != len(names):
-        description = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
-        raise ValueError(f"{method} must return {', '.join(names)}, not {description}")
-    return results
-
-
-def _check_learned(before: Any, after: Any, metrics: Any) -> None:
-    """Raise ValueError unless `learn` returned a state with the same leaves as its argument, and metrics by name."""
-    if not isinstance(after, AlgoState):
-        raise ValueError(f"learn must return an AlgoState and metrics, not {type(after).__name__} and metrics")
-    if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
-        raise ValueError("learn must return metrics as a dictionary {name: float32[] or float32[updates]}")
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (before, after)]
-    if structures[0] != structures[1]:
-        raise ValueError("learn must return a state of the same structure as its argument")
-    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-        if (jnp.shape(new), jnp.result_type(new)) != (old.shape, old.dtype):
-            raise ValueError(
-                f"learn changed {jax.tree_util.keystr(path).removeprefix('.')} of the state from "
-                f"{old.dtype}{list(old.shape)} to {jnp.result_type(new)}{list(jnp.shape(new))}: keep shape and dtype"
-            )
-
-
-def _check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
-    """Raise ValueError unless `act` returned what the environment takes."""
-    expected_shape, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
-    same_kind = any(jnp.issubdtype(action.dtype, kind) and jnp.issubdtype(spec.action.dtype, kind) for kind in kinds)
-    if action.shape != expected_shape or not same_kind:
-        actual, expected = (
-            f"{jnp.dtype(dtype).name}{list(shape)}"
-            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, expected_shape))
-        )
-        raise ValueError(
-            f"act returned actions {actual}, but '{spec.name}' takes {expected} (environments, agents, ...): "
-            "return one action for each agent of each environment"
-        )

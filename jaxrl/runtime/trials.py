@@ -26,7 +26,7 @@ class Trial:
 
     combination: str  # name of its swept settings, such as "actor_lr=0.001"; "" without a sweep
     folder: str  # its directory inside the run directory, "." for a run of one trial
-    config: Config  # of a run that trains only this trial
+    config: Config  # makes a run that trains only this trial
 
 
 def combinations(config: Config) -> list[dict[str, Any]]:
@@ -36,8 +36,10 @@ def combinations(config: Config) -> list[dict[str, Any]]:
     """
     if not config.run.sweep:
         return [{}]
-    cls, values = algos.find(config.algo), {}
-    fields, known = declared_fields(cls, "algorithm"), cls.traced
+    cls = algos.find(config.algo)
+    values = {}
+    fields = declared_fields(cls, "algorithm")
+    known = cls.sweepable
     for word in config.run.sweep.split():
         name, equals, listed = word.partition("=")
         if not equals:

@@ -14,7 +14,8 @@ from bench.harness.state_digest import checkpoint_digest
 from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import CompiledRun, Run, compile_run
+from jaxrl.runtime.build import Run
+from jaxrl.runtime.compiling import CompiledRun, compile_run
 from jaxrl.runtime.train_state import Position
 
 # What a run may have otherwise with the same programs; how long schedules last is a setting of its own.

@@ -89,7 +89,7 @@ class TinyQ(Algorithm):
     gamma: float = setting(0.9, "discount", between=(0, 1))
     lr: float = setting(0.1, "learning rate")
 
-    traced: ClassVar[tuple[str, ...]] = ("gamma", "lr")
+    sweepable: ClassVar[tuple[str, ...]] = ("gamma", "lr")
     respects_masks: ClassVar[bool] = False
 
     @classmethod
