@@ -275,11 +275,11 @@ def _sweep(
     arrays = dict(whole)
     if "bits" in whole:
         shared = len(whole["bits"]) == 1
-        shape = (None, height // 8, tiling.columns)
-        inputs.append(pl.BlockSpec(shape, lambda j, m, b: (_by_copy(shared, b), 0, j)))
+        strip = (None, height // 8, tiling.columns)
+        inputs.append(pl.BlockSpec(strip, lambda j, m, b: (_by_copy(shared, b), 0, j)))
     if "recorded" in whole:
-        shape = (None, whole["recorded"].shape[1], height, tiling.columns)
-        inputs.append(pl.BlockSpec(shape, lambda j, m, b: (b, 0, 0, j)))
+        strips = (None, whole["recorded"].shape[1], height, tiling.columns)
+        inputs.append(pl.BlockSpec(strips, lambda j, m, b: (b, 0, 0, j)))
     if team and config.storage.name == "int16":
         arrays["entropies"] = _tabulate_entropies(config)
         inputs.append(pl.BlockSpec(arrays["entropies"].shape, lambda j, m, b: (0,)))
