@@ -166,6 +166,7 @@ class Member:
     env: BatchedEnvironment  # the batched environment
     env_bytes: rollout_timing.Bytes  # bytes of one copy
     num_envs: list[int]  # the sizes that this measurement covers
+    chosen: dict[str, Any]  # settings that training changes for this device, such as the map backend
 
 
 def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Member]], list[str]]:
@@ -177,7 +178,9 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
     notes: list[str] = []
     for label, settings in request.variants.items():
         with usage_errors():
-            env = batched(environments.make(request.env, **settings))
+            requested: Any = environments.make(request.env, **settings)
+        chosen = _choose_for_device(requested)
+        env = batched(dataclasses.replace(requested, **chosen))
         if request.policy not in scripted_names(env):
             raise UsageError(
                 f"unknown policy {short_repr(request.policy)}: {closest(request.policy, scripted_names(env))}"
@@ -194,10 +197,17 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
             members = groups.setdefault((together, devices), [])
             same = next((member for member in members if member.label == label), None)
             if same is None:
-                members.append(Member(label, env, env_bytes, [num_envs]))
+                members.append(Member(label, env, env_bytes, [num_envs], chosen))
             else:
                 same.num_envs.append(num_envs)
     return groups, notes
+
+
+def _choose_for_device(env: Any) -> dict[str, Any]:
+    """Return the settings that `Environment.for_this_device` changes, which training takes, too."""
+    taken = env.for_this_device()
+    names = [field.name for field in dataclasses.fields(env) if field.init]
+    return {name: getattr(taken, name) for name in names if getattr(taken, name) != getattr(env, name)}
 
 
 def _together(
@@ -278,6 +288,7 @@ def _row(
         stages[stage] = entry
     return {
         "variant": member.label,
+        "chosen_for_device": member.chosen,
         "num_envs": num_envs,
         "together": together,
         "devices": devices,
@@ -285,9 +296,16 @@ def _row(
         "steps": spec.horizon,
         "state_bytes_per_env": env_bytes.state,
         "reset": measure.rate(stage_timings["reset"], together),
+        "with_starts": _include_starts(stage_timings, together, spec.horizon),
         "compile_seconds": sum(timer.compile_seconds.values()),
         "stages": stages,
     }
+
+
+def _include_starts(timings: Mapping[str, Timing], together: int, horizon: int) -> dict[str, float]:
+    """Return steps per second of each stage where every episode also takes its start."""
+    start = timings["reset"].median
+    return {stage: together * horizon / (horizon * timings[stage].median + start) for stage in rollout_timing.STAGES}
 
 
 # Command line

@@ -504,10 +504,6 @@ def test_pictures_show_the_messages_that_arrive() -> None:
         ({"delay": ()}, "delay is an empty list; name the values that missions may have, or one"),
         ({"failure_rate": []}, "failure_rate is an empty list"),
         ({"channel_ramp": 1.5}, "channel_ramp must lie between 0 and 1"),
-        (
-            {"delay": 1, "map_backend": "pallas"},
-            "map_backend pallas knows neither delayed messages nor absent UAVs nor terrains",
-        ),
     ],
     ids=str,
 )
@@ -516,8 +512,9 @@ def test_impossible_channels(settings: dict[str, Any], words: str) -> None:
         make(**settings)
 
 
-def test_a_gpu_without_kernels_for_delays_takes_dense_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_module, "on_cpu", lambda: False)
     monkeypatch.setattr(env_module.maps.pallas, "compiles", lambda: True)
-    assert make().for_this_device().map_backend == "pallas"
-    assert make(delay=(0, 1)).for_this_device().map_backend == "dense"
+    assert make(delay=(0, 1), team_sizes=(2,)).for_this_device().map_backend == "pallas"
+    monkeypatch.setattr(env_module.maps.pallas, "compiles", lambda: False)
+    assert make().for_this_device().map_backend == "dense"

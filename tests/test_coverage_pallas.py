@@ -8,7 +8,7 @@ import envs_jax
 from envs_jax.batch import batched
 from envs_jax.coverage import maps, sensor, terrain, world
 from envs_jax.coverage.belief import Storage, Weights
-from envs_jax.coverage.maps import dense, fixed_point, pallas
+from envs_jax.coverage.maps import dense, fixed_point, pallas, tiles
 from envs_jax.coverage.maps.types import MapConfig, Measurements, empty
 
 UPDATES = 3
@@ -72,6 +72,11 @@ def test_equals_the_dense_backend(q, agents, copies, dtype, prior, families, rec
         rest = beliefs == padded.storage.unseen
         assert rest[..., n:, :].all() and rest[..., :, n:].all()
         np.testing.assert_array_equal(actual.sums.counts, expected.sums.counts)
+        tiling = padded.tiling
+        missing = [(0, 0), (0, 0), (0, beliefs.shape[2] - n), (0, beliefs.shape[3] - n)]
+        cells = np.pad(np.abs(padded.storage.value(np.asarray(expected.beliefs))), missing)
+        beyond = cells.reshape(copies, agents + 1, tiling.down, tiling.rows, tiling.across, tiling.columns)
+        np.testing.assert_array_equal(actual.tiles.beyond, beyond.max((3, 5)) > padded.storage.limit)
         for pair, expected_pair in (
             (actual.sums.weighted, expected.sums.weighted),
             (actual.sums.interest, expected.sums.interest),
@@ -79,6 +84,8 @@ def test_equals_the_dense_backend(q, agents, copies, dtype, prior, families, rec
         ):
             low = np.asarray(pair)[:, 1]
             assert np.all(low >= 0) and np.all(low < 4096)
+            if dtype == "int16":  # entropies come from the same table
+                np.testing.assert_array_equal(pair, expected_pair)
             values, expected_values = real(pair), real(expected_pair)
             np.testing.assert_allclose(values, expected_values, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(actual.probability, expected.probability, atol=1e-6)
@@ -101,3 +108,77 @@ def test_the_environment_takes_the_backend():
         assert leaf.shape == (2, *shape.shape) and leaf.dtype == shape.dtype
     assert state.env.maps.beliefs.shape == (2, 3, 48, 64)
     assert np.all(np.asarray(timestep.metrics["coverage"]) > 0)
+
+
+@pytest.mark.parametrize(("n", "rows", "columns"), [(493, 16, 128), (60, 16, 64), (34, 8, 64), (17, 16, 32)])
+def test_sums_by_tile_are_those_of_the_area_matrix(n, rows, columns):
+    tiling = tiles.Tiling(n, rows, columns)
+    resized = tiling.resize(tiling.start(1, 0.25).blocks)
+    np.testing.assert_allclose(resized, np.full((1, 11, 11), 0.25), rtol=1e-6)
+    cell = np.zeros((n, n))
+    cell[n // 3, n - 2] = 1.0
+    expected = world.area_matrix(n) @ cell @ world.area_matrix(n).T
+    blocks = np.zeros((tiling.down, tiling.row_spans, tiling.across, tiling.column_spans), np.float32)
+    row, column = n // 3 // rows, (n - 2) // columns
+    for r in range(tiling.row_spans):
+        for c in range(tiling.column_spans):
+            down = tiling.share(tiling.first_block(row * rows) + r, n // 3)
+            across = tiling.share(tiling.first_block(column * columns) + c, n - 2)
+            blocks[row, r, column, c] = down * across
+    resized = tiling.resize(blocks.reshape(tiling.down * tiling.row_spans, -1))
+    np.testing.assert_allclose(resized, expected, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ground") / "ground.npy"
+    np.save(path, np.random.default_rng(5).random((9, 14)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "missions"),
+    [
+        ({"delay": (0, 2), "failure_rate": 0.3}, 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ({"delay": 1, "belief_dtype": "float32"}, 3),
+                ({"num_agents": 12, "team_sizes": (2, 5, 12), "loss_rate": 0.2}, 4),
+                ({"num_agents": 5, "team_sizes": (2, 5), "delay": (0, 3), "loss_rate": 0.3}, 4),
+                ({"terrain": "file"}, 2),
+                ({"terrain": "file", "delay": 2, "num_agents": 3, "belief_dtype": "float32"}, 2),
+                ({"terrain": "mixed"}, 6),
+                ({"prior": 0.4, "reward": "region"}, 6),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_missions_equal_those_of_dense_maps(settings, missions, file):
+    """Whole missions: tiles that no footprint meets, late clips, delays, teams of 2 to 12, failures, files."""
+    settings = {"q": 9, "budget": 7, "communication_range": 25.0} | settings
+    if settings.get("terrain") == "file":
+        settings["terrain"] = file
+    played = []
+    for backend in ("dense", "pallas"):
+        env = batched(envs_jax.make("coverage", map_backend=backend, **settings))
+        state, timestep = jax.jit(lambda keys, env=env: env.reset(keys, ()))(
+            jax.random.split(jax.random.key(3), missions)
+        )
+        step = jax.jit(lambda state, timestep, action, env=env: env.step(state, timestep, action, ()))
+        rows, rng = [], np.random.default_rng(0)
+        for _ in range(8):  # and the start of the next mission
+            rows.append(jax.device_get((timestep, state.env.maps)))
+            scores = np.where(timestep.action_mask, rng.random(timestep.action_mask.shape), -1)
+            state, timestep = step(state, timestep, scores.argmax(-1).astype(np.int32))
+        played.append(rows)
+    for (expected, expected_maps), (actual, actual_maps) in zip(*played, strict=True):
+        n = expected_maps.beliefs.shape[-1]
+        np.testing.assert_array_equal(actual_maps.beliefs[..., :n, :n], expected_maps.beliefs)
+        np.testing.assert_array_equal(actual_maps.sums.counts, expected_maps.sums.counts)
+        np.testing.assert_allclose(actual_maps.probability, expected_maps.probability, atol=1e-6)
+        for name in ("reward", "observation", "global_state"):
+            pairs = zip(*(jax.tree.leaves(getattr(one, name)) for one in (actual, expected)), strict=True)
+            for value, expected_value in pairs:
+                np.testing.assert_allclose(value, expected_value, rtol=1e-5, atol=1e-5)

@@ -134,12 +134,6 @@ def test_bad_settings(settings: dict[str, Any], words: str) -> None:
         make(**settings)
 
 
-def test_kernels_refuse_files(file: str) -> None:
-    with pytest.raises(ValueError, match=r"map_backend pallas knows .* nor terrains from files"):
-        make(terrain=file, map_backend="pallas")
-    assert not make(terrain=file).suits_kernels
-
-
 # Missions
 
 

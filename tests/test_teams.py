@@ -335,10 +335,6 @@ def test_pictures_show_those_that_fly() -> None:
         ({"team_sizes": (0, 2)}, "team_sizes must lie between 1 and 12"),
         ({"num_agents": 13}, "num_agents must lie between 1 and 12, not 13"),
         ({"loss_rate": 1.5}, "loss_rate must lie between 0 and 1"),
-        (
-            {"team_sizes": (2,), "map_backend": "pallas"},
-            "choose map_backend auto, or no delay, team_sizes, loss_rate and file",
-        ),
     ],
     ids=str,
 )

@@ -153,6 +153,11 @@ class Storage:
         """Stored value of the prior."""
         return self.encode(logit(self.prior))
 
+    @property
+    def start_probability(self) -> float:
+        """Probability of a cell that stores the prior, which int16 rounds."""
+        return 1.0 / (1.0 + math.exp(-float(self.start) / self.unit))
+
     @functools.cached_property
     def gains(self) -> np.ndarray:
         """dtype[2, 3]: the summands of a reading "class 0" and "class 1" at each altitude.

@@ -53,8 +53,7 @@ def join(envs: Sequence[Any]) -> tuple[Any, list[Numbers]] | None:
     None: they differ in what a program must know.
     """
     first = envs[0]
-    # ages have a plane for each agent of the array, and the kernels know no absent agents
-    free = _FREE - {"num_agents"} if first.show_ages or first.map_backend == "pallas" else _FREE
+    free = _FREE - {"num_agents"} if first.show_ages else _FREE  # ages have a plane for each agent of the array
     fixed = [field.name for field in dataclasses.fields(first) if field.name not in free]
     if any(getattr(env, name) != getattr(first, name) for env in envs for name in fixed):
         return None

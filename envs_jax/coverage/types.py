@@ -173,11 +173,6 @@ class CoverageConfig(Environment):
                 f"coverage: a delay of {self.max_delay} steps is too long for a mission of {self.steps} steps, in "
                 f"which no message would arrive; choose at most {self.budget}"
             )
-        if not self.suits_kernels and self.map_backend == "pallas":
-            raise ValueError(
-                "coverage: map_backend pallas knows neither delayed messages nor absent UAVs nor terrains from files; "
-                "choose map_backend auto, or no delay, team_sizes, loss_rate and file"
-            )
 
     def _take_terrain(self) -> None:
         """Note the path of the terrain's file and what it holds. Raises ValueError."""
@@ -252,11 +247,6 @@ class CoverageConfig(Environment):
     def stretch(self) -> float:
         """Edge of the area in units of the published one."""
         return self.area / world.AREA
-
-    @property
-    def suits_kernels(self) -> bool:
-        """Whether the GPU kernels can update the maps."""
-        return not (self.max_delay or self.has_teams or self.terrain_checksum)
 
     @property
     def counts_messages(self) -> bool:

@@ -14,9 +14,9 @@ backend is a module with two functions,
     update_batch(config, maps, measurements) -> (Maps, UpdateStats)    for [B] copies
 
 `dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs, where
-it is several times as fast on large maps (bench/results/map_backends_cpu.md). `pallas` sweeps whole maps in three
-kernels: for GPUs. Backends cannot read each other's maps. `types` is what they share, `fixed_point` how sums over cells
-are kept.
+it is several times as fast on large maps (bench/results/map_backends_cpu.md). `pallas` visits the tiles that change, in
+three kernels: for GPUs. Backends cannot read each other's maps. `types` is what they share, `fixed_point` how sums over
+cells are kept, `tiles` what `pallas` knows of each tile.
 """
 
 from types import ModuleType
@@ -41,6 +41,6 @@ def choose(name: str, cells_per_footprint: int, batched: bool) -> ModuleType:
     return _BACKENDS[name]
 
 
-def tile(name: str, n: int) -> tuple[int, int]:
+def tile(name: str, n: int) -> tuple[int, int] | None:
     """Return `MapConfig.tile` of a backend for maps of side n."""
-    return pallas.tile(n) if name == "pallas" else (1, 1)
+    return pallas.tile(n) if name == "pallas" else None

@@ -1,16 +1,18 @@
-"""The GPU backend: Pallas kernels (Triton backend) that read and write each map once per update.
+"""The GPU backend: Pallas kernels (Triton backend) that visit the tiles of a map that an update changes.
 
-A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
-and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,
-for the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one
-agent's readings. Plain array code adds up the strips.
+A program of `_sweep` looks at a strip of tiles of one map from top to bottom. It visits those that a footprint meets,
+and those with cells beyond the clip where a message clips the whole map: it updates their cells in place, and what
+`Tiles` keeps of them. All other tiles stay as they are, and cost nothing but the question. Programs of the team's map
+also add up by how much the visited cells change the sums of `types.Sums`, in integers, so that running sums equal
+recomputed ones. `_look` resizes one agent's readings.
 
-Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On
-CPUs the kernels are interpreted, program after program: for tests only.
+Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On CPUs the kernels are interpreted,
+program after program: for tests only.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +24,12 @@ from jax.experimental.pallas import triton as triton
 from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
-from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
+from envs_jax.coverage.belief import KNOWN, PREDICTED, entropy_of_log_odds, probability
 from envs_jax.coverage.maps import dense
-from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry
+from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry, to_fixed_point
+from envs_jax.coverage.maps.tiles import Tiles
 from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
+from envs_jax.coverage.raster import Raster
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
@@ -36,11 +40,12 @@ _LOOK_WARPS = 4
 _CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
 _SIDE = 16
 
-# What a program needs to know about an agent, int32 each, one after another in a row of words
+# What a program needs to know about a reading, int32 each, one after another in a row of words
 _WORDS = ("top", "bottom", "left", "right", "start_row", "start_column", "level", "side",
           "limit", "gain0", "gain1", "seed0", "seed1")  # fmt: skip
 _TERRAIN_WORDS = 9
-_SUMS = 10
+_PAIRS = 3  # sums of entropies: `Sums.weighted`, `Sums.interest` and `UpdateStats.before`
+_COUNTS = 4
 
 
 def tile(n: int) -> tuple[int, int]:
@@ -64,16 +69,25 @@ def update_batch(config: MapConfig, maps: Maps, measurements: Measurements) -> t
     """`update` of [B] copies; B is not vmapped but an axis of the kernels' grid."""
     words = jax.vmap(functools.partial(_words, config))(measurements)
     whole = _whole_maps(config, measurements)
-    beliefs, local = _on_platform(functools.partial(_sweep, config, False), words, maps.beliefs, *whole)
-    beliefs, team, strips = _on_platform(functools.partial(_sweep, config, True), words, beliefs, *whole)
+    state = maps.beliefs, maps.tiles.blocks, maps.tiles.beyond
+    state = _on_platform(functools.partial(_sweep, config, False), words, *state, whole)
+    *state, strips = _on_platform(functools.partial(_sweep, config, True), words, *state, whole)
+    beliefs, blocks, beyond = state
     if isinstance(measurements.source, Noise):
         measured = _resize_readings(config, words, measurements.positions[..., 2], measurements.terrain)
     else:
         measured = jax.vmap(functools.partial(dense.resize_readings, config))(measurements)
-    added = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
-    sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
-    resized = _resize(config, jnp.concatenate([local, team], axis=1))
-    return Maps(beliefs, resized, sums, maps.overflow), UpdateStats(measured=measured, before=carry(added[:, 4:6]))
+    changes = jnp.sum(strips, axis=1, dtype=strips.dtype)  # over the strips of the team's map
+    pairs = changes[:, : 2 * _PAIRS].reshape(-1, _PAIRS, 2)
+    old = maps.sums
+    sums = Sums(
+        weighted=carry(old.weighted + pairs[:, 0]),
+        interest=carry(old.interest + pairs[:, 1]),
+        counts=old.counts + changes[:, 2 * _PAIRS :],
+    )
+    before = carry(old.weighted + pairs[:, 2])
+    new = Maps(beliefs, config.tiling.resize(blocks), sums, maps.overflow, Tiles(blocks, beyond))
+    return new, UpdateStats(measured=measured, before=before)
 
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:
@@ -88,30 +102,18 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
 
 def _words(config: MapConfig, measurements: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
-    positions = measurements.positions
     agents = config.num_agents
-    level = positions[:, 2]
-    box = world.footprint(positions, config.cells_per_footprint)
-    cut = world.clip_footprint(box, config.n)
-    gains = jnp.take(jnp.asarray(config.storage.gains), level, axis=1, mode="clip")
-    if config.storage.dtype == np.float32:
-        gains = jax.lax.bitcast_convert_type(gains, jnp.int32)
-    if isinstance(measurements.source, Noise):
-        seeds = jax.lax.bitcast_convert_type(measurements.source.seeds, jnp.int32)[np.arange(agents) // 2]
-    else:
-        seeds = jnp.zeros((agents, 2), jnp.int32)
-    values = {
-        "top": cut.top, "bottom": cut.bottom, "left": cut.left, "right": cut.right,
-        "start_row": box.top, "start_column": box.left, "level": level, "side": box.bottom - box.top,
-        "limit": sensor.limit(level).astype(jnp.int32),
-        "gain0": gains[0].astype(jnp.int32), "gain1": gains[1].astype(jnp.int32),
-        "seed0": seeds[:, 0], "seed1": seeds[:, 1],
-    }  # fmt: skip
-    heard = jnp.concatenate([measurements.received & ~np.eye(agents, dtype=bool), jnp.ones((1, agents), jnp.bool_)])
+    everyone = isinstance(measurements.present, tuple)
+    present = jnp.ones(agents, jnp.bool_) if everyone else measurements.present
+    rows = [_describe_readings(config, measurements.positions, measurements.source, present)]
+    if measurements.sent:
+        sent = measurements.messages
+        rows.append(_describe_readings(config, sent.positions, sent.source, jnp.ones(agents, jnp.bool_)))
+    heard = jnp.concatenate([measurements.received & ~np.eye(agents, dtype=bool), present[None]])
     terrain = measurements.terrain
     return jnp.concatenate(
         [
-            jnp.stack([values[name] for name in _WORDS], axis=-1).reshape(-1),
+            *(row.reshape(-1) for row in rows),
             heard.astype(jnp.int32).reshape(-1),
             terrain.rows.reshape(-1),
             terrain.columns.reshape(-1),
@@ -120,28 +122,64 @@ def _words(config: MapConfig, measurements: Measurements) -> Array:
     )
 
 
+def _describe_readings(config: MapConfig, positions: Array, source: Any, present: Array) -> Array:
+    """int32[A, 13]: `_WORDS` of each agent's reading; nothing is measured by agents that are not `present`."""
+    level = positions[:, 2]
+    box = world.footprint(positions, config.cells_per_footprint)
+    cut = jax.tree.map(lambda bound: jnp.where(present, bound, 0), world.clip_footprint(box, config.n))
+    gains = jnp.take(jnp.asarray(config.storage.gains), level, axis=1, mode="clip")
+    if config.storage.dtype == np.float32:
+        gains = jax.lax.bitcast_convert_type(gains, jnp.int32)
+    if isinstance(source, Noise):
+        seeds = jax.lax.bitcast_convert_type(source.seeds, jnp.int32)[np.arange(config.num_agents) // 2]
+    else:
+        seeds = jnp.zeros((config.num_agents, 2), jnp.int32)
+    values = {
+        "top": cut.top, "bottom": cut.bottom, "left": cut.left, "right": cut.right,
+        "start_row": box.top, "start_column": box.left, "level": level, "side": box.bottom - box.top,
+        "limit": sensor.limit(level).astype(jnp.int32),
+        "gain0": gains[0].astype(jnp.int32), "gain1": gains[1].astype(jnp.int32),
+        "seed0": seeds[:, 0], "seed1": seeds[:, 1],
+    }  # fmt: skip
+    return jnp.stack([values[name] for name in _WORDS], axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """The words of one copy in a program; agents and maps may be traced numbers."""
+    """The words of one copy in a program.
+
+    Reading r is what agent r measures now; where messages are delayed, reading A + r is what its message holds.
+    """
 
     config: MapConfig
     words: Any
 
-    def word(self, agent: Any, name: str) -> Array:
-        return self.words[agent * len(_WORDS) + _WORDS.index(name)]
+    @property
+    def readings(self) -> int:
+        """A or 2 A, the number of readings."""
+        agents = self.config.num_agents
+        return (self.words.shape[0] - _TERRAIN_WORDS - (agents + 1) * agents) // len(_WORDS)
 
-    def box(self, agent: Any) -> Box:
-        return Box(*(self.word(agent, name) for name in ("top", "bottom", "left", "right")))
+    def word(self, reading: Any, name: str) -> Array:
+        return self.words[reading * len(_WORDS) + _WORDS.index(name)]
+
+    def box(self, reading: Any) -> Box:
+        return Box(*(self.word(reading, name) for name in ("top", "bottom", "left", "right")))
+
+    def hears(self, receiver: Any, sender: int) -> Array:
+        """Return whether a map takes what a sender's message holds, bool[]; map A is the team's."""
+        heard = self.words[self.readings * len(_WORDS) + self.config.num_agents * receiver + sender] != 0
+        return heard
 
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
-        first = self.config.num_agents * len(_WORDS) + (self.config.num_agents + 1) * self.config.num_agents
+        first = self.words.shape[0] - _TERRAIN_WORDS
         word = [self.words[first + k] for k in range(_TERRAIN_WORDS)]
         rows: Any = ((word[0], word[1]), (word[2], word[3]))
         columns: Any = ((word[4], word[5]), (word[6], word[7]))
         return Terrain(rows, columns, word[8] != 0, (), jnp.int32(0))
 
-    def gains(self, agent: Any) -> tuple[Array, Array]:
+    def gains(self, reading: Any) -> tuple[Array, Array]:
         """dtype[]: the summands of a reading "class 0" and "class 1"."""
         storage = self.config.storage
 
@@ -150,28 +188,45 @@ class _Copy:
                 return jax.lax.bitcast_convert_type(word, jnp.float32)
             return word.astype(storage.dtype)
 
-        return decode(self.word(agent, "gain0")), decode(self.word(agent, "gain1"))
+        return decode(self.word(reading, "gain0")), decode(self.word(reading, "gain1"))
 
-    def wrong(self, agent: Any, rows: Array, columns: Array) -> Array:
+    def wrong(self, reading: Any, rows: Array, columns: Array) -> Array:
         """bool: `sensor.wrong` of cells of the map."""
         first, second = (
-            jax.lax.bitcast_convert_type(self.word(agent, name), jnp.uint32) for name in ("seed0", "seed1")
+            jax.lax.bitcast_convert_type(self.word(reading, name), jnp.uint32) for name in ("seed0", "seed1")
         )
         bits = sensor.draw(first, second, rows * self.config.n + columns)
-        return sensor.half(bits, agent).astype(jnp.int32) < self.word(agent, "limit")
+        agent = reading % self.config.num_agents if self.readings > self.config.num_agents else reading
+        return sensor.half(bits, agent).astype(jnp.int32) < self.word(reading, "limit")
 
 
-def _whole_maps(config: MapConfig, measurements: Measurements) -> tuple[Array, ...]:
-    """Return ground truth bits uint8 and recorded readings int8, if any, padded to whole tiles."""
+def _whole_maps(config: MapConfig, measurements: Measurements) -> dict[str, Array]:
+    """Return what is stored by cell, padded to whole tiles, of what there is.
+
+    Returns:
+        "bits": ground truth uint8[B or 1, rows / 8, columns]; "recorded": readings int8[B, A or 2 A, rows, columns].
+    """
     rows, columns = config.shape
-    padded = []
-    if not isinstance(measurements.terrain.bits, tuple):
-        bits = ground.bit_array(measurements.terrain.bits)
-        padded.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - config.n))))
+    whole = {}
+    if (bits := _ground_bits(measurements.terrain)) is not None:
+        whole["bits"] = jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - config.n)))
     if not isinstance(measurements.source, Noise):
-        missing = ((0, rows - config.n), (0, columns - config.n))
-        padded.append(jnp.pad(measurements.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
-    return tuple(padded)
+        recorded = [measurements.source, *([measurements.sent.source] if measurements.sent else [])]
+        missing = ((0, 0), (0, 0), (0, rows - config.n), (0, columns - config.n))
+        whole["recorded"] = jnp.pad(jnp.concatenate(recorded, axis=1).astype(jnp.int8), missing)
+    return whole
+
+
+def _ground_bits(terrain: Terrain) -> Array | None:
+    """Return the ground truth uint8[B, n / 8, n] of the copies, [1, ...] if they share it; None without any."""
+    if isinstance(terrain.bits, tuple):
+        return None
+    return ground.bit_array(terrain.bits)[None] if isinstance(terrain.bits, Raster) else terrain.bits
+
+
+def _by_copy(shared: bool, copy: Any) -> Any:
+    """Return the index of a copy's row along an axis that all copies may share."""
+    return 0 if shared else copy
 
 
 def _cells(shape: tuple[int, int], row: Any, column: Any) -> tuple[Array, Array]:
@@ -192,191 +247,232 @@ def _unpack(bits: Array) -> Array:
 # Maps
 
 
-def _spans(n: int, length: int) -> int:
-    """Most blocks of an axis of n cells, cut into 11, that `length` cells from a multiple of it on overlap."""
-    starts = range(0, n, length)
-    return max((min(s + length, n) * LATTICE - 1) // n - s * LATTICE // n + 1 for s in starts)
-
-
 def _sweep(
-    config: MapConfig, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
+    config: MapConfig,
+    team: bool,
+    words: Array,
+    beliefs: Array,
+    blocks: Array,
+    beyond: Array,
+    whole: dict[str, Array],
+    interpret: bool,
 ) -> tuple[Array, ...]:
-    """Update beliefs, the team's map or the others, in place, and return them with sums over these M maps.
+    """Update the team's map or the others in place. Return beliefs, `Tiles.blocks`, `Tiles.beyond` of all maps.
 
-    These are float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns; of
-    the team's map, int32[B, tiles, 10], the sums of each strip.
+    Of the team's map also int32[B, strips, 10], by how much each strip changes the sums, see `_write_changes`.
     """
-    n = config.n
+    tiling = config.tiling
     copies = words.shape[0]
-    columns = tile(n)[1]
     height = config.shape[0]
-    across = config.shape[1] // columns
     first, maps = (config.num_agents, 1) if team else (0, config.num_agents)
-    spans = _spans(n, columns)
-    strip = pl.BlockSpec((None, None, height, columns), lambda j, m, b: (b, first + m, 0, j))
-    inputs = [pl.BlockSpec((None, words.shape[1]), lambda j, m, b: (b, 0)), strip]
-    for array in whole:
-        if array.ndim == 3:
-            inputs.append(pl.BlockSpec((None, height // 8, columns), lambda j, m, b: (b, 0, j)))
-        else:
-            inputs.append(pl.BlockSpec((None, array.shape[1], height, columns), lambda j, m, b: (b, 0, 0, j)))
-    outputs = [
-        (strip, jax.ShapeDtypeStruct(beliefs.shape, beliefs.dtype)),
-        (
-            pl.BlockSpec((None, None, LATTICE, spans), lambda j, m, b: (b, m, 0, j)),
-            jax.ShapeDtypeStruct((copies, maps, LATTICE, across * spans), jnp.float32),
-        ),
+
+    def of_map(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, *shape), lambda j, m, b: (b, first + m, 0, j))
+
+    state = [
+        of_map(height, tiling.columns),
+        of_map(tiling.down * tiling.row_spans, tiling.column_spans),
+        of_map(tiling.down, 1),
     ]
+    inputs = [pl.BlockSpec((None, words.shape[1]), lambda j, m, b: (b, 0)), *state]
+    arrays = dict(whole)
+    if "bits" in whole:
+        shared = len(whole["bits"]) == 1
+        strip = (None, height // 8, tiling.columns)
+        inputs.append(pl.BlockSpec(strip, lambda j, m, b: (_by_copy(shared, b), 0, j)))
+    if "recorded" in whole:
+        strips = (None, whole["recorded"].shape[1], height, tiling.columns)
+        inputs.append(pl.BlockSpec(strips, lambda j, m, b: (b, 0, 0, j)))
+    if team and config.storage.name == "int16":
+        arrays["entropies"] = _tabulate_entropies(config)
+        inputs.append(pl.BlockSpec(arrays["entropies"].shape, lambda j, m, b: (0,)))
+    outputs = list(state)
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (beliefs, blocks, beyond)]
     if team:
-        sums_spec = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
-        outputs.append((sums_spec, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
+        outputs.append(pl.BlockSpec((None, None, 2 * _PAIRS + _COUNTS), lambda j, m, b: (b, j, 0)))
+        shapes.append(jax.ShapeDtypeStruct((copies, tiling.across, 2 * _PAIRS + _COUNTS), jnp.int32))
     return pl.pallas_call(
-        functools.partial(_sweep_strip, config, team),
-        grid=(across, maps, copies),  # neighbours in memory first
+        functools.partial(_sweep_strip, config, team, tuple(arrays)),
+        grid=(tiling.across, maps, copies),  # neighbours in memory first
         in_specs=inputs,
-        out_specs=[spec for spec, _ in outputs],
-        out_shape=[shape for _, shape in outputs],
-        input_output_aliases={1: 0},
+        out_specs=outputs,
+        out_shape=shapes,
+        input_output_aliases={1: 0, 2: 1, 3: 2},
         compiler_params=triton.CompilerParams(num_warps=_SWEEP_WARPS, num_stages=1),
         interpret=interpret,
         name="coverage_team_map" if team else "coverage_local_maps",
-    )(words, beliefs, *whole)
+    )(words, beliefs, blocks, beyond, *arrays.values())
 
 
-def _sweep_strip(config: MapConfig, team: bool, words: Any, old_map: Any, *references: Any) -> None:
-    """Update a strip of columns of one map from top to bottom, tile by tile, and compute its sums."""
-    inputs = len(references) - (3 if team else 2)
-    bits = [reference for reference in references[:inputs] if len(reference.shape) == 2]
-    readings = [reference for reference in references[:inputs] if len(reference.shape) == 3]
-    new_map, blocks, *sums = references[inputs:]
-    receiver = jnp.int32(config.num_agents) if team else pl.program_id(1)
-    shape = tile(config.n)
-    down = config.shape[0] // shape[0]
-    column = pl.program_id(0) * shape[1]
+def _sweep_strip(
+    config: MapConfig, team: bool, names: Sequence[str], words: Any, old_map: Any, _: Any, old_beyond: Any, *others: Any
+) -> None:
+    """Update a strip of tiles of one map from top to bottom, and what is kept of them.
+
+    Args:
+        config: of the maps.
+        team: whether the map is the team's.
+        names: of the inputs that follow `old_beyond`, as in `_whole_maps`, and "entropies".
+        words, old_map, _, old_beyond: inputs, see `_sweep`; the third one is only written.
+        others: the named inputs, then the outputs.
+    """
+    given = dict(zip(names, others, strict=False))
+    new_map, blocks, beyond, *changes = others[len(names) :]
+    storage = config.storage
+    agents = config.num_agents
+    tiling = config.tiling
+    shape = tiling.rows, tiling.columns
+    column = pl.program_id(0) * tiling.columns
+    receiver = jnp.int32(agents) if team else pl.program_id(1)
     copy = _Copy(config, words)
-    resized = _Resized(config.n, shape, column, blocks)
+    # agents hear what messages hold; the team's map takes what is measured now
+    messages = range(agents) if team else range(copy.readings - agents, copy.readings)
+    heard = [copy.hears(receiver, sender) for sender in range(agents)]
+    sources = [*(zip(messages, heard, strict=True)), *([] if team else [(receiver, jnp.bool_(True))])]
+    boxes = [copy.box(reading) for reading, _ in sources]
+    columns_meet = [
+        enters & (box.left < column + shape[1]) & (box.right > column)
+        for box, (_, enters) in zip(boxes, sources, strict=True)
+    ]
+    clips = functools.reduce(jnp.logical_or, heard)
 
-    def load(i: Any) -> Array:
-        return old_map[pl.ds(i * shape[0], shape[0]), :]
-
-    def one_tile(i: Array, state: Any) -> Any:
-        old, read, added = state
-        following = load(jnp.minimum(i + 1, down - 1))  # prefetched
+    def visit(i: Array, meets: Sequence[Array], added: Any) -> Any:
         row = i * shape[0]
         tile_rows = pl.ds(row, shape[0])
         cells = _cells(shape, row, column)
 
         def truth() -> Array:
             value = ground.truth(copy.terrain(), *cells)
-            return value | _unpack(bits[0][pl.ds(i * (shape[0] // 8), shape[0] // 8), :]) if bits else value
+            if "bits" in given:
+                value |= _unpack(given["bits"][pl.ds(i * (shape[0] // 8), shape[0] // 8), :])
+            return value
 
-        def reads(agent: Any) -> Array:
-            return readings[0][agent, tile_rows, :] != 0 if readings else truth() ^ copy.wrong(agent, *cells)
+        def enter(k: int, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            (reading, _), (value, touched) = sources[k], state
+            if "recorded" in given:
+                read = given["recorded"][reading, tile_rows, :] != 0
+            else:
+                read = truth() ^ copy.wrong(reading, *cells)
+            inside = boxes[k].holds(*cells)
+            gains = copy.gains(reading)
+            change = jnp.where(read, gains[1], gains[0])
+            value = jnp.where(inside, storage.fuse(value, change), storage.clip(value) if whole_map else value)
+            return value, touched | inside
 
-        def meets(agent: Any) -> Array:
-            box = copy.box(agent)
-            over = (box.top < row + shape[0]) & (box.bottom > row)
-            return over & (box.left < column + shape[1]) & (box.right > column)
-
-        new = _update_tile(config, copy, old, None if team else receiver, cells, meets, reads)
-        new_map[tile_rows, :] = new
-        read = resized.add(read, row, cells[0], probability(config.storage.log_odds(new)))
-        if team:
-            added = _add_cells(config, added, old, new, truth(), (cells[0] < config.n) & (cells[1] < config.n))
-        return following, read, added
-
-    nothing = jnp.zeros(shape, jnp.int32)
-    state = load(0), (jnp.zeros(shape, jnp.float32), jnp.int32(0)), (nothing,) * 4 if team else ()
-    _, read, added = jax.lax.fori_loop(jnp.int32(0), jnp.int32(down), one_tile, state)
-    resized.write(*read)
-    if team:  # three pairs (see `fixed_point.total`), then the counts as in `Sums`
-        for k, cells in enumerate(added[:3]):
-            for part, values in enumerate((cells >> 12, cells & 4095)):
-                sums[0][2 * k + part] = jnp.sum(values, dtype=jnp.int32)
-        for k in range(4):
-            sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255, dtype=jnp.int32)
-
-
-def _update_tile(
-    config: MapConfig, copy: _Copy, old: Array, receiver: Array | None, cells: Any, meets: Any, reads: Any
-) -> Array:
-    """Return a tile after the measurement of agent `receiver` (None: the team) and this time's messages."""
-    storage = config.storage
-    agents = config.num_agents
-
-    def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        old = old_map[tile_rows, :]
+        state = storage.value(old), jnp.zeros(shape, jnp.bool_)
+        if not team:  # first its own measurement
+            state = _call_if(meets[agents], functools.partial(enter, agents, False), state)
+        late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
+        for k in range(agents):
+            state = _call_if(meets[k], functools.partial(enter, k, True), state)
+            late = (late | heard[k]) & ~meets[k]
         value, touched = state
-        inside = copy.box(agent).holds(*cells)
-        gains = copy.gains(agent)
-        change = jnp.where(reads(agent), gains[1], gains[0])
-        value = jnp.where(inside, storage.fuse(value, change), storage.clip(value) if whole_map else value)
-        return value, touched | inside
+        value = _call_if(late, storage.clip, value)
+        new = jnp.where(touched | (old != storage.unseen), value, old)
+        new_map[tile_rows, :] = new
+        exceeds = jnp.abs(storage.value(new)) > storage.limit
+        beyond[i, 0] = jnp.max(exceeds.astype(jnp.int32))
+        _write_blocks(config, blocks, i, column, cells[0], probability(storage.log_odds(new)))
+        return _add_changes(config, added, old, new, truth(), given.get("entropies")) if team else added
 
-    def keep(state: Any) -> Any:
-        return state
+    def consider(i: Array, added: Any) -> Any:
+        row = i * shape[0]
+        meets = [
+            across & (box.top < row + shape[0]) & (box.bottom > row)
+            for box, across in zip(boxes, columns_meet, strict=True)
+        ]
+        changes = functools.reduce(jnp.logical_or, meets) | (clips & (old_beyond[i, 0] != 0))
+        return jax.lax.cond(changes, functools.partial(visit, i, meets), lambda added: added, added)
 
-    state = storage.value(old), jnp.zeros(old.shape, jnp.bool_)
-    if receiver is not None:
-        state = jax.lax.cond(meets(receiver), functools.partial(enter, receiver, False), keep, state)
-    late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
-    for sender in range(agents):
-        heard = jnp.bool_(True) if receiver is None else copy.words[agents * (len(_WORDS) + receiver) + sender] != 0
-        entered = heard & meets(sender)
-        state = jax.lax.cond(entered, functools.partial(enter, sender, True), keep, state)
-        late = (late | heard) & ~entered
-    value, touched = state
-    value = jax.lax.cond(late, storage.clip, keep, value)
-    return jnp.where(touched | (old != storage.unseen), value, old)
+    nothing = (jnp.zeros(shape, jnp.int32),) * (_PAIRS + 1) if team else ()
+    added = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiling.down), consider, nothing)
+    if team:
+        _write_changes(changes[0], added)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Resized:
-    """Sums over the cells of a strip in each of the 11 blocks of rows and each block of columns that it overlaps.
+def _call_if(condition: Array, function: Callable[[Any], Any], state: Any) -> Any:
+    return jax.lax.cond(condition, function, lambda state: state, state)
 
-    Cells count by 11 times their share in a block, along both axes. The state is (sums so far float32[tile], the block
-    of rows they belong to); a block is written when the next one begins.
+
+def _write_blocks(config: MapConfig, blocks: Any, i: Array, column: Array, rows: Array, values: Array) -> None:
+    """Write `Tiles.blocks` of tile i of the strip at `column`, from the probabilities of its cells."""
+    tiling = config.tiling
+    line = column + jax.lax.iota(jnp.int32, tiling.columns)
+    top, left = tiling.first_block(i * tiling.rows), tiling.first_block(column)
+    for r in range(tiling.row_spans):
+        sums = jnp.sum(values * tiling.share(top + r, rows), axis=0)
+        for c in range(tiling.column_spans):
+            blocks[i * tiling.row_spans + r, c] = jnp.sum(sums * tiling.share(left + c, line))
+
+
+# Changes of the sums over the team's map
+
+_CLASSES = ("above", "below", "unknown")  # of cells, by their weight
+
+
+def _tabulate_entropies(config: MapConfig) -> Array:
+    """int32[4 (limit + 1)]: fixed-point entropies of cells that store 0, 1, ..., `limit` (or minus that).
+
+    They are weighted as cells that count as class 1, as class 0 and as unknown, and not at all.
     """
+    storage, weights = config.storage, config.weights.relative
+    entropy = storage.entropy(jnp.arange(int(storage.limit) + 1, dtype=storage.dtype))
+    rows = [*(jnp.float32(weight) * entropy for weight in (weights.classes[1], weights.classes[0], weights.unknown))]
+    return to_fixed_point(jnp.concatenate([*rows, entropy]))
 
-    n: int
-    shape: tuple[int, int]
-    column: Array
-    blocks: Any
 
-    def share(self, block: Array, cell: Array) -> Array:
-        """float32: 11 times the share of the cells that lies in a block of their axis."""
-        low, high = jnp.maximum(LATTICE * cell, block * self.n), jnp.minimum(LATTICE * (cell + 1), (block + 1) * self.n)
-        return jnp.maximum(high - low, 0).astype(jnp.float32)
+def _add_changes(config: MapConfig, added: Any, old: Array, new: Array, interest: Array, table: Any) -> Any:
+    """Add by how much a tile's cells change the sums: three fixed-point numbers, and four counts in one number."""
+    storage = config.storage
 
-    def first(self, cell: Array) -> Array:
-        """int32[]: the block that a cell begins in."""
-        return jax.lax.div(LATTICE * cell, jnp.int32(self.n))
+    if table is None:
 
-    def add(self, state: Any, row: Array, rows: Array, values: Array) -> Any:
-        """Return the state with a tile that starts at `row` added."""
-        first = self.first(row)
+        def weigh(weighted_as: Array, stored: Array) -> Array:
+            weight = storage.weight(weighted_as, config.weights.relative)
+            return _to_fixed_point(weight * entropy_of_log_odds(storage.log_odds(stored)))
 
-        def begin(block: Array, state: Any) -> Any:
-            self.write(*state)
-            return jnp.zeros(self.shape, jnp.float32), block
+        def measure(stored: Array) -> Array:
+            return _to_fixed_point(entropy_of_log_odds(storage.log_odds(stored)))
 
-        def enter(block: Array, state: Any) -> Any:
-            sums, _ = jax.lax.cond(state[1] == block, lambda state: state, functools.partial(begin, block), state)
-            return sums + values * self.share(block, rows), block
+    else:
+        length = table.shape[0] // 4
 
-        state = enter(first, state)
-        for k in range(1, _spans(self.n, self.shape[0])):
-            block = first + k
-            reached = (block * self.n < LATTICE * (row + self.shape[0])) & (block < LATTICE)
-            state = jax.lax.cond(reached, functools.partial(enter, block), lambda state: state, state)
-        return state
+        def find_size(stored: Array) -> Array:
+            return jnp.minimum(jnp.abs(storage.value(stored).astype(jnp.int32)), jnp.int32(storage.limit))
 
-    def write(self, sums: Array, block: Array) -> None:
-        """Write the sums of a block of rows."""
-        line = self.column + jax.lax.iota(jnp.int32, self.shape[1])
-        left = self.first(self.column)
-        sums = jnp.sum(sums, axis=0)
-        for k in range(_spans(self.n, self.shape[1])):
-            self.blocks[block, k] = jnp.sum(sums * self.share(left + k, line))
+        def weigh(weighted_as: Array, stored: Array) -> Array:
+            above, below = storage.above(weighted_as, KNOWN), storage.below(weighted_as, 1.0 - KNOWN)
+            row = jnp.where(above, jnp.int32(0), jnp.where(below, jnp.int32(length), jnp.int32(2 * length)))
+            return table[row + find_size(stored)]
+
+        def measure(stored: Array) -> Array:
+            return table[3 * length + find_size(stored)]
+
+    weighted_old = weigh(old, old)
+    changes = (
+        weigh(new, new) - weighted_old,
+        jnp.where(interest, measure(new) - measure(old), jnp.int32(0)),
+        weigh(new, old) - weighted_old,
+    )
+    increment = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
+    predicted = storage.above(new, PREDICTED).astype(jnp.int32) - storage.above(old, PREDICTED).astype(jnp.int32)
+    seen = (new != storage.unseen).astype(jnp.int32) - (old != storage.unseen).astype(jnp.int32)
+    counts = predicted * increment + ((seen * increment) << 16)
+    sums = (cells + change for cells, change in zip(added, (*changes, counts), strict=True))
+    return tuple(sums)
+
+
+def _write_changes(out: Any, added: Any) -> None:
+    """Write the sums of a strip: (high, low) of each fixed-point number, see `fixed_point.total`, then the counts."""
+    *fractions, counts = added
+    for k, cells in enumerate(fractions):
+        for part, values in enumerate((cells >> 12, cells & 4095)):
+            out[2 * k + part] = jnp.sum(values, dtype=jnp.int32)
+    for k in range(_COUNTS):
+        count = ((counts + 128) & 255) - 128  # a cell's count changes at most once in each of fewer than 128 tiles
+        out[2 * _PAIRS + k] = jnp.sum(count, dtype=jnp.int32)
+        counts = (counts - count) >> 8
 
 
 def _to_fixed_point(values: Array) -> Array:
@@ -386,32 +482,6 @@ def _to_fixed_point(values: Array) -> Array:
     whole = below.astype(jnp.int32)
     rest = scaled - below
     return whole + ((rest > 0.5) | ((rest == 0.5) & (whole & 1 == 1))).astype(jnp.int32)
-
-
-def _add_cells(config: MapConfig, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
-    """Add a tile of the team's map to a strip's cell-by-cell sums: three fixed-point numbers, and four counts."""
-    storage = config.storage
-    weight = jnp.where(counted, storage.weight(new, config.weights.relative), 0.0)
-    entropy_old = entropy_of_log_odds(storage.log_odds(old))
-    entropy_new = entropy_of_log_odds(storage.log_odds(new))
-    interest &= counted
-    fractions = (weight * entropy_new, jnp.where(interest, entropy_new, 0.0), weight * entropy_old)
-    predicted = (storage.above(new, PREDICTED) & counted).astype(jnp.int32)
-    seen = ((new != storage.unseen) & counted).astype(jnp.int32)
-    increment = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
-    counts = predicted * increment + ((seen * increment) << 16)
-    sums = (cells + _to_fixed_point(values) for cells, values in zip(added[:3], fractions, strict=True))
-    return *sums, added[3] + counts
-
-
-def _resize(config: MapConfig, blocks: Array) -> Array:
-    """float32[B, M, 11, 11] from the sums of the strips."""
-    n = config.n
-    columns = tile(config.n)[1]
-    starts = np.arange(config.shape[1] // columns) * columns
-    block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
-    matrix = (block == np.arange(LATTICE)[None]).astype(np.float32) / np.float32(n * n)
-    return jnp.einsum("bmdc,ce->bmde", blocks, matrix, precision=jax.lax.Precision.HIGHEST)
 
 
 # Readings
@@ -437,8 +507,8 @@ def _look_matrices(cells_per_footprint: int) -> tuple[np.ndarray, np.ndarray, bo
 def _resize_readings(config: MapConfig, words: Array, level: Array, terrain: Terrain) -> Array:
     """float32[B, A, 11, 11]: see `UpdateStats.measured`."""
     _, units, _ = _look_matrices(config.cells_per_footprint)
-    bits = () if isinstance(terrain.bits, tuple) else (terrain.bits,)
-    sums = _on_platform(functools.partial(_look, config), words, *bits)
+    bits = _ground_bits(terrain)
+    sums = _on_platform(functools.partial(_look, config), words, *(() if bits is None else (bits,)))
     unit = jnp.take(jnp.asarray(units), level, mode="clip")
     return sums[..., :LATTICE, :LATTICE] * unit[..., None, None]
 
@@ -448,13 +518,14 @@ def _look(config: MapConfig, words: Array, *bits: Array, interpret: bool) -> Arr
     matrices, _, exact = _look_matrices(config.cells_per_footprint)
     copies = words.shape[0]
     agents = config.num_agents
+    shared = any(len(one) == 1 for one in bits)
     return pl.pallas_call(
         functools.partial(_look_at, config, exact),
         grid=(agents, copies),
         in_specs=[
             pl.BlockSpec((None, words.shape[1]), lambda a, b: (b, 0)),
             pl.BlockSpec(matrices.shape, lambda a, b: (0, 0, 0)),
-            *(pl.BlockSpec((None, *array.shape[1:]), lambda a, b: (b, 0, 0)) for array in bits),
+            *(pl.BlockSpec((None, *one.shape[1:]), lambda a, b: (_by_copy(shared, b), 0, 0)) for one in bits),
         ],
         out_specs=pl.BlockSpec((None, None, _SIDE, _SIDE), lambda a, b: (b, a, 0, 0)),
         out_shape=jax.ShapeDtypeStruct((copies, agents, _SIDE, _SIDE), jnp.float32),

@@ -9,6 +9,7 @@ from envs_jax.base import Array, pytree
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import PREDICTED, Storage, Weights
 from envs_jax.coverage.maps.fixed_point import to_fixed_point, uniform_total
+from envs_jax.coverage.maps.tiles import Tiling
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 
@@ -21,7 +22,7 @@ class MapConfig:
     num_agents: int  # A
     storage: Storage  # how log-odds are stored
     weights: Weights  # importance of cells in the reward
-    tile: tuple[int, int] = (1, 1)  # maps are padded to multiples of these rows and columns; only one backend needs it
+    tile: tuple[int, int] | None = None  # rows and columns of a tile, for the backend that has tiles
 
     @property
     def n(self) -> int:
@@ -29,9 +30,16 @@ class MapConfig:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of a stored map."""
-        rows, columns = (-(-self.n // size) * size for size in self.tile)
-        return rows, columns
+        """Rows and columns of a stored map, which is padded to whole tiles."""
+        if self.tile is None:
+            return self.n, self.n
+        return self.tiling.down * self.tiling.rows, self.tiling.across * self.tiling.columns
+
+    @property
+    def tiling(self) -> Tiling:
+        """The tiles of a map; only where there are some."""
+        assert self.tile is not None
+        return Tiling(self.n, *self.tile)
 
 
 @pytree
@@ -85,13 +93,15 @@ class Maps:
             team's last. ([A + 1, *MapConfig.shape]: what lies beyond n is padding.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
-        overflow: the clip's bookkeeping of one backend.
+        overflow: the clip's bookkeeping of the backend "windows".
+        tiles: `Tiles` of the backend "pallas", () in others.
     """
 
     beliefs: Array
     probability: Array
     sums: Sums
     overflow: ClipOverflow
+    tiles: Any = ()
 
 
 @pytree
@@ -132,4 +142,5 @@ def empty(config: MapConfig, terrain: Terrain) -> Maps:
             cells=jnp.zeros((maps,), jnp.bool_),
             probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
         ),
+        tiles=() if config.tile is None else config.tiling.start(maps, storage.start_probability),
     )
