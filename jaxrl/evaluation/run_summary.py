@@ -209,7 +209,7 @@ def _state(root: Path, meta: dict[str, Any], env_steps: int) -> str:
 def count_minutes(rows: Rows) -> list[tuple[float, float]]:
     """Return step and minutes of training of each row with a number of environment steps."""
     timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/seconds") is not None]
-    return [(row.get("step", row["env_steps"]), row["time/seconds"] / 60) for row in timed]
+    return [(row["step"] if "step" in row else row["env_steps"], row["time/seconds"] / 60) for row in timed]
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
