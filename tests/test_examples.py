@@ -138,7 +138,7 @@ def test_dqn_computes_the_same_on_one_and_eight_devices() -> None:
 
 
 @pytest.mark.long
-def test_dqn_beats_scripted_snakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dqn_beats_random_snakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     execute(ROOT / "examples" / "dqn.py", tmp_path, {}, {})
     policy = jaxrl.load(tmp_path / (tmp_path / "runs" / "latest").read_text().strip())
