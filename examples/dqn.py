@@ -36,7 +36,7 @@ class Dqn(OffPolicy):
 
     parts = ("critic",)
     modes = ("greedy",)
-    traced = ("gamma", "tau", "critic_lr", "final_lr_fraction", "eps_min")
+    sweepable = ("gamma", "tau", "critic_lr", "final_lr_fraction", "eps_min")
     fixed_settings: ClassVar[dict[str, Any]] = {"actor_lr": 3e-4, "actor_update_period": 1, "random_steps": 0}
 
     def __post_init__(self) -> None:

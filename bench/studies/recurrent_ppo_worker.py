@@ -36,7 +36,7 @@ def build_jaxrl(settings: dict[str, Any]) -> Train:
         critic_lr=settings["learning_rate"],
         final_lr_fraction=0.0,
         gamma=settings["gamma"],
-        gae_lambda=settings["gae_lambda"],
+        td_lambda=settings["gae_lambda"],
         clip_ratio=settings["clip_ratio"],
         entropy_weight=settings["entropy_weight"],
         max_grad_norm=settings["max_grad_norm"],
