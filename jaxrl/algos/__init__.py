@@ -1,4 +1,4 @@
-"""Algorithms by name. Each file has the equations of one algorithm first and its wiring below."""
+"""Algorithms by name. A file's docstring has its equations and the order of its parts."""
 
 from typing import TYPE_CHECKING
 

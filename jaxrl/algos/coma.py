@@ -2,32 +2,34 @@
 
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
 Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping. `coma_original` computes what their repository
-does. A training step rolls out `horizon` steps in every environment, one episode where all have that length, and then
-learns in this order:
+does. A training step rolls out `horizon` steps in every environment, one episode if all episodes have that length, and
+then learns in this order:
 
-1. The target critic Q' gives the targets of all transitions, y_t = r_t + d_t ((1 - l) Q'(s', a') + l y_{t+1}), where
-   d_t = gamma (1 - terminated) and l = lambda (1 - done): `prepare`. Agents that leave: `lambda_targets`.
-2. Every `target_update_period` training steps Q' becomes a copy of Q: `prepare`. With `tau` it moves towards Q by this
-   share instead, before the first minibatch of each epoch: `move_targets`.
+1. The target critic Q' gives the targets of all transitions, y_t = r_t + d_t ((1 - l_t) Q'(s_{t+1}, a_{t+1}) + l_t
+   y_{t+1}): `prepare`. d_t is gamma, or 0 where the episode terminated; l_t is lambda, or 0 where it ended, so that
+   truncated episodes bootstrap from their last state. Agents that leave: `lambda_targets`.
+2. Every `target_update_period` training steps Q' becomes a copy of Q: `prepare`. With `tau` > 0, Q' instead moves by
+   this share towards Q at the start of each epoch, after the targets of this training step: `move_targets`.
 3. Each epoch first takes a step of the critic on every minibatch, with the loss mean w (Q(s, a) - y)^2: `critic_loss`.
    After its step the critic's values Q(s, .) of the minibatch are stored: `evaluate_minibatch`.
 4. Each of the last `actor_epochs` epochs then takes a step of the actor on every minibatch, with these values: the
-   advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `actor_loss`. The recommended
-   settings take y in place of Q(s, a) in A (`advantage: return`), clip ratios and add an entropy bonus.
+   advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `actor_loss`. The preset `coma`
+   takes y in place of Q(s, a) in A (`advantage: return`), clips ratios and adds an entropy bonus.
 
-The policy pi is mixed with uniform exploration and then masked. The weight w is 0 after an episode's end, and 1 on
-average. With `memory` the actor is recurrent, as in Foerster et al.; the critic, which sees the state, is not. With
-`message_passing` the actor also hears other agents; without `share_parameters` each type of agent has networks of its
-own. `on_policy` has the epochs and minibatches, `team_policy` the networks. Minibatches have rows of L steps of K
-agents, both 1 unless networks need whole teams or whole episodes: see `minibatches`. This file goes on in this order:
-settings, targets, losses, acting, networks, sizes.
+The policy is pi = mask ((1 - epsilon) softmax(logits) + epsilon / n), renormalised. The weight w is 0 where an episode
+has ended, as the action on its last observation is ignored, and for absent agents; elsewhere it is constant, and its
+mean over a rollout is 1. With `memory` the actor is recurrent, as in Foerster et al.; the critic, which sees the state,
+is not. With `message_passing` the actor also hears other agents; without `share_parameters` each type of agent has
+networks of its own. `on_policy` has the epochs and minibatches, `team_policy` the networks. Minibatches have rows of L
+steps of K agents, both 1 unless networks need whole teams or whole episodes: see `minibatches`. This file goes on in
+this order: settings, targets, losses, acting, networks, sizes.
 
 From Westheider et al., not in Foerster et al.: several epochs over minibatches of transitions, shuffled over whole
-episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio`
-is set); Adam; networks without memory; means, not sums, over agents and steps. New here: the policy that is trained is
-the one that acts, after exploration and mask (theirs is before the mask); all episodes of a training step act with the
-same epsilon, also the action after the last step in the targets; transitions are shuffled within each logical shard;
-`clip_ratio` holds in every epoch; truncated episodes bootstrap.
+episodes, in which critic and actor take turns, and an actor's gradient without importance ratio (unless `clip_ratio` is
+set); Adam; networks without memory; means, not sums, over agents and steps. New here: the policy that is trained is the
+one that acts, after exploration and mask (theirs takes log pi before the mask); all episodes of a training step have
+one epsilon, with which also the action after the last step is drawn; transitions are shuffled within each logical
+shard; `clip_ratio` holds in every epoch; truncated episodes bootstrap.
 
 Layout letters: T steps, B environments, A agents, N rows, L steps and K agents of a row, n actions.
 """
@@ -74,7 +76,7 @@ class Coma(OnPolicy):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
     updates: ClassVar[Mapping[str, tuple[str, ...]]] = {"critic": ("critic",), "actor": ("actor",)}
-    acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9, "normalize_advantage": False}
+    acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9, "normalize_advantage": False}  # for any spec
     compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", *OnPolicy.compatible_settings)
     sweepable: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
@@ -98,7 +100,7 @@ class Coma(OnPolicy):
     eps_max: float = setting(0.5, "share of uniform exploration at the start, before masking", between=UNIT)
     eps_min: float = setting(0.02, "share of uniform exploration after eps_anneal", between=UNIT)
     eps_anneal: float = setting(
-        0.13, "share of the run over which exploration falls linearly; above 1, it goes on falling at the end",
+        0.1333, "share of the run over which exploration falls linearly; above 1, it does not reach eps_min",
         between=(1e-9, 100),
     )  # fmt: skip
     dueling: bool = setting(False, "critic = value of the state + mean-free action values (arXiv 1511.06581)")
@@ -134,7 +136,7 @@ class Coma(OnPolicy):
         if self.egocentric and (spec.egocentric is None or spec.critic_input is None):
             missing = "critic_input" if spec.egocentric else "egocentric views"
             raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
-        object.__setattr__(self, "spec", with_critic_input(spec))
+        object.__setattr__(self, "spec", with_critic_input(spec))  # a default one, where the environment has none
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
             raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
         super().__post_init__()
@@ -176,13 +178,14 @@ class Coma(OnPolicy):
         target = self.compute_targets(trajectory, last, value, last_value)
         rows["target"] = self.batches.cut(target)
         metrics = {"target_mean": self.layout.sample_mean(rows["weight"] * rows["target"])}
-        if self.tau == 0:  # the copy of the critic, from before this step's epochs, serves the next step's targets
-            is_new = params.critic.params, params.target, progress.learn_calls[1], self.target_update_period
-            params = dataclasses.replace(params, target=optax.periodic_update(*is_new))
+        if self.tau == 0:  # after this step's targets and before its epochs: a new copy serves the next step's targets
+            step = progress.learn_calls[1]  # this training step, counted from 0, modulo 2^32
+            copied = optax.periodic_update(params.critic.params, params.target, step, self.target_update_period)
+            params = dataclasses.replace(params, target=copied)
         return Prepared(params, rows, metrics)
 
     def compute_targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """Return y [T, B, A] of the target critic's values: of the actions taken, and of the next action."""
+        """Return y [T, B, A] from Q' of the actions taken, `value`, and of the next ones, `last_value` [B, A]."""
         return lambda_targets(trajectory, last, value, last_value, self.gamma, self.td_lambda)
 
     def compute_values(
@@ -192,22 +195,23 @@ class Coma(OnPolicy):
         layout = self.layout
         target = self.target_critic(params)
 
-        def compute_value(rows: Arrays) -> Array:
-            return select_action_value(self.values(target, rows["critic_input"]), rows["action"])
+        def compute_value(taken: Arrays) -> Array:
+            return select_action_value(self.values(target, taken["critic_input"]), taken["action"])
 
-        def compute_last_value(rows: tuple[Any, TimeStep, Array]) -> Array:
-            carry, timestep, keys = rows
+        def compute_last_value(ends: tuple[Any, TimeStep, Array]) -> Array:
+            carry, timestep, keys = ends
             action, _, _ = self.act(params.actor.params, carry, timestep, keys, progress, "explore")
             assert self.spec.critic_input is not None
             inputs = jax.vmap(self.spec.critic_input)(timestep, action)
-            return select_action_value(self.values(target, inputs[:, None])[:, 0], action)
+            return select_action_value(self.values(target, inputs[:, None])[:, 0], action)  # one step a row
 
         taken = {name: rows[name] for name in ("critic_input", "action")}
         value = self.batches.join(layout.apply(compute_value, taken, self.batches.row_samples))
         carry = self.find_last_carry(params.actor.params, rows)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, 0), layout.env_indices())
-        last_rows = carry, *layout.split((last, keys))
-        last_value = layout.apply(compute_last_value, last_rows, per_row=self.spec.num_agents)
+        key_act = jax.random.fold_in(key, 0)  # the shuffles have 1
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_act, layout.env_indices())
+        ends = carry, *layout.split((last, keys))
+        last_value = layout.apply(compute_last_value, ends, per_row=self.spec.num_agents)
         return value, last_value.reshape(-1, self.spec.num_agents)
 
     def target_critic(self, params: ComaParameters) -> Params:
@@ -218,11 +222,11 @@ class Coma(OnPolicy):
         """With `tau`, move the target critic towards the critic before the first minibatch of each epoch."""
         if stage != "critic" or not self.tau:
             return params
-        rate = jnp.where(index == 0, self.tau, 0.0)
+        rate = jnp.where(index == 0, self.tau, 0.0)  # a move by 0 changes nothing
         return dataclasses.replace(params, target=optax.incremental_update(params.critic.params, params.target, rate))
 
     def shuffle_keys(self, key: Key) -> Key:
-        return super().shuffle_keys(jax.random.fold_in(key, 1))  # `compute_values` has 0
+        return super().shuffle_keys(jax.random.fold_in(key, 1))  # `compute_values` acts with 0
 
     # Losses
 
@@ -248,7 +252,7 @@ class Coma(OnPolicy):
         return taken - jnp.sum(action_probs * values, axis=-1)
 
     def extend_minibatch(self, params: ComaParameters, stage: str, minibatch: Arrays, progress: Progress) -> Arrays:
-        """With `normalize_advantage`, add the deviation of the actor's advantages as "scale"."""
+        """With `normalize_advantage`, add the standard deviation of the advantages over the minibatch."""
         if stage != "actor" or not self.normalize_advantage:
             return minibatch
 
@@ -257,16 +261,17 @@ class Coma(OnPolicy):
             return self.compute_advantages(rows, apply_action_mask(mixed, rows["mask"]))
 
         advantages = self.layout.apply(compute_advantages, minibatch, self.batches.row_samples)
-        return minibatch | {"scale": self.batches.deviation(advantages, minibatch["weight"])}
+        return minibatch | {"deviation": self.batches.deviation(advantages, minibatch["weight"])}
 
     def policy_loss(self, logits: Array, epsilon: Array, minibatch: Arrays) -> tuple[Array, Arrays]:
-        """Return - mean w A log pi(a) (equation 5), clipped with `clip_ratio`, and metrics, for logits [..., n]."""
+        """Return -mean w A log pi(a) (equation 5), or PPO's surrogate with `clip_ratio`, and metrics."""
         weight = minibatch["weight"]
         old_log_prob = minibatch["log_prob"]
         action_probs = apply_action_mask(epsilon_mix(logits, epsilon), minibatch["mask"])  # exploration, then the mask
         advantage = self.compute_advantages(minibatch, jax.lax.stop_gradient(action_probs))
-        scaled = advantage / minibatch["scale"] if self.normalize_advantage else advantage
-        log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, minibatch["action"]), 1e-8))
+        scaled = advantage / minibatch["deviation"] if self.normalize_advantage else advantage  # not shifted
+        chosen_prob = select_action_value(action_probs, minibatch["action"])
+        log_prob = jnp.log(jnp.maximum(chosen_prob, 1e-8))  # finite where it has vanished
         loss = policy_gradient_loss(log_prob, old_log_prob, scaled, weight, self.clip_ratio)
         metrics = policy_metrics(advantage, log_prob, weight)
         return loss, metrics | {"kl": divergence(log_prob, old_log_prob, weight)}
@@ -285,7 +290,7 @@ class Coma(OnPolicy):
         return loss, metrics | {"policy_entropy": mean_entropy}
 
     def decide_step(self, stage: str, metrics: Arrays, progress: Progress) -> tuple[Array | None, Arrays]:
-        """Leave the actor as it is during `critic_warmup`, and where the divergence so far exceeds `target_kl`."""
+        """Leave the actor as it is during `critic_warmup`, and where the KL before the step exceeds 1.5 `target_kl`."""
         if stage != "actor":
             return None, metrics
         active = total(progress.episodes) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
@@ -295,15 +300,17 @@ class Coma(OnPolicy):
         return active, metrics | {"actor_moved": active.astype(jnp.float32)}
 
     def first_epoch(self, stage: str) -> int:
-        """Return the first epoch of a stage: the actor learns in the last `actor_epochs`."""
-        return self.num_epochs - (self.actor_epochs or self.num_epochs) if stage == "actor" else 0
+        """Return 0, or for the actor the first of the last `actor_epochs` epochs."""
+        if stage != "actor":
+            return 0
+        return self.num_epochs - (self.actor_epochs or self.num_epochs)
 
     # Schedules and acting
 
     def epsilon(self, progress: Progress) -> Array:
         """Return epsilon float32[] of a training step, as it is at the end of its last episode."""
-        done = total(progress.env_steps) + self.layout.num_envs * self.steps
-        share = done / (self.eps_anneal * progress.total_env_steps)
+        env_steps_after = total(progress.env_steps) + self.layout.num_envs * self.steps
+        share = env_steps_after / (self.eps_anneal * progress.total_env_steps)
         return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(share, 1.0)
 
     def entropy_bonus(self, progress: Progress) -> Array:
@@ -329,7 +336,7 @@ class Coma(OnPolicy):
 
     @functools.cached_property
     def networks(self) -> dict[str, TeamNetwork]:  # type: ignore[override]
-        """The actor, with a logit for each action, and the critic, with a value for each, 1 + n if dueling."""
+        """The actor, with a logit for each action, and the critic, with a value for each, after V(s) with `dueling`."""
         assert isinstance(self.spec.action, Discrete)
         actions = self.spec.action.n
         turn = self.spec.egocentric if self.egocentric else None

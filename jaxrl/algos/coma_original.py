@@ -67,15 +67,15 @@ def ipp_marl_targets(
         longest: steps of the longest episode.
 
     Returns:
-        targets, discounted returns.
+        targets; discounted returns, for comparison only.
     """
     assert_rank(reward_t, 1)
     assert_equal_shape([reward_t, done_t, value_tm1])
     steps = reward_t.shape[0]
     t = jnp.arange(steps, dtype=jnp.int32)
     end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each episode
-    length = end - t + 1  # M
-    started_behind_end = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
+    length = end - t + 1  # M, the steps from t to the end of its episode
+    starts_later_episode = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
 
     def power(base: float, exponent: Array) -> Array:
         return jnp.float32(base) ** exponent.astype(jnp.float32)
@@ -92,12 +92,15 @@ def ipp_marl_targets(
     (target, _, full), _ = jax.lax.scan(add, (zeros, zeros, zeros), jnp.arange(1, longest + 1, dtype=jnp.int32))
     target = target + jnp.where(end < steps - 1, power(lambda_, length + 1) * full, 0.0)
     target = (1 - lambda_) * target
-    return jnp.where(started_behind_end, 0.0, target), jnp.where(started_behind_end, 0.0, full)
+    return jnp.where(starts_later_episode, 0.0, target), jnp.where(starts_later_episode, 0.0, full)
 
 
 @pytree
 class OriginalParameters(ComaParameters):
-    """COMA's parameters, and the target critic, which is never updated."""
+    """COMA's parameters, and the critic as it was initialised, from which targets bootstrap as in the repository.
+
+    Nothing reads `target`.
+    """
 
     first_target: Params
 
@@ -112,10 +115,10 @@ class ComaOriginal(Coma):
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name, neutral in self.fixed_settings.items():
+        for name, neutral in self.fixed_settings.items():  # before `Algorithm` does, with advice
             if getattr(self, name) != neutral:
                 raise ValueError(
-                    f"{name} does not apply to coma_original, whose loss and networks are fixed: remove it, or use coma"
+                    f"{name} does not apply to coma_original, whose loss is the repository's: remove it, or use coma"
                 )
         super().__post_init__()
         if self.layout.shards > 1:

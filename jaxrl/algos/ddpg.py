@@ -59,7 +59,7 @@ class DdpgParameters:
         actor: Learner.
         critic: Learner of all critics.
         target_actor, target_critic: their slowly updated copies.
-        shown: {name: float32[]}, metrics of the actor's last step, under the name that checkpoints have.
+        shown: {name: float32[]}, metrics of the actor's last step.
     """
 
     actor: Learner

@@ -76,7 +76,7 @@ class Minibatches:
     def sample_weights(self, trajectory: Trajectory) -> Array:
         """Return the weight float32[T, B, A] of each transition, with a mean of 1.
 
-        It is 0 after an episode's end, and for agents that are not present.
+        It is 0 on an episode's last observation, the action on which is ignored, and for agents that are not present.
         """
         valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape[:3]).astype(jnp.float32)
         if jax.tree.leaves(trajectory.timestep.present):

@@ -62,7 +62,7 @@ class OnPolicy(Algorithm):
     num_epochs: int = setting(4, "epochs (passes over the rollout) per iteration", between=(1, 10_000))
     hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(2, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
-    initializer: Any = "orthogonal"
+    initializer: Any = "orthogonal"  # a setting in each subclass, with its own choices
     stride: int = setting(
         1, "stride of the first convolution, pixels; 2 takes a fifth of the arithmetic", between=(1, 100)
     )
@@ -86,7 +86,7 @@ class OnPolicy(Algorithm):
     # The stages of an epoch in order, and the parts that one step on a minibatch of each changes.
     updates: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
-    memory_parts: ClassVar[tuple[str, ...]] = ("actor",)  # that have the memory, if there is one
+    memory_parts: ClassVar[tuple[str, ...]] = ("actor",)  # the parts that are recurrent with `memory`
     weighs_agents: ClassVar[bool] = True
     compatible_settings: ClassVar[tuple[str, ...]] = ("memory", "message_passing", "message_heads", "share_parameters")
 
@@ -163,7 +163,7 @@ class OnPolicy(Algorithm):
         return jax.random.split(key, self.num_epochs)
 
     def move_targets(self, params: Any, stage: str, index: Array) -> Any:
-        """Return parameters whose targets have moved before step `index` int32[] of an epoch's stage."""
+        """Move target networks before minibatch `index` int32[] of a stage; return the parameters."""
         del stage, index
         return params
 
@@ -247,6 +247,7 @@ class OnPolicy(Algorithm):
         """Prepare the rollout, and shuffle its rows for each epoch."""
         prepared = self.prepare(state, trajectory, last_timestep, key, progress)
         order = self.batches.shuffle(self.shuffle_keys(key))
+        # the shapes of what each stage evaluates and reports, for their buffers
         minibatch = jax.eval_shape(pick, prepared.data, order[:, 0, 0])
         evaluated: dict[str, Arrays] = {}
         metrics: dict[str, Arrays] = {}

@@ -5,17 +5,17 @@ al. 2016 (GAE, arXiv 1506.02438). Agents share the actor. An agent's critic sees
 environment's centralised view (MAPPO, Yu et al. 2022, arXiv 2103.01955). An iteration collects a rollout from every
 environment and then learns in this order:
 
-1. The critic V gives the advantages A_t = delta_t + d_t l A_{t+1} with delta_t = r_t + d_t V(s') - V(s), the discount
-   d and lambda l, and the targets y = A + V(s): `prepare`. With `normalize_value` the critic learns y less
-   its running mean, over its running deviation, both including this rollout. With `normalize_advantage` A gets mean 0
-   and deviation 1.
+1. The critic V gives the advantages A_t = delta_t + d_t l_t A_{t+1} with delta_t = r_t + d_t V(s_{t+1}) - V(s_t), and
+   the targets y = A + V(s): `prepare`. d_t is gamma, or 0 where the episode terminated; l_t is lambda, or 0 where it
+   ended. With `normalize_value` the critic learns y less its running mean, over its running deviation, both including
+   this rollout. With `normalize_advantage` A gets mean 0 and deviation 1.
 2. Each epoch takes, on every minibatch, one step of the actor and of the critic at once: `actor_loss`, `critic_loss`.
-   The actor's loss is -mean w (min(r A, clip(r, 1 - c, 1 + c) A) + b H), the critic's mean w (V(s) - y)^2 / 2, with the
-   ratio r of the probabilities of the action now and when it was taken, the entropy H, its weight b and the clip range
-   c.
+   The actor's loss is -mean w (min(r A, clip(r, 1 - c, 1 + c) A) + b H), the critic's mean w (V(s) - y)^2 / 2, with r =
+   pi(a) / pi_old(a), the policy's entropy H, b the `entropy_weight` and c the `clip_ratio`.
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `finish`.
 
-The weight w is 0 after an episode's end, and 1 on average. With `memory` the actor and the critic are recurrent; with
+The weight w is 0 where an episode has ended, as the action on its last observation is ignored, and for absent agents;
+elsewhere it is constant, and its mean over a rollout is 1. With `memory` the actor and the critic are recurrent; with
 `message_passing` the actor also hears other agents; without `share_parameters` each type of agent has networks of its
 own. With a `risk_level` below 1 the critic learns quantiles of the return, and advantages look at the mean of its worst
 share: `quantiles`. `on_policy` has the epochs and minibatches, `team_policy` the networks. Minibatches have rows of L
@@ -51,8 +51,8 @@ from jaxrl.rl.policy_gradient import clipped_losses, divergence
 from jaxrl.rl.quantiles import quantile_losses, tail_advantages
 from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
 
-MIN_LOGIT = -69.0  # of an action when sampling, relative to the largest logit
-INITIAL_STD = 0.6  # of continuous actions, scaled to [-1, 1]
+MIN_LOGIT = -69.0  # lower bound of logits when sampling, relative to the largest
+INITIAL_STD = 0.6  # initial standard deviation of continuous actions in [-1, 1]
 
 
 @pytree
@@ -143,17 +143,18 @@ class Ppo(OnPolicy):
                 f"risk_level {self.risk_level:g} is less than one of {self.quantiles} quantiles: use --risk_quantiles "
                 f"{math.ceil(1 / self.risk_level)} or more"
             )
-        samples = self.batches.rows_per_shard
+        rows = self.batches.rows_per_shard
         count = self.num_minibatches
-        if self.recurrent and samples % count:
+        if self.recurrent and rows % count:
             raise ValueError(
-                f"num_minibatches {count} does not divide the {samples} environments of a logical shard, whose "
-                f"rollouts stay whole: use {largest_divisor(samples, count)}, or change num_envs"
+                f"num_minibatches {count} does not divide the {rows} environments of a logical shard, whose "
+                f"rollouts stay whole: use {largest_divisor(rows, count)}, or change num_envs"
             )
         if self.batches.size < 1:
+            kind = "samples" if self.batches.row_samples == 1 else "rows (steps of a whole team)"
             raise ValueError(
-                f"num_minibatches {count} exceeds the {samples} samples of a logical shard: lower it, or raise num_envs"
-                " or rollout_steps"
+                f"num_minibatches {count} exceeds the {rows} {kind} of a logical shard: lower it, or raise num_envs or "
+                "rollout_steps"
             )
         if self.normalize_advantage and self.most_samples < 2:
             raise ValueError(
@@ -180,15 +181,15 @@ class Ppo(OnPolicy):
         batches = self.batches
         rows = self.cut_rollout(trajectory) | self.cut_inputs(trajectory.timestep) | {"critic_carry": state.sharded}
         value, last_value, next_carry = self.compute_values(params, rows, last)
-        ends = trajectory, last, batches.join(value), last_value
+        rollout = trajectory, last, batches.join(value), last_value
         if self.quantiles:
-            key = jax.random.fold_in(key, self.num_epochs)  # those below shuffle
-            target = batches.cut(quantile_targets(layout, key, *ends, self.gamma, self.td_lambda))
+            key = jax.random.fold_in(key, self.num_epochs)  # shuffles have the keys 0 to num_epochs - 1
+            target = batches.cut(quantile_targets(layout, key, *rollout, self.gamma, self.td_lambda))
             advantage = tail_advantages(value, target, self.risk_level)
             mean_error = (target - value).mean(-1)
             mean_target = target.mean(-1)
         else:
-            advantage = batches.cut(self.compute_advantages(*ends))
+            advantage = batches.cut(self.compute_advantages(*rollout))
             target = advantage + value
             mean_error = advantage
             mean_target = target

@@ -78,7 +78,7 @@ class SacParameters:
         critic: Learner of all critics.
         target_critic: their slowly updated copy.
         alpha: Learner of float32[K], the logarithm of each task's temperature.
-        shown: {name: float32[]}, metrics of the actor's last step, under the name that checkpoints have.
+        shown: {name: float32[]}, metrics of the actor's last step.
     """
 
     actor: Learner

@@ -38,7 +38,7 @@ def sample_sequentially(
     ) -> tuple[Array, Any]:
         agents = spec.num_agents
         noise: Any = None
-        if scores is None:  # of all agents at once: a generator for each takes long to compile
+        if scores is None:  # one draw for all agents: one for each compiles slowly
             agent_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(agents, dtype=jnp.uint32))
             noise = distributions.draw_noise(agent_keys, action_probs.shape[-1])
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []

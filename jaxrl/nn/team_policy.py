@@ -1,4 +1,4 @@
-"""The networks of a team: one way through views turned to the agent, memory, messages and parameters by type.
+"""The networks of a team: `TeamNetwork` applies them to egocentric views, with memory, messages, parameters by type.
 
 Layout letters: N rows, T steps of a row, A agents of a row (1 where agents do not depend on each other), J agents that
 send, F features, D steps that a message takes at most.
@@ -138,7 +138,7 @@ class TeamNetwork(Network):
         elapsed = jnp.zeros((rows, steps), jnp.int32)
         if delay:
             sent = jnp.concatenate([_by_agent(carry[MESSAGES]), sent], axis=1)
-            begin = _last_first(situation.first, delay)
+            begin = _episode_starts(situation.first, delay)
             elapsed = jnp.arange(steps, dtype=jnp.int32)[None] - begin
         messages = deliver(sent, situation.ages, elapsed)
         memory = {name: leaf for name, leaf in dict(carry).items() if name != MESSAGES} or None
@@ -152,7 +152,7 @@ class TeamNetwork(Network):
         return _by_agent(outputs), next_carry or carry
 
 
-def _last_first(first: Array, delay: int) -> Array:
+def _episode_starts(first: Array, delay: int) -> Array:
     """Return when the episode of each step began, int32[N, T], for first bool[N, T]; -delay - 1: before step 0."""
     begin = jnp.where(first, jnp.arange(first.shape[1], dtype=jnp.int32)[None], jnp.int32(-delay - 1))
     return begin if first.shape[1] == 1 else jax.lax.cummax(begin, axis=1)

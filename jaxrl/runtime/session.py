@@ -94,8 +94,7 @@ class Session:
         self._running: tuple[BlockMetrics, Position, int] | None = None  # the block: metrics, start, iterations
         self._phase_block_length = 0  # iterations of the last block; 0 where a phase begins
         self._iteration_seconds: dict[int, float] = {}  # by phase
-        # the fields in which the environments of each trial gave values that are not finite
-        self._faulty: list[set[str]] = [set() for _ in range(self.trials)]
+        self._faulty: list[set[str]] = [set() for _ in range(self.trials)]  # by trial, fields that were not finite
         self._shown: dict[str, Any] = {}  # the console's last data
         self._reported_host_time = False
 
@@ -341,8 +340,8 @@ class Session:
         self._check_host(self.run.env)
         self._report_host_time(PROGRESS_SECONDS)
         phase = self.phases[position.phase]
-        before, after = position, position.after(phase, self.run.trainer.layout.num_envs, count)
-        failures = self._find_failures(fetched, before, phase)
+        after = position.after(phase, self.run.trainer.layout.num_envs, count)
+        failures = self._find_failures(fetched, position, phase)
         seconds = self.pace.mark(self.trials * after.env_steps, self.trials * after.updates)
         self._iteration_seconds[position.phase] = seconds / count
         values = fetched.learning, fetched.episodes

@@ -19,7 +19,7 @@ class TrainState:
     env: Any  # BatchState of the environments, () where phases restart
     timestep: Any  # TimeStep, the time steps [B] to act on next, () where phases restart
     statistics: Any  # EpisodeStatistics, running [B], () where phases restart
-    key: Any  # key[] of the run, see `make_env_key` and `make_iteration_key`
+    key: Any  # key[] of the run, see `make_env_key` and `Trainer.split_key`
     pool: Any  # past policies kept by the environment (snapshots that play against the learner), mostly ()
     progress: Any  # Progress
     phase: Any  # int32[], index of the phase

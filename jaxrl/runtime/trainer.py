@@ -1,10 +1,10 @@
 """The training loop on the devices: iterations of (roll out T steps, learn), a block of them in one compiled call.
 
-An iteration is four functions: `rollout`, `begin`, `step` (many times) and `end`. A block repeats them in one program,
-`make_train` runs one block for each phase, several trials run a block each, and `pieces` calls the functions one by one
-from the host. Nothing here depends on the algorithm or environment, nor touches files. Everything runs inside a
-`shard_map` over the mesh: each device steps its own environments, and the algorithm calls the collectives of
-`DataParallel`.
+An iteration is `rollout`, `Algorithm.learn` and `end`. A block repeats it in one program, `make_train_fn` runs one
+block for each phase, and several trials run a block each. `pieces` calls `rollout`, `begin`, `step` (many times) and
+`end` one by one from the host; `begin` and `step` are what `learn` consists of. Nothing here depends on the algorithm
+or environment, nor touches files. Everything runs inside a `shard_map` over the mesh: each device steps its own
+environments, and the algorithm calls the collectives of `DataParallel`.
 """
 
 import dataclasses
@@ -63,6 +63,9 @@ class Collected(NamedTuple):
 
 
 Metrics = dict[str, Array]
+
+
+_ENV_AXES = Collected(1, 0, 0, 0)  # the axis of environments in each part of `Collected`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,27 +283,27 @@ class Trainer:
             return Collected(trajectory, last_timestep, () if phase.restart else env_carry, episode_sums)
 
         env_carry = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-        return collect_chunk, (self.layout.env_indices(), *env_carry), self.chunks(), Collected(1, 0, 0, 0)
+        return collect_chunk, (self.layout.env_indices(), *env_carry), self.chunks(), _ENV_AXES
 
     def chunks(self) -> int:
         envs = self.layout.local_envs
         return envs // self.rollout_chunk if 0 < self.rollout_chunk < envs else 1
 
     def _learn(self, state: TrainState, phase: Phase, collected: Collected, key: Key) -> tuple[AlgoState, Metrics]:
-        """Learn as the algorithm does: by default `begin`, then `step` for each step of each stage, then its end."""
+        """Return what `Algorithm.learn` returns for a rollout, checked."""
         trajectory, last_timestep, *_ = collected
         results = self.algo.learn(state.algo, trajectory, last_timestep, key, state.progress, phase)
         learned: tuple[AlgoState, Metrics] = check_results("learn", results, ("state", "metrics"))
         return learned
 
     def begin(self, state: TrainState, collected: Collected, key: Key) -> Learning:
-        """Return what the steps of learning work on."""
+        """Return what the steps of learning work on. For `pieces`."""
         return self.algo.begin_learning(state.algo, collected.trajectory, collected.last_timestep, key, state.progress)
 
     def step(
         self, state: TrainState, learning: Learning, stage: str, epoch: Array, start: Array, stop: Array
     ) -> Learning:
-        """Take the steps `start` to `stop` - 1 of a stage."""
+        """Take the steps `start` to `stop` - 1 of a stage. For `pieces`."""
         return self.algo.run_steps(learning, stage, epoch, start, stop, state.progress)
 
     def end(
