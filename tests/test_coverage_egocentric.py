@@ -15,6 +15,7 @@ import envs_jax
 import jaxrl
 from envs_jax.coverage import actions, egocentric, observation
 from jaxrl.algos.coma import Coma
+from jaxrl.nn.team_policy import Situation
 from jaxrl.rl.data_parallel import DataParallel
 
 X_DOWN, Y_DOWN, Y_UP, X_UP = 1, 2, 3, 4  # of six actions; 0 and 5 change the altitude
@@ -124,9 +125,17 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     for seen in (True, False):
         algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True)
         params = algo.init(jax.random.key(0), None).replicated
-        for net, vector, channels in ((algo.logits, params.actor.params, 7), (algo.values, params.critic.params, 12)):
-            first, second = (np.asarray(net(vector, jnp.asarray(x[..., :channels]))) for x in (view, other))
-            assert np.allclose(first, second[:, order], atol=1e-6) == seen
+        for part, vector, channels in (("actor", params.actor.params, 7), ("critic", params.critic.params, 12)):
+            outputs = []
+            for views in (view, other):
+                rows = jnp.asarray(views[:, None, None, ..., :channels])  # a step of an agent each
+                if part == "actor":
+                    single = {"observation": rows, "action": jnp.zeros(rows.shape[:3]), "situation": Situation((), ())}
+                    outputs.append(np.asarray(algo.logits(vector, single)))
+                else:
+                    outputs.append(np.asarray(algo.values(vector, rows)))
+            first, second = outputs
+            assert np.allclose(first, second[..., order], atol=1e-6) == seen
 
 
 @pytest.mark.long
