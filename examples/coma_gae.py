@@ -1,4 +1,4 @@
-"""COMA with the advantages of GAE (arXiv 1506.02438) in place of counterfactual ones: python examples/coma_gae.py."""
+"""COMA with the advantages of GAE (arXiv 1506.02438) in place of counterfactual ones: python -m examples.coma_gae."""
 
 import dataclasses
 from typing import Any
@@ -24,5 +24,5 @@ class GaeComa(Coma):
 
 if __name__ == "__main__":
     settings = {"num_envs": 16, "critic_warmup": 0, "eval_every": 0}
-    result = jaxrl.train("coma_gae:GaeComa", preset="coma_quick", total_env_steps=19_200, **settings)
+    result = jaxrl.train("examples.coma_gae:GaeComa", preset="coma_quick", total_env_steps=19_200, **settings)
     print(jaxrl.evaluate(result.policy, episodes=200))

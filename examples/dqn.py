@@ -1,6 +1,6 @@
 """DQN for discrete actions (Mnih et al. 2015, "Human-level control", Nature 518): a subclass of `OffPolicy`.
 
-`python examples/dqn.py` trains it on two snakes; the flag is `--algo examples.dqn:Dqn`. Letters of shapes: N samples,
+`python -m examples.dqn` trains it on two snakes; the flag is `--algo examples.dqn:Dqn`. Letters of shapes: N samples,
 C critics, B environments, A agents, n actions.
 """
 
@@ -105,5 +105,6 @@ class Dqn(OffPolicy):
 
 
 if __name__ == "__main__":
-    result = jaxrl.train("dqn:Dqn", "snakes_1v1", total_env_steps=300_000, hidden_size=64, critic_lr=1e-3, gamma=0.95)
+    settings = {"hidden_size": 64, "critic_lr": 1e-3, "gamma": 0.95}
+    result = jaxrl.train("examples.dqn:Dqn", "snakes_1v1", total_env_steps=300_000, **settings)
     print(jaxrl.evaluate(result.policy, episodes=200))

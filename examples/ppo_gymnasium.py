@@ -1,6 +1,7 @@
 """PPO on a Gymnasium environment of your own: catch a falling ball with a paddle.
 
-`python examples/ppo_gymnasium.py` trains; the flag is `--env gymnasium:examples.ppo_gymnasium:Catch-v0`.
+`python -m examples.ppo_gymnasium` trains, with the extra `gymnasium` installed; the flag is
+`--env gymnasium:examples.ppo_gymnasium:Catch-v0`.
 """
 
 from typing import Any
@@ -39,11 +40,12 @@ class Catch(gymnasium.Env):
         return np.array([*(2 * place - 1 for place in places), self.drift], np.float32)
 
 
-gymnasium.register("Catch-v0", Catch, max_episode_steps=HEIGHT)
+if "Catch-v0" not in gymnasium.registry:  # jaxrl imports this file by its name, too
+    gymnasium.register("Catch-v0", Catch, max_episode_steps=HEIGHT)
 
 if __name__ == "__main__":
     result = jaxrl.train(
-        "ppo", "gymnasium:Catch-v0", info_keys="caught:any", total_env_steps=100_000, num_envs=16, rollout_steps=64,
-        num_minibatches=4, hidden_size=64, actor_lr=1e-3, critic_lr=1e-3,
+        "ppo", "gymnasium:examples.ppo_gymnasium:Catch-v0", info_keys="caught:any", total_env_steps=100_000,
+        num_envs=16, rollout_steps=64, num_minibatches=4, hidden_size=64, actor_lr=1e-3, critic_lr=1e-3,
     )  # fmt: skip
     print(jaxrl.evaluate(result.policy, episodes=200))

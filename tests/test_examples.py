@@ -30,15 +30,14 @@ SHORT = {
     "ppo_gymnasium": {"total_env_steps": 2_048, "hidden_size": 8},
 }
 PROGRAM = """
-import json, os, runpy, sys
+import json, runpy, sys
 import jaxrl
 
-path, changes = sys.argv[1], json.loads(sys.argv[2])
-sys.path.insert(0, os.path.dirname(path))  # as `python path` does
+module, changes = sys.argv[1], json.loads(sys.argv[2])
 train, evaluate = jaxrl.train, jaxrl.evaluate
 jaxrl.train = lambda *names, **settings: train(*names, **(settings | changes))
 jaxrl.evaluate = lambda policy, *env, **settings: evaluate(policy, *env, **(settings | {"episodes": 8}))
-runpy.run_path(path, run_name="__main__")
+runpy.run_module(module, run_name="__main__")
 """
 
 
@@ -61,7 +60,7 @@ def load(name: str) -> Any:
 def execute(path: Path, folder: Path, settings: dict[str, Any], variables: dict[str, str]) -> Any:
     """Run an example in a process of its own, in a folder, with changed settings of its run."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
-    command = [sys.executable, "-c", PROGRAM, str(path), json.dumps(settings)]
+    command = [sys.executable, "-c", PROGRAM, f"examples.{path.stem}", json.dumps(settings)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -123,7 +123,8 @@ def get_match_rules(policy_set: PolicySet) -> MatchRules:
 def rank_policies(policy_set: PolicySet) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
     samples = get_match_rules(policy_set).sampled and not policy_set.greedy
-    return ["sampled", "learned"] if samples else ["learned", "sampled"]
+    ranked = ["sampled", "learned"] if samples else ["learned", "sampled"]
+    return [name for name in ranked if name in policy_set.policies]
 
 
 def default_policies(policy_set: PolicySet) -> list[str]:

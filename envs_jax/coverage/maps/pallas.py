@@ -168,8 +168,8 @@ class _Copy:
 
     def hears(self, receiver: Any, sender: int) -> Array:
         """Return whether a map takes what a sender's message holds, bool[]; map A is the team's."""
-        heard = self.words[self.readings * len(_WORDS) + self.config.num_agents * receiver + sender] != 0
-        return heard
+        first = self.readings * len(_WORDS)
+        return self.words[first + self.config.num_agents * receiver + sender] != 0
 
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
@@ -407,8 +407,6 @@ def _write_blocks(config: MapConfig, blocks: Any, i: Array, column: Array, rows:
 
 
 # Changes of the sums over the team's map
-
-_CLASSES = ("above", "below", "unknown")  # of cells, by their weight
 
 
 def _tabulate_entropies(config: MapConfig) -> Array:
