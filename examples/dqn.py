@@ -105,6 +105,6 @@ class Dqn(OffPolicy):
 
 
 if __name__ == "__main__":
-    settings = {"hidden_size": 64, "critic_lr": 1e-3, "gamma": 0.95}
+    settings: dict[str, Any] = {"hidden_size": 64, "critic_lr": 1e-3, "gamma": 0.95}
     result = jaxrl.train("examples.dqn:Dqn", "snakes_1v1", total_env_steps=300_000, **settings)
     print(jaxrl.evaluate(result.policy, episodes=200))

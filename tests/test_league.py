@@ -212,6 +212,22 @@ def test_an_opponent_from_outside_must_be_there(two):
         two[0].with_env_settings({"opponent": "self"}).evaluator(["learned"], 2)
 
 
+class GreedyOnly(Ddpg):
+    """An algorithm that cannot sample, such as DQN."""
+
+    modes = ("greedy",)
+
+
+def test_a_policy_that_cannot_sample_is_not_evaluated_so():
+    run = make_eval_policy(0)
+    assert league.default_policies(run)[:2] == ["sampled", "learned"]
+    settings = run.config.algo_settings
+    greedy_only = dataclasses.replace(run, algo=GreedyOnly(run.env.spec, DataParallel(8), **settings))
+    names = league.default_policies(greedy_only)
+    assert names[0] == "learned" and "sampled" not in names
+    greedy_only.check_policies(names)
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
