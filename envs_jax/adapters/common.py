@@ -82,7 +82,7 @@ def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
     integers.
     """
 
-    def read(*names: str) -> Any:  # of the packages
+    def read(*names: str) -> Any:  # packages name it differently
         return next((getattr(space, name) for name in names if hasattr(space, name)), None)
 
     low, high, kind = read("low", "minimum"), read("high", "maximum"), type(space).__name__
@@ -294,7 +294,7 @@ class Joined:
 
     @property
     def image(self) -> tuple[int, int] | None:
-        """Return height and width if the array is an image."""
+        """Height and width if the array is an image, else None."""
         images = [shape for _, shape in self.parts if len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE]
         numbers = [shape for _, shape in self.parts if not shape]
         one_image = len(images) == 1 and len(numbers) == len(self.parts) - 1
@@ -302,7 +302,7 @@ class Joined:
 
     @property
     def box(self) -> Box:
-        """Return the description of the array; packages do not keep the bounds that they state."""
+        """Description of the array; packages do not keep the bounds that they state."""
         bounds = {"low": 0.0, "high": 1.0} if self.unit else {}
         if self.image:
             return Box((*self.image, sum(shape[2] if shape else 1 for _, shape in self.parts)), **bounds)

@@ -21,8 +21,8 @@ LARGEST_NUMBER = float(np.finfo(np.float32).max)
 class CopyStep(NamedTuple):
     """What a copy returns after a reset or a step."""
 
-    observations: Sequence[Any]  # of each agent, None where it has none
-    infos: Sequence[Mapping[Any, Any]]  # of each agent
+    observations: Sequence[Any]  # by agent, None where it has none
+    infos: Sequence[Mapping[Any, Any]]  # by agent
     reward: Any = 0.0  # float, or a list with one for each agent
     # terminated, truncated: of the episode
     terminated: bool = False
@@ -153,7 +153,7 @@ class CopyArrays:
         self.seen, self.present = np.ones((size, spaces.agents), np.bool_), np.ones((size, spaces.agents), np.bool_)
         self.cut = np.zeros((size, spaces.agents), np.bool_)
         self.metrics = np.zeros((size, len(self._keys)), np.float64)
-        self.lengths = [0] * size  # of the episodes, in steps
+        self.lengths = [0] * size  # steps of the episodes so far
         self._doubles: list[tuple[int, Part, np.ndarray, int, np.ndarray]] = []  # values since the last `check`
         self.moved: tuple[int, int] | None = None  # the copy that moves now, and the step that it makes, 0 for a reset
 
@@ -179,7 +179,7 @@ class CopyArrays:
 
     @property
     def columns(self) -> list[np.ndarray]:
-        """Return all arrays, each with one row for each copy."""
+        """All arrays, each with one row for each copy."""
         own = [array for array in vars(self).values() if isinstance(array, np.ndarray)]
         return [*own, *(array for arrays in self.parts for array in arrays.values())]
 
@@ -210,7 +210,7 @@ class CopyArrays:
                 raise Fault(f"info has an {MASK}, but had none after the first reset", fix)
         for agent, part, shape, dtype, stored, row in self._rows:
             value = observations[agent]
-            if value is None and step.present:  # of an agent that is over, or not there
+            if value is None and step.present:  # an agent that is over, or not there
                 continue
             if part.path:
                 if part.in_info and MASK not in infos[agent] and not self._acts_next(i, agent):

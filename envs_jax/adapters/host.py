@@ -239,7 +239,7 @@ class HostAdapter(Adapter):
 
     @property
     def maker(self) -> Callable[[], Copy]:
-        """Return what makes a copy, here or, pickled, in another process."""
+        """A function that makes a copy, here or, pickled, in another process."""
         raise NotImplementedError
 
     @property
@@ -257,7 +257,7 @@ class HostAdapter(Adapter):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return the arguments. Raises AdapterError: no JSON object."""
+        """The arguments by name. Raises AdapterError: no JSON object."""
         try:
             keywords = json.loads(self.arguments or "{}")
         except ValueError:
@@ -270,12 +270,12 @@ class HostAdapter(Adapter):
 
     @property
     def agents_leave(self) -> bool:
-        """Return whether agents may be absent, see `EnvSpec.absent_agents`."""
+        """Whether agents may be absent, see `EnvSpec.absent_agents`."""
         return False
 
     @functools.cached_property
     def metric_keys(self) -> tuple[InfoKey, ...]:
-        """Return what `info_keys` names. Raises AdapterError."""
+        """The numbers that `info_keys` names. Raises AdapterError."""
         keys: list[InfoKey] = []
         words = [word.strip() for word in self.info_keys.split(",")]
         if self.info_keys and not any(words):

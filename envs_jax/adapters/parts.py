@@ -45,7 +45,7 @@ class Part(NamedTuple):
     encode: Callable[[np.ndarray], np.ndarray]  # stored arrays [..., *shape of the stored] -> [..., *shape]
     low: Any = None  # smallest and largest stored number where the dtype holds others too, else None
     high: Any = None
-    limit: Any = 255.0  # of an image of bytes, by which it is divided: a number, or float64[*shape]
+    limit: Any = 255.0  # by which an image of bytes is divided: a number, or float64[*shape]
     in_info: bool = False  # it is a part of `info` instead
 
     @property
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return what a sentence calls it."""
+        """The words that a sentence has for it."""
         if self.in_info:
             return f"info[{MASK!r}]"
         return f"'{self.name}' of an observation" if self.path else "an observation"
@@ -338,14 +338,14 @@ class Group(NamedTuple):
 
     @property
     def mask(self) -> Part | None:
-        """Return the part that says which actions are open, if there is one."""
+        """The part that says which actions are open, None without one."""
         if integer_counts(self.action) is None:
             return None
         return next((part for part in self.parts if part.path == (MASK,)), None)
 
     @property
     def all_open(self) -> np.ndarray:
-        """Return the mask of an agent that may do everything, for actions that are integers."""
+        """Mask of an agent that may do everything, for actions that are integers."""
         counts = integer_counts(self.action)
         assert counts is not None
         return np.ones([int(count) for count in counts.flat], np.bool_)

@@ -19,7 +19,7 @@ from jaxrl.nn.networks import MLP, ConvStack, Network
 from jaxrl.nn.recurrent import Carry, Recurrent, zero_carry
 from jaxrl.nn.teams import Communicating, deliver, map_agents
 
-MESSAGES = "messages"  # of the last D steps, in a carry
+MESSAGES = "messages"  # the entry of a carry with those of the last D steps
 
 
 @pytree

@@ -23,7 +23,7 @@ from jaxrl.common.types import Key
 from jaxrl.nn.precision import stored_dtype
 
 CONTINUES, TERMINATED, TRUNCATED = 0, 1, 2
-MAX_ROWS = 2**31  # of a logical shard, limited by int32 indices
+MAX_ROWS = 2**31  # in a logical shard, limited by int32 indices
 TRIES = 4  # draws per sample; the first valid window start is taken
 
 

@@ -31,7 +31,7 @@ class RunningStatistics:
 
     @property
     def deviation(self) -> Array:
-        """Return the standard deviation float32[...], at least 1e-4."""
+        """Standard deviation float32[...], at least 1e-4."""
         return jnp.sqrt(self.variance + 1e-8)
 
     def normalize(self, samples: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 from envs_jax.base import EnvSpec
 from jaxrl.runtime.run_directory import VERSIONS, RunError, read_versions
 
-ENTRY = "scoring"  # of versions.json
+ENTRY = "scoring"  # in versions.json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ class StopSignals:
     """The signals that have come so far."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []  # of the first one, such as "SIGTERM"; empty before it
+        self.names: list[str] = []  # the first one, such as "SIGTERM"; empty before it
         self._began = 0.0
 
     def __bool__(self) -> bool:
