@@ -41,7 +41,9 @@ def sample_sequentially(
         if scores is None:  # one draw for all agents: one for each compiles slowly
             agent_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(agents, dtype=jnp.uint32))
             noise = distributions.draw_noise(agent_keys, action_probs.shape[-1])
-        chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
+        chosen = jnp.zeros(agents, jnp.int32)
+        masks = []
+        log_probs = []
         for agent in range(agents):
             mask = spec.next_mask(mask_state, open_, chosen, agent)
             masked = distributions.apply_action_mask(action_probs[agent], mask)

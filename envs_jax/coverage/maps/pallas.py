@@ -316,7 +316,7 @@ def _sweep_strip(
         words, old_map, _, old_beyond: inputs, see `_sweep`; the third one is only written.
         others: the named inputs, then the outputs.
     """
-    given = dict(zip(names, others, strict=False))
+    by_name = dict(zip(names, others, strict=False))
     new_map, blocks, beyond, *changes = others[len(names) :]
     storage = config.storage
     agents = config.num_agents
@@ -343,14 +343,14 @@ def _sweep_strip(
 
         def truth() -> Array:
             value = ground.truth(copy.terrain(), *cells)
-            if "bits" in given:
-                value |= _unpack(given["bits"][pl.ds(i * (shape[0] // 8), shape[0] // 8), :])
+            if "bits" in by_name:
+                value |= _unpack(by_name["bits"][pl.ds(i * (shape[0] // 8), shape[0] // 8), :])
             return value
 
         def enter(k: int, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
             (reading, _), (value, touched) = sources[k], state
-            if "recorded" in given:
-                read = given["recorded"][reading, tile_rows, :] != 0
+            if "recorded" in by_name:
+                read = by_name["recorded"][reading, tile_rows, :] != 0
             else:
                 read = truth() ^ copy.wrong(reading, *cells)
             inside = boxes[k].holds(*cells)
@@ -374,7 +374,7 @@ def _sweep_strip(
         exceeds = jnp.abs(storage.value(new)) > storage.limit
         beyond[i, 0] = jnp.max(exceeds.astype(jnp.int32))
         _write_blocks(config, blocks, i, column, cells[0], probability(storage.log_odds(new)))
-        return _add_changes(config, added, old, new, truth(), given.get("entropies")) if team else added
+        return _add_changes(config, added, old, new, truth(), by_name.get("entropies")) if team else added
 
     def consider(i: Array, added: Any) -> Any:
         row = i * shape[0]
