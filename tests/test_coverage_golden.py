@@ -35,6 +35,14 @@ def test_replay_int16(name):
         coverage.compare(name, "int16").check()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["int16", "float32"])
+@pytest.mark.parametrize("name", MISSIONS)
+def test_replay_in_interpreted_kernels(name, dtype):
+    with golden.skipping():
+        coverage.compare(name, dtype, map_backend="pallas").check()
+
+
 @pytest.mark.parametrize("name", ["own-m01", *(pytest.param(m, marks=pytest.mark.long) for m in ("m03", "m08"))])
 def test_original_reward_timing(name):
     record = golden.coverage_mission(name)

@@ -108,16 +108,17 @@ def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
     return env, maps, timesteps
 
 
-def compare(name: str, belief_dtype: str) -> Comparison:
+def compare(name: str, belief_dtype: str, **settings: Any) -> Comparison:
     """Compare a recorded mission with its replay. Raises NoRecordError.
 
     Args:
         name: of the mission.
         belief_dtype: "float32" or "int16".
+        settings: further ones of the environment.
     """
     record = coverage_mission(name)
     comparison = Comparison()
-    env, states, timesteps = replay(name, belief_dtype=belief_dtype)
+    env, states, timesteps = replay(name, belief_dtype=belief_dtype, **settings)
     f1 = 2.0 / int(np.sum(record.truth))  # one cell more or less
     bounds = {"float32": FLOAT32 | {"f1": f1}, "int16": INT16}[belief_dtype]
 
@@ -126,7 +127,8 @@ def compare(name: str, belief_dtype: str) -> Comparison:
 
     part, cells = ("", slice(None)) if "belief_global" in record else ("_probe", record["probe_cells"])
     for k, (maps, timestep) in enumerate(zip(states, timesteps, strict=True)):
-        p = probability(env, maps.beliefs.reshape(len(maps.beliefs), -1)[:, cells])
+        beliefs = maps.beliefs[:, : env.n, : env.n]  # without the padding of "pallas"
+        p = probability(env, beliefs.reshape(len(beliefs), -1)[:, cells])
         close("belief", p[-1], record[f"belief_global{part}"][k].reshape(-1))
         close("entropy", timestep.metrics["entropy"], record["eval_entropy"][k + 1])
         close("f1", timestep.metrics["f1"], record["eval_f1_tie0"][k + 1])

@@ -27,15 +27,18 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import KNOWN, PREDICTED, entropy_of_log_odds, probability
 from envs_jax.coverage.maps import dense
 from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry, to_fixed_point
-from envs_jax.coverage.maps.tiles import Tiles
+from envs_jax.coverage.maps.tiles import Tiles, Tiling
 from envs_jax.coverage.maps.types import MapConfig, Maps, Measurements, Sums, UpdateStats
 from envs_jax.coverage.raster import Raster
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
 
-_ROWS, _COLUMNS = 16, 128  # in a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
-_SWEEP_WARPS = 8
+# Cells of a tile that one warp handles: whole 32-byte sectors, 8 cells a thread, and sums without a barrier. Of the
+# sizes tried in programs for an H200 this one takes the fewest instructions, as few cells lie outside of footprints.
+_ROWS, _COLUMNS = 8, 32
+_MOST_TILES = 127  # from top to bottom, see `_write_changes`
+_SWEEP_WARPS = 1
 _LOOK_WARPS = 4
 _CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
 _SIDE = 16
@@ -49,8 +52,11 @@ _COUNTS = 4
 
 
 def tile(n: int) -> tuple[int, int]:
-    """Return rows and columns of a tile of maps of side n."""
-    return _ROWS, min(_COLUMNS, 1 << (n - 1).bit_length())
+    """Return rows and columns of a tile of maps of side n; both are powers of two, as Triton demands."""
+    rows = _ROWS
+    while rows * _MOST_TILES < n:
+        rows *= 2
+    return rows, min(_COLUMNS, 1 << (n - 1).bit_length())
 
 
 def compiles() -> bool:
@@ -334,7 +340,8 @@ def _sweep_strip(
         enters & (box.left < column + shape[1]) & (box.right > column)
         for box, (_, enters) in zip(boxes, sources, strict=True)
     ]
-    clips = functools.reduce(jnp.logical_or, heard)
+    # whether a message clips cells that no footprint meets
+    late = functools.reduce(jnp.logical_or, heard) & (_find_most(old_beyond, tiling.down) != 0)
 
     def visit(i: Array, meets: Sequence[Array], added: Any) -> Any:
         row = i * shape[0]
@@ -363,12 +370,12 @@ def _sweep_strip(
         state = storage.value(old), jnp.zeros(shape, jnp.bool_)
         if not team:  # first its own measurement
             state = _call_if(meets[agents], functools.partial(enter, agents, False), state)
-        late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
+        unclipped = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
         for k in range(agents):
             state = _call_if(meets[k], functools.partial(enter, k, True), state)
-            late = (late | heard[k]) & ~meets[k]
+            unclipped = (unclipped | heard[k]) & ~meets[k]
         value, touched = state
-        value = _call_if(late, storage.clip, value)
+        value = _call_if(unclipped, storage.clip, value)
         new = jnp.where(touched | (old != storage.unseen), value, old)
         new_map[tile_rows, :] = new
         exceeds = jnp.abs(storage.value(new)) > storage.limit
@@ -382,13 +389,33 @@ def _sweep_strip(
             across & (box.top < row + shape[0]) & (box.bottom > row)
             for box, across in zip(boxes, columns_meet, strict=True)
         ]
-        changes = functools.reduce(jnp.logical_or, meets) | (clips & (old_beyond[i, 0] != 0))
+        changes = functools.reduce(jnp.logical_or, meets) | (late & (old_beyond[i, 0] != 0))
         return jax.lax.cond(changes, functools.partial(visit, i, meets), lambda added: added, added)
 
     nothing = (jnp.zeros(shape, jnp.int32),) * (_PAIRS + 1) if team else ()
-    added = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiling.down), consider, nothing)
+    first, end = _find_range(boxes, columns_meet, tiling)
+    first = jnp.where(late, jnp.int32(0), first)
+    end = jnp.where(late, jnp.int32(tiling.down), end)
+    added = jax.lax.fori_loop(first, end, consider, nothing)
     if team:
         _write_changes(changes[0], added)
+
+
+def _find_most(flags: Any, count: int) -> Array:
+    """int32[]: the largest of `count` numbers in the first column; Triton reads a power of two of them."""
+    rows = jax.lax.iota(jnp.int32, 1 << (count - 1).bit_length())
+    return jnp.max(flags[jnp.minimum(rows, count - 1), 0])
+
+
+def _find_range(boxes: Sequence[Box], columns_meet: Sequence[Array], tiling: Tiling) -> tuple[Array, Array]:
+    """Return the first tile of a strip that a footprint meets, and the one after the last; the same without any."""
+    first = jnp.int32(tiling.down)
+    end = jnp.int32(0)
+    for box, across in zip(boxes, columns_meet, strict=True):
+        meets = across & (box.bottom > box.top)
+        first = jnp.minimum(first, jnp.where(meets, jax.lax.div(box.top, jnp.int32(tiling.rows)), first))
+        end = jnp.maximum(end, jnp.where(meets, jax.lax.div(box.bottom - 1, jnp.int32(tiling.rows)) + 1, end))
+    return jnp.minimum(first, end), end
 
 
 def _call_if(condition: Array, function: Callable[[Any], Any], state: Any) -> Any:
@@ -468,7 +495,7 @@ def _write_changes(out: Any, added: Any) -> None:
         for part, values in enumerate((cells >> 12, cells & 4095)):
             out[2 * k + part] = jnp.sum(values, dtype=jnp.int32)
     for k in range(_COUNTS):
-        count = ((counts + 128) & 255) - 128  # a cell's count changes at most once in each of fewer than 128 tiles
+        count = ((counts + 128) & 255) - 128  # a cell's count changes at most once in each of `_MOST_TILES` tiles
         out[2 * _PAIRS + k] = jnp.sum(count, dtype=jnp.int32)
         counts = (counts - count) >> 8
 
