@@ -146,7 +146,9 @@ def test_the_environment_takes_the_backend():
     assert np.all(np.asarray(timestep.metrics["coverage"]) > 0)
 
 
-@pytest.mark.parametrize(("n", "rows", "columns"), [(493, 8, 32), (493, 16, 128), (60, 8, 32), (34, 8, 64), (17, 8, 32)])
+@pytest.mark.parametrize(
+    ("n", "rows", "columns"), [(493, 8, 32), (493, 16, 128), (60, 8, 32), (34, 8, 64), (17, 8, 32)]
+)
 def test_sums_by_tile_are_those_of_the_area_matrix(n, rows, columns):
     tiling = tiles.Tiling(n, rows, columns)
     resized = tiling.resize(tiling.start(1, 0.25).blocks)

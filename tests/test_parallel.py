@@ -166,6 +166,20 @@ def loss(params: dict[str, Array], samples: dict[str, Array]) -> tuple[Array, di
 loss_and_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
+@pytest.mark.parametrize(("learn", "forward", "expected"), [(0, 0, 24), (4, 0, 4), (4, 9, 8), (4, 100, 24)])
+def test_a_pass_without_gradient_has_chunks_of_its_own(learn: int, forward: int, expected: int) -> None:
+    layout = DataParallel(12, 2, 1, learn_chunk=learn, forward_chunk=forward)
+    sizes = []
+
+    def double(rows: jax.Array) -> jax.Array:
+        sizes.append(len(rows))
+        return 2 * rows
+
+    data = jnp.arange(24.0).reshape(2, 12)
+    np.testing.assert_array_equal(layout.apply(double, data), 2 * data)
+    assert set(sizes) == {expected}
+
+
 @pytest.mark.parametrize("learn_chunk", [0, 4])
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int) -> None:

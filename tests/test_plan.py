@@ -136,6 +136,10 @@ class Chunky(TinyQ):
 
 
 def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> tuple[int, int]:
+    return all_chunks(rollout, learn, limit, adapt, **layout)[:2]
+
+
+def all_chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> tuple[int, int, int]:
     env = batched(Corridor())
     algo = Chunky(env.spec, DataParallel(**{"num_envs": 96, "shards": 4, "devices": 1} | layout))
     return choose_chunks(RunSettings(rollout_chunk=rollout, learn_chunk=learn), env, algo, limit, adapt)
@@ -153,6 +157,13 @@ def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str,
 
 def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:
     assert chunks(0, 0, 100 * GIB) == (48, 500)
+
+
+def test_only_gpus_pass_more_samples_forward_than_through_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all_chunks(0, 0, 100 * GIB)[1:] == (500, 500)
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert all_chunks(0, 0, 100 * GIB)[1:] == (12_000, int(0.15 * 100 * GIB / 2**17))
+    assert all_chunks(0, 100, 100 * GIB)[1:] == (100, 100)  # who asks for small chunks has little memory
 
 
 def test_chunks_of_awkward_numbers() -> None:

@@ -190,9 +190,9 @@ class Algorithm:
         """Return the algorithm with swept settings float32[] by name; their values are not checked."""
         return self._with_values(settings)
 
-    def with_learn_chunk(self, samples: int) -> Self:
-        """Return the algorithm with this `layout.learn_chunk`."""
-        return self._with_values({"layout": dataclasses.replace(self.layout, learn_chunk=samples)})
+    def with_chunks(self, learn: int, forward: int) -> Self:
+        """Return the algorithm with these chunks of its `layout`, in samples."""
+        return self._with_values({"layout": dataclasses.replace(self.layout, learn_chunk=learn, forward_chunk=forward)})
 
     def _with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with these fields, which are not checked."""

@@ -145,6 +145,7 @@ class DataParallel:
         shards: S, logical shards over all devices.
         devices: devices of the mesh; with 1 no collective is used, so that everything also runs outside a mesh.
         learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are accumulated over chunks.
+        forward_chunk: samples at a time where `apply` needs no gradient, 0 for as many as `learn_chunk`.
         compute_dtype: of matmuls and convolutions in networks.
     """
 
@@ -152,6 +153,7 @@ class DataParallel:
     shards: int = 1
     devices: int = 1
     learn_chunk: int = 0
+    forward_chunk: int = 0
     compute_dtype: Any = jnp.float32
 
     @property
@@ -209,21 +211,21 @@ class DataParallel:
         """
         return values if self.devices == 1 else jax.lax.pmean(values, AXIS)
 
-    def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
-        """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
+    def _pieces(self, data: Any, per_row: int, most: int) -> tuple[int, Any]:
+        """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) of at most `most` samples.
 
-        A row counts as `per_row` samples.
+        A row counts as `per_row` samples; 0 is no limit.
         """
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
         samples = shards * rows
-        chunk = largest_divisor(samples, self.learn_chunk // per_row) if self.learn_chunk else samples
+        chunk = largest_divisor(samples, most // per_row) if most else samples
         pieces = samples // chunk
         return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
 
     def apply(self, function: Callable[[Any], Any], data: Any, per_row: int = 1) -> Any:
         """Apply `function` (rows [n, ...] -> [n, ...]) to data [S local, m, ...], chunk by chunk."""
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
-        pieces, chunks = self._pieces(data, per_row)
+        pieces, chunks = self._pieces(data, per_row, self.forward_chunk or self.learn_chunk)
         if pieces == 1:
             out = jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], chunks)))
         else:
@@ -244,7 +246,7 @@ class DataParallel:
         Returns:
             gradients, (loss, dict), equal on every device.
         """
-        _, chunks = self._pieces(data, per_row)
+        _, chunks = self._pieces(data, per_row, self.learn_chunk)
         value_and_grad = functools.partial(jax.value_and_grad(loss, has_aux=True), params)
         value, gradient = _mean_over(value_and_grad, chunks)
         if self.devices > 1:

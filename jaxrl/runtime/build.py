@@ -105,10 +105,10 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
             _make_algorithm(config, env.spec, layout, custom, values)
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.count_hosts())
         limit = int(settings.memory_gb * memory_plan.GIB) if settings.memory_gb else min(hosts.gather(free))
-        rollout_chunk, learn_chunk = memory_plan.choose_chunks(
+        rollout_chunk, learn_chunk, forward_chunk = memory_plan.choose_chunks(
             settings, env, algo, limit / max(trials // devices, 1), resuming
         )
-        algo = algo.with_learn_chunk(learn_chunk)
+        algo = algo.with_chunks(learn_chunk, forward_chunk)
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(settings, algo)
     storage_dtype = precision.rollout_dtype(settings.rollout_dtype)

@@ -99,10 +99,10 @@ def compiled_bytes(compiled: Any) -> int:
 
 def choose_chunks(
     settings: RunSettings, env: BatchedEnvironment, algo: Algorithm, limit: float, adapt: bool
-) -> tuple[int, int]:
-    """Return the environments that are rolled out at a time on a device, and its samples per gradient.
+) -> tuple[int, int, int]:
+    """Return the environments that are rolled out at a time on a device, its samples per gradient and per forward pass.
 
-    Where `settings` do not say, both are quick and take a share of `limit`, the bytes of a device for each trial.
+    Where `settings` do not say, they are quick and take a share of `limit`, the bytes of a device for each trial.
     `adapt` lowers a chunk that does not divide the environments or samples of a device: a resumed run may have others.
 
     Raises UsageError: a number does not divide.
@@ -115,10 +115,12 @@ def choose_chunks(
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         rollout = _divide(envs, most_environments(limit, rollout_env_bytes(env)), CPU_ROLLOUT if cpu else envs)
     learn = _fit("learn_chunk", settings.learn_chunk, samples, adapt)
+    forward = learn
     if not learn and samples > 1:  # else the algorithm cannot split its gradients
         most = max(int(SHARE * limit / SAMPLE_BYTES), CPU_SAMPLES)
         learn = _divide(samples, most, CPU_SAMPLES if cpu else samples)
-    return rollout or envs, learn
+        forward = learn if cpu else most  # GPUs want few large kernels
+    return rollout or envs, learn, forward
 
 
 def _fit(name: str, chunk: int, whole: int, adapt: bool) -> int:
