@@ -79,7 +79,7 @@ def read_environments() -> list[frozenset[str]]:
     environments = [(variables["EXTRAS"], variables["TEST_PACKAGES"]), ("playground", "")]
     result = []
     for extras, others in environments:
-        words = [word for extra in ("dev", *extras.split(",")) for word in optional[extra]] + others.split()
+        words = [word for extra in ("test", *extras.split(",")) for word in optional[extra]] + others.split()
         result.append(frozenset(re.split(r"[\[<>=~]", word)[0] for word in words))
     return result
 
