@@ -17,6 +17,7 @@ from bench.tables.reference import find_object, split_api
 ROOT = Path(__file__).resolve().parents[1]
 _OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|examples|configs|tests)/[^)#]+)")  # links of pages in docs/
 NOTEBOOK = "bench/results/README.md"
+OUTSIDE_DOCS = (NOTEBOOK, *(path.name for path in ROOT.glob("*.md")))  # pages whose links to others begin with docs/
 _IN_RESULTS = re.compile(r"\]\(([\w.-]+)\)")  # links of the notebook behind the results
 _API = re.compile(r"^<!-- api (.+) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _BESIDE = re.compile(r"\]\(((?:bench/|[A-Z])[^)#:]+)\)")  # links of the README to files outside docs/
@@ -46,7 +47,7 @@ def show_notebook(path: Path) -> str:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links to files outside docs/ stay inside the site, and show whole docstrings in place of their lists."""
-    if page.file.src_uri in (NOTEBOOK, "CONTRIBUTING.md"):
+    if page.file.src_uri in OUTSIDE_DOCS:
         markdown = markdown.replace("](../../docs/", "](../../").replace("](docs/", "](")
     markdown = re.sub(r"(\]\([^)]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)  # a page instead of JSON
     markdown = _OUTSIDE.sub(lambda link: link[1] + link[2].removeprefix("../") + link[3], markdown)
