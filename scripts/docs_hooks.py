@@ -15,7 +15,8 @@ from mkdocs.structure.files import File, Files
 from bench.tables.reference import find_object, split_api
 
 ROOT = Path(__file__).resolve().parents[1]
-_OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|examples|configs|tests)/[^)#]+)")  # links of pages in docs/
+# links of pages in docs/ to files outside
+_OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|examples|configs|tests)/[^)#]+)")
 NOTEBOOK = "bench/results/README.md"
 OUTSIDE_DOCS = (NOTEBOOK, *(path.name for path in ROOT.glob("*.md")))  # pages whose links to others begin with docs/
 _IN_RESULTS = re.compile(r"\]\(([\w.-]+)\)")  # links of the notebook behind the results

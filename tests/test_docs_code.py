@@ -208,7 +208,7 @@ def perform(line: str) -> None:
     """Call the main function of a command, with the flags that make it tiny."""
     _, _, module, *words = shlex.split(line, comments=True)
     verb = module.removeprefix("jaxrl.")
-    if verb in ("train", "doctor"):
+    if words and verb in ("train", "doctor"):
         verb = "--resume" if "--resume" in words else parse(words, add_flags=train._add_flags).config.algo
     main = importlib.import_module(module.replace("jaxrl.", "jaxrl.cli.")).main
     assert main([*words, *TINY.get(verb, "").split()]) == 0

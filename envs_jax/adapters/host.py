@@ -230,7 +230,9 @@ class HostAdapter(Adapter):
 
     arguments: str = setting("", 'arguments of the environment as JSON, such as {"continuous": true}')
     info_keys: str = setting(
-        "", "make metrics of these numbers of info, such as is_success,x_position:max; without :max the last value in an episode"
+        "",
+        "make metrics of these numbers of info, such as is_success,x_position:max; without :max of their last value in "
+        "an episode",
     )
 
     def package_spaces(self) -> dict[Any, AgentSpaces]:

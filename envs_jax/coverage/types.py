@@ -53,8 +53,8 @@ class CoverageConfig(Environment):
     num_agents: int = setting(4, "fly this many UAVs, 1 to 12", between=(1, MAX_AGENTS))
     team_sizes: tuple[int, ...] = setting(
         (),
-        "draw the number of UAVs of each mission from these, at most num_agents; places that are not needed stay empty; "
-        "empty = num_agents fly in every mission",
+        "draw the number of UAVs of each mission from these, at most num_agents; other places stay empty; empty = "
+        "num_agents fly in every mission",
         between=(1, MAX_AGENTS),
     )
     loss_rate: float = setting(
