@@ -99,8 +99,9 @@ def test_settings_of_every_class_are_on_a_page() -> None:
 
 def test_defaults_are_shown_as_flags_take_them() -> None:
     lines = reference.settings_table("jaxrl.algos.sac:Sac").splitlines()
-    assert lines[:2] == ["| setting | default | meaning |", "|---|---|---|"]
-    assert all(re.fullmatch(r"\| `\w+` \| \S.* \| \S.* \|", line) for line in lines[2:])
+    assert lines[0] == "| setting | default | range | meaning |"
+    assert "| `batch_size` | 512 | 1 to 16,777,216 | transitions per update; each holds all agents |" in lines
+    assert all(re.fullmatch(r"\| `\w+` \| \S.* \| .*\| \S.* \|", line) for line in lines[2:])
     shown = [reference._show_default(value) for value in (True, (1, 2), "", None, 0.5)]
     assert shown == ["true", "1,2", "empty", "None", "0.5"]
 

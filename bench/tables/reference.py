@@ -8,19 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from envs_jax.base import load
+from envs_jax.settings import format_bound
 from jaxrl.common.errors import UserError
 from jaxrl.integrations import published
 
 
 def settings_table(name: str) -> str:
     """Return a Markdown table of the settings of a dataclass, which `name` gives as module:Class."""
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    rows = ["| setting | default | range | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(load(name, "class")):
         if "help" in field.metadata:
-            low, high = field.metadata["between"] or (None, None)
-            bounds = "" if low is None else f" ({low:g} to {high:g})"
+            bounds = " to ".join(map(format_bound, field.metadata["between"] or ()))
             meaning = field.metadata["help"].replace("|", r"\|")
-            rows.append(f"| `{field.name}` | {_show_default(field.default)} | {meaning}{bounds} |")
+            rows.append(f"| `{field.name}` | {_show_default(field.default)} | {bounds} | {meaning} |")
     return "\n".join(rows)
 
 
