@@ -20,7 +20,7 @@ _OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|examples|conf
 NOTEBOOK = "bench/results/README.md"
 OUTSIDE_DOCS = (NOTEBOOK, *(path.name for path in ROOT.glob("*.md")))  # pages whose links to others begin with docs/
 _IN_RESULTS = re.compile(r"\]\(([\w.-]+)\)")  # links of the notebook behind the results
-_API = re.compile(r"^<!-- api (.+) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_API = re.compile(r"^<!-- api ([^\n]+) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _BESIDE = re.compile(r"\]\(((?:bench/|[A-Z])[^)#:]+)\)")  # links of the README to files outside docs/
 
 
