@@ -21,7 +21,6 @@ EXTRAS_TARGET = "test-extras"
 MODULES = {  # names of imported packages whose distribution has another name
     "mujoco_playground": "playground",
     "sbx": "sbx-rl",
-    "mkdocs": "mkdocs-material",
     "jaxrl": "",  # installed by every target
 }
 COLLECT = """
