@@ -1,5 +1,6 @@
-# make train | test | test-long | test-extras | nightly | lint | docs | bench, on a fresh machine too: the virtual environment is made on the first call.
-#   PYTHON=python3.11   another interpreter for the virtual environment
+# make train | test | test-long | test-extras | nightly | lint | docs | bench, on a fresh machine too: the first call makes
+# the virtual environment, and each call installs what it needs and is not there yet.
+#   PYTHON=python3.12   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
 #   JOBS=8   pytest processes; by default one more than there are cores
 
@@ -23,6 +24,10 @@ PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dis
 EXTRAS ?= gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,envpool,export,wandb,torch,real
 TEST_PACKAGES ?= onnxruntime mpe2 stable-baselines3 sbx-rl supersuit
 
+# The interpreters that are tried for a new virtual environment, the first that runs.
+PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
 .PHONY: train test test-long test-extras nightly lint docs format bench clean
 
 train: $(INSTALLED)
@@ -30,33 +35,33 @@ train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.evaluate "$$(cat runs/latest)"
 	$(BIN)/python -m jaxrl.render "$$(cat runs/latest)" --out "$$(cat runs/latest)/mission.png"
 
-test: $(INSTALLED)
+test: $(INSTALLED)-test
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-long: $(INSTALLED)
+test-long: $(INSTALLED)-test
 	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m long $(PYTEST_ARGS)
 
 # The tests that need them, the long ones too; without these packages every target skips them.
 test-extras: $(INSTALLED)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' $(TEST_PACKAGES)
+	$(PIP_INSTALL) --editable '.[test,$(EXTRAS)]' $(TEST_PACKAGES)
 	$(PYTEST) -m "needs and not fuzz" $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
-nightly: $(INSTALLED)
+nightly: $(INSTALLED)-test
 	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m "" $(PYTEST_ARGS)
 
-lint: $(INSTALLED)
+lint: $(INSTALLED)-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(INSTALLED)
+docs: $(INSTALLED)-docs
 	$(BIN)/python -m bench.tables --check
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "the documentation is in build/site"
 
-format: $(INSTALLED)
+format: $(INSTALLED)-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -70,17 +75,22 @@ clean:
 # shims of version managers are found on the PATH also where no interpreter stands behind them.
 $(INSTALLED): pyproject.toml setup.py
 	@if ! $(BIN)/python -c '$(CHECK)' 2>/dev/null; then \
-	    for candidate in $(or $(PYTHON),python3.12 python3.11 python3); do \
+	    for candidate in $(PYTHONS); do \
 	        if $$candidate -c '$(CHECK)' >/dev/null 2>&1; then chosen=$$candidate; break; fi; \
 	    done; \
 	    if [ -z "$$chosen" ]; then \
 	        echo "make: no Python 3.11 or newer with the venv module runs here (tried:" \
-	            "$(or $(PYTHON),python3.12 python3.11 python3)); install one, or name it: make PYTHON=/path/to/python3.12" >&2; \
+	            "$(PYTHONS)); install one, or name it: make PYTHON=/path/to/python3.13" >&2; \
 	        exit 1; \
 	    fi; \
-	    echo "making $(VENV) with $$($$chosen --version) ($$chosen)"; \
 	    rm -rf $(VENV) && $$chosen -m venv $(VENV); \
 	fi
-	@echo "installing jaxrl and its dependencies into $(VENV): this takes a minute or more"
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+	@echo "installing jaxrl with $$($(BIN)/python --version) into $(VENV): this takes a minute or more"
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+# The tools of a target, which are an extra in pyproject.toml: $(INSTALLED)-test, $(INSTALLED)-lint, $(INSTALLED)-docs.
+$(INSTALLED)-%: $(INSTALLED)
+	@echo "installing the tools for make $* into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[$*]'
 	@touch $@

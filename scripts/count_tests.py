@@ -21,7 +21,6 @@ EXTRAS_TARGET = "test-extras"
 MODULES = {  # names of imported packages whose distribution has another name
     "mujoco_playground": "playground",
     "sbx": "sbx-rl",
-    "mkdocs": "mkdocs-material",
     "jaxrl": "",  # installed by every target
 }
 COLLECT = """
@@ -79,7 +78,7 @@ def read_environments() -> list[frozenset[str]]:
     environments = [(variables["EXTRAS"], variables["TEST_PACKAGES"]), ("playground", "")]
     result = []
     for extras, others in environments:
-        words = [word for extra in ("dev", *extras.split(",")) for word in optional[extra]] + others.split()
+        words = [word for extra in ("test", *extras.split(",")) for word in optional[extra]] + others.split()
         result.append(frozenset(re.split(r"[\[<>=~]", word)[0] for word in words))
     return result
 

@@ -1,11 +1,10 @@
-"""Hooks of the documentation site: README and notebooks as pages, figures of the repository, tables of settings.
+"""Hooks of the documentation site: README and notebooks as pages, figures of the repository, docstrings.
 
-A page writes `<!-- settings module:Class -->` where the table of a class's settings belongs, and
-`<!-- names: SYSTEM -->` where the names of a published system and ours belong.
+Between `<!-- api ... -->` and `<!-- end -->` a page holds a list of names for readers of its Markdown
+(`bench.tables.reference`); the site shows their docstrings instead.
 """
 
-import dataclasses
-import itertools
+import inspect
 import json
 import re
 from pathlib import Path
@@ -13,13 +12,15 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from envs_jax.base import load
-from jaxrl.integrations import published
+from bench.tables.reference import find_object, split_api
 
 ROOT = Path(__file__).resolve().parents[1]
-_OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|configs|tests)/[^)#]+)")  # links of pages in docs/
+# links of pages in docs/ to files outside
+_OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)((?:bench|jaxrl|envs_jax|examples|configs|tests)/[^)#]+)")
 NOTEBOOK = "bench/results/README.md"
+OUTSIDE_DOCS = (NOTEBOOK, *(path.name for path in ROOT.glob("*.md")))  # pages whose links to others begin with docs/
 _IN_RESULTS = re.compile(r"\]\(([\w.-]+)\)")  # links of the notebook behind the results
+_API = re.compile(r"^<!-- api ([^\n]+) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _BESIDE = re.compile(r"\]\(((?:bench/|[A-Z])[^)#:]+)\)")  # links of the README to files outside docs/
 
 
@@ -46,35 +47,21 @@ def show_notebook(path: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links to files outside docs/ stay inside the site, and fill in the tables."""
-    if page.file.src_uri in (NOTEBOOK, "CONTRIBUTING.md"):
+    """Let links to files outside docs/ stay inside the site, and show whole docstrings in place of their lists."""
+    if page.file.src_uri in OUTSIDE_DOCS:
         markdown = markdown.replace("](../../docs/", "](../../").replace("](docs/", "](")
     markdown = re.sub(r"(\]\([^)]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)  # a page instead of JSON
     markdown = _OUTSIDE.sub(lambda link: link[1] + link[2].removeprefix("../") + link[3], markdown)
     markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # a value and its interval stay in one line
-    systems = {system.name: system for system in published.SYSTEMS}
-    markdown = re.sub(r"<!-- names: ([^>]+) -->", lambda mark: show_names(systems[mark[1]]), markdown)
-    return re.sub(r"<!-- settings (\S+) -->", lambda mark: table(load(mark[1], "class")), markdown)
+    return _API.sub(lambda part: show_docstrings(part[1]), markdown)
 
 
-def table(cls: Any) -> str:
-    """Return a Markdown table of a dataclass's settings: name, default, explanation with bounds."""
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
-    for field in dataclasses.fields(cls):
-        if "help" in field.metadata:
-            low, high = field.metadata["between"] or (None, None)
-            bounds = "" if low is None else f" ({low:g} to {high:g})"
-            default = field.default if field.default != "" else "empty"
-            rows.append(f"| `{field.name}` | {default} | {field.metadata['help']}{bounds} |")
-    return "\n".join(rows)
-
-
-def show_names(system: published.System) -> str:
-    """Return a Markdown table of a published system's settings: their name, ours, the conversion."""
-    rows = ["| theirs | here | note |", "|---|---|---|"]
-    others = [name for name in system.names if name.flag != name.ours]
-    for (ours, note), group in itertools.groupby(others, lambda name: (name.ours, name.note)):
-        theirs = ", ".join(f"`{name.theirs}`" for name in group)
-        rows.append(f"| {theirs} | {f'`{ours}`' if ours else 'none'} | {note} |")
-    same = ", ".join(dict.fromkeys(f"`{name.ours}`" for name in system.names if name.flag == name.ours))
-    return "\n".join(rows) + f"\n\nThe same here: {same}."
+def show_docstrings(text: str) -> str:
+    """Return the directive of mkdocstrings for "path: name, name", as `bench.tables.reference.api_list` takes it."""
+    path, names = split_api(text)
+    options = ["heading_level: 3"]
+    if inspect.ismodule(find_object(path)):
+        options += ["show_root_heading: false", "show_root_toc_entry: false"]
+    if names:
+        options.append(f"members: [{', '.join(names)}]")
+    return "\n".join([f"::: {path}", "    options:", *(f"      {option}" for option in options)])

@@ -1,4 +1,4 @@
-"""`import jaxrl`: the code of docs/python.md runs exactly as written; policies, seeds, and what is refused."""
+"""`import jaxrl`: the code of its pages runs exactly as written; policies, seeds, and what is refused."""
 
 import dataclasses
 import importlib
@@ -34,12 +34,14 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.load import named_runs
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
-FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "python.md", DOCS / "own" / "network.md", DOCS / "own" / "sweeps.md"]
+NAMED = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILES = {name: text for page in PAGES for name, text in NAMED.findall(page.read_text())}
 TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 
 
-SLOW = ("own_network.py", "own_optimizer.py", "seeds.py", "play.py")
+SLOW = ("own_network.py", "seeds.py", "play.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FILES])

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bench.tables import formats
+from bench.tables import formats, reference
 from bench.tables.__main__ import ROOT, fill_page, main, tables, update
 from jaxrl.common.errors import UserError
 
@@ -125,3 +125,31 @@ def test_a_template_that_is_no_template(tmp_path):
     (tmp_path / "part.jinja").write_text("{% macro one() %}")
     with pytest.raises(UserError, match=r"part\.jinja cannot be made"):
         tables(tmp_path)
+
+
+def test_parts_that_are_made_from_the_code():
+    """A part is filled in again after an edit by hand, on any page and any number of times."""
+    page = "Text.\n\n<!-- settings jaxrl.algos.sac:Sac -->\n\n| by hand |\n\n<!-- end -->\n\nMore.\n"
+    text, names, stale = fill_page("docs/page.md", page, {})
+    assert names == stale == ["settings jaxrl.algos.sac:Sac"]
+    assert text == page.replace("| by hand |", reference.settings_table("jaxrl.algos.sac:Sac"))
+    assert fill_page("docs/page.md", text, {}) == (text, names, [])
+
+
+def test_names_of_the_api():
+    functions = reference.api_list("jaxrl.api: load, Result").splitlines()
+    assert functions == [
+        "- `load(run, *, best=True, checkpoint=None, networks=None)`: Return the policy of a run.",
+        "- `Result`: The result of `train`.",
+    ]
+    methods = reference.api_list("envs_jax.base.Box: contains").splitlines()
+    assert methods[0].startswith("- `Box`: ") and methods[1].startswith("  - `contains(x)`: ")
+    assert reference.api_list("envs_jax.make").startswith("- `make(name, **settings)`: ")
+
+
+@pytest.mark.parametrize(
+    "mark", ["settings jaxrl.algos.sac:None", "names: nobody", "api jaxrl.api: nothing", "api jaxrl.nowhere.at_all"]
+)
+def test_parts_that_cannot_be_made(mark):
+    with pytest.raises(UserError, match=f"<!-- {mark} --> cannot be made"):
+        fill_page("page.md", f"<!-- {mark} -->\n<!-- end -->\n", {})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import re
 import runpy
 import shlex
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from PIL import Image
 
 import jaxrl
-from envs_jax import base
+from envs_jax import base, make
 from envs_jax.reach import tasks
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
@@ -35,14 +38,17 @@ TINY = {
     "--initial_updates 8 --transformer_updates 8 --transformer_batch 8 --actor_updates 8 --updates_per_call 8 "
     "--hidden_size 8 --context_length 3 --embedding_size 8 --feedforward_size 8 --num_heads 2 --num_layers 1",
     "actor_critic:ActorCritic": "--devices 1 --total_env_steps 6400",
+    "warm_ppo:WarmPpo": f"{SMALL} 8 --rollout_steps 16 --num_minibatches 2 --total_env_steps 256",
+    "examples.dqn:Dqn": OFF,
     "--resume": "--total_episodes 48",
     "evaluate": "--episodes 8",
     "collect": "--episodes 4",
     "bench.parity.metaworld": "--episodes 2 --out parity.json",
+    "bench.parity.public_agent": "--games 2",
 }
 PYTHON = {"num_envs": 8, "total_env_steps": 320, "hidden_size": 8, "random_steps": 16, "horizon": 6}  # of jaxrl.train
 
-OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the page of commands names
+OWN_WORK = "docs/own/"  # pages that use each other's files, which the page of commands names, too
 
 # Commands that make the runs of which pages speak, by directory; the first one is number 0001.
 RUNS = {
@@ -59,11 +65,13 @@ BEFORE = {
 }
 
 # What the output of blocks of Python contains, by the file that they name.
-PRINTS = {"play.py": "(8, 1)", "low.py": "('low',)", "outside.py": "'score_difference'"}
+PRINTS = {"play.py": "(8, 1)", "check.py": "ok", "low.py": "('low',)", "outside.py": "'score_difference'"}
 
 # Blocks of Python that another test runs: (file, its function).
 ELSEWHERE = {
     "docs/python.md": ("test_api.py", "test_code_of_the_page"),
+    "docs/own/network.md": ("test_api.py", "test_code_of_the_page"),
+    "docs/own/sweeps.md": ("test_api.py", "test_code_of_the_page"),
     "docs/export.md": ("test_export_formats.py", "test_code_of_the_page"),
     "docs/other_libraries.md": ("test_outward.py", "test_the_code_of_the_page_runs"),
     "docs/watching.md": ("test_runs.py", "test_the_commands_of_the_page_about_watching"),
@@ -100,7 +108,9 @@ EXCEPT = {
     ("docs/environments/snakes.md", "python -m jaxrl"): "long",
     ("docs/gpu.md", "import jax, jaxrl"): "long",
     ("docs/environments/coverage.md", "python -m jaxrl"): "long",
-    ("docs/tutorials/own_environment_and_algorithm.md", "python -m jaxrl.train"): "long",
+    ("docs/own/gymnasium.md", "pip install"): "network",
+    ("docs/own/gymnasium.md", "python -m jaxrl.train"): "package gymnasium",
+    ("docs/own/gymnasium.md", "# thermostat.py"): "package gymnasium",
     ("docs/watching.md", "python -m jaxrl"): "long",
 }
 
@@ -180,10 +190,12 @@ def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def provide(line: str, trained_runs: Path, here: Path) -> None:
     """Copy the runs that a command names into the directory `here`; train them first where they are new.
 
-    A picture that it names as its terrain is drawn there.
+    A picture that it names as its terrain is drawn there, and an agent for the Jidi platform exported.
     """
     for name in re.findall(r"--terrain (\w+\.png)", line):
         Image.linear_gradient("L").save(here / name)
+    if "--agent agent/" in line:
+        jaxrl.export("pretrained:snakes", "jidi", here / "agent")
     for kind, run_index in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):
         kind, run_index = ("coma_coverage" if kind == "latest" else kind), run_index or "0001"
         for k, command in enumerate(RUNS[kind][: int(run_index)], start=1):
@@ -198,9 +210,10 @@ def provide(line: str, trained_runs: Path, here: Path) -> None:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows."""
+    """Write the files that a page shows, and those of all pages about one's own work for them and for the commands."""
+    uses_own_work = page.startswith(OWN_WORK) or page == "docs/commands.md"
     for block in BLOCKS:
-        if block.page == page and block.name:
+        if block.name and (block.page == page or (uses_own_work and block.page.startswith(OWN_WORK))):
             (folder / block.name).write_text(block.text)
 
 
@@ -208,7 +221,7 @@ def perform(line: str) -> None:
     """Call the main function of a command, with the flags that make it tiny."""
     _, _, module, *words = shlex.split(line, comments=True)
     verb = module.removeprefix("jaxrl.")
-    if verb in ("train", "doctor"):
+    if words and verb in ("train", "doctor"):
         verb = "--resume" if "--resume" in words else parse(words, add_flags=train._add_flags).config.algo
     main = importlib.import_module(module.replace("jaxrl.", "jaxrl.cli.")).main
     assert main([*words, *TINY.get(verb, "").split()]) == 0
@@ -220,8 +233,7 @@ def perform(line: str) -> None:
 @pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
 @pytest.mark.filterwarnings("ignore")  # of other packages
 def test_a_command_runs(page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    for files in (page, OWN_FILES) if page == "docs/commands.md" else (page,):
-        write_files(files, tmp_path)
+    write_files(page, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     line = " ".join(NAMES.get(word, word) for word in line.split())
     provide("runs/latest" if line.split()[2] == "jaxrl.runs" and "runs/" not in line else line, trained_runs, tmp_path)
@@ -243,3 +255,30 @@ def test_a_block_of_python_runs(page: str, text: str, tmp_path: Path, monkeypatc
     runpy.run_path(str(tmp_path / "block.py"))
     name = Block(page, "python", text).name
     assert PRINTS.get(name or "", "") in capsys.readouterr().out
+
+
+def show_range(space: Any) -> str:
+    """The range of a space as tables of environments' pages show it."""
+    low, high = (0, space.n - 1) if isinstance(space, base.Discrete) else (space.lowest, space.highest)
+    return "any" if math.isinf(low) and math.isinf(high) else f"{low:g} to {high:g}"
+
+
+@pytest.mark.parametrize(("page", "name"), [("coverage", "coverage"), ("reach", "reach"), ("snakes", "snakes_3v3")])
+def test_the_table_of_spaces_shows_the_environment(page: str, name: str) -> None:
+    env = make(name)
+    spec = env.spec
+    _, timestep = jax.eval_shape(env.reset, jax.random.key(0))
+    spaces = {"observation": spec.observation, "action": spec.action, "critic_input": spec.critic_input_spec}
+    expected = {
+        name: [str([spec.num_agents, *space.shape]), jnp.dtype(space.dtype).name, show_range(space)]
+        for name, space in spaces.items()
+        if space is not None
+    }
+    expected["reward"] = [str(list(timestep.reward.shape)), timestep.reward.dtype.name, "any"]
+    if timestep.action_mask is not None:
+        mask = timestep.action_mask
+        expected["action_mask"] = [str(list(mask.shape)), mask.dtype.name, "true: open"]
+    text = (ROOT / "docs" / "environments" / f"{page}.md").read_text()
+    table = text.partition("| name | shape | dtype | range |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    assert {row[0]: row[1:] for row in rows} == expected

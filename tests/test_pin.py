@@ -1,5 +1,6 @@
 """Constraints: the closure of what is installed, markers where Pythons differ, and the file in the repository."""
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -66,11 +67,13 @@ def test_the_constraints_allow_what_pyproject_asks_for() -> None:
     text = (ROOT / "constraints.txt").read_text()
     pins = [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tools = [project["optional-dependencies"][extra] for extra in ("test", "lint", "docs")]
+    lines = [*project["dependencies"], *itertools.chain(*tools)]
     pythons = re.search(r"python: \[(.*)\]", (ROOT / ".github/workflows/ci.yml").read_text())
     assert pythons
     for python in pythons[1].replace('"', "").split(", "):
         chosen = {pin.name: pin for pin in pins if not pin.marker or pin.marker.evaluate({"python_version": python})}
-        for line in (*project["dependencies"], *project["optional-dependencies"]["dev"]):
+        for line in lines:
             required = Requirement(line)
             (pin,) = chosen[canonicalize_name(required.name)].specifier
             assert required.specifier.contains(pin.version), f"{python}: {line} but {pin}"

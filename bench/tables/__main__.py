@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.runtime import Macro
 
-from bench.tables import formats
+from bench.tables import formats, reference
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UserError
@@ -22,7 +22,8 @@ from jaxrl.common.files import write_atomically
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "bench/README.md", "bench/results/README.md", "docs/**/*.md")
 RESULTS = "bench/results"
-_LINE = re.compile(r"^<!-- (?:generated: (\S+)|end) -->$", re.MULTILINE)
+_LINE = re.compile(r"^<!-- (?:((?:generated:|settings|names:|api) .+)|end) -->$", re.MULTILINE)
+_MACRO = "generated: "
 
 Tables = Mapping[str, Callable[[], str]]
 
@@ -50,22 +51,30 @@ def fill_page(page: str, text: str, tables_by_name: Tables) -> tuple[str, list[s
     Raises UserError: a line around a table is missing, or a table has no macro or cannot be made.
     """
     done, *parts = _LINE.split(text)
-    names, texts = parts[::2], parts[1::2]  # the name in each line, None for the end of a table; the text after it
-    if len(names) % 2 or any((name is None) != (place % 2 == 1) for place, name in enumerate(names)):
-        lines = ", ".join(name or "end" for name in names)
-        raise UserError(f"{page}: every <!-- generated: NAME --> needs one <!-- end --> after it; found: {lines}")
+    lines, texts = parts[::2], parts[1::2]  # what each line names, None for the end of a table; the text after it
+    if len(lines) % 2 or any((line is None) != (place % 2 == 1) for place, line in enumerate(lines)):
+        found = ", ".join((line or "end").removeprefix(_MACRO) for line in lines)
+        raise UserError(f"{page}: every <!-- generated: NAME --> needs one <!-- end --> after it; found: {found}")
     results = os.path.relpath(RESULTS, os.path.dirname(page))
+    names = []
     stale = []
-    for name, old, after in zip(names[::2], texts[::2], texts[1::2], strict=True):
-        if name not in tables_by_name:
-            raise UserError(f"{page}: no template in bench/tables has {name}: write its macro or remove the two lines")
-        with _one_sentence(name):
-            content = re.sub(r"\n{3,}", "\n\n", str(tables_by_name[name]())).strip()
+    for line, old, after in zip(lines[::2], texts[::2], texts[1::2], strict=True):
+        name = line.removeprefix(_MACRO)
+        names.append(name)
+        content = _fill_macro(page, name, tables_by_name) if line.startswith(_MACRO) else reference.make(line)
         content = content.replace(f"]({RESULTS}/", "](" + f"{results}/".removeprefix("./"))
         new = f"\n\n{content}\n\n"
         stale += [name] if new != old else []
-        done += f"<!-- generated: {name} -->{new}<!-- end -->{after}"
-    return done, names[::2], stale
+        done += f"<!-- {line} -->{new}<!-- end -->{after}"
+    return done, names, stale
+
+
+def _fill_macro(page: str, name: str, tables_by_name: Tables) -> str:
+    if name not in tables_by_name:
+        raise UserError(f"{page}: no template in bench/tables has {name}: write its macro or remove the two lines")
+    with _one_sentence(name):
+        content = str(tables_by_name[name]())
+    return re.sub(r"\n{3,}", "\n\n", content).strip()
 
 
 @contextlib.contextmanager

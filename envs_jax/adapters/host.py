@@ -230,7 +230,9 @@ class HostAdapter(Adapter):
 
     arguments: str = setting("", 'arguments of the environment as JSON, such as {"continuous": true}')
     info_keys: str = setting(
-        "", "make metrics of these numbers of info: is_success, x_position:max; else their last value in an episode"
+        "",
+        "make metrics of these numbers of info, such as is_success,x_position:max; without :max of their last value in "
+        "an episode",
     )
 
     def package_spaces(self) -> dict[Any, AgentSpaces]:
@@ -377,7 +379,7 @@ class CopyAdapter(HostAdapter):
 
     host_workers: int = setting(
         1,
-        "number of processes that step the copies, in training and in evaluations each; more of them pay where a step "
+        "number of processes that step the environments, as many again for evaluations; more of them help where a step "
         "takes long",
         between=(1, 1024),
     )

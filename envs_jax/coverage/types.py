@@ -53,8 +53,8 @@ class CoverageConfig(Environment):
     num_agents: int = setting(4, "fly this many UAVs, 1 to 12", between=(1, MAX_AGENTS))
     team_sizes: tuple[int, ...] = setting(
         (),
-        "draw the number of UAVs of each mission from these, at most num_agents, whose places the others leave empty; "
-        "empty: all fly",
+        "draw the number of UAVs of each mission from these, at most num_agents; other places stay empty; empty = "
+        "num_agents fly in every mission",
         between=(1, MAX_AGENTS),
     )
     loss_rate: float = setting(
@@ -73,13 +73,12 @@ class CoverageConfig(Environment):
     communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))
     failure_rate: float | tuple[float, ...] = setting(
         0.0,
-        "lose a message within range with this probability; of several, such as 0,0.1,0.3, each mission draws one",
+        "lose a message within range with this probability; several values, such as 0,0.1,0.3: each mission draws one",
         between=(0, 1),
     )
     delay: int | tuple[int, ...] = setting(
         0,
-        "deliver messages this many steps after they were sent; a longer one makes news older; of several, such as "
-        "0,1,3, each mission draws one",
+        "deliver messages this many steps after they were sent; several values, such as 0,1,3: each mission draws one",
         between=(0, 10_000),
     )
     channel_ramp: float = setting(
@@ -97,7 +96,7 @@ class CoverageConfig(Environment):
         "measurements; the error takes one more pass over the map in every step",
     )
     show_ages: bool = setting(
-        False, "show each UAV how old its last message of every UAV is, in a further plane for each of them"
+        False, "add a plane to the observation for each UAV, which shows how old the last message from it is"
     )
     random_range: bool = setting(
         False, "draw the range of each mission from 0, 15, 25 and 100 m in place of communication_range"

@@ -88,7 +88,7 @@ class Coma(OnPolicy):
         "rest", between=(1, 1e9),
     )  # fmt: skip
     num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
-    actor_epochs: int = setting(0, "number of last epochs that also train the actor; 0 = all", between=(0, 10_000))
+    actor_epochs: int = setting(0, "train the actor in this many last epochs only; 0 = in all", between=(0, 10_000))
     gamma: float = setting(0.99, "discount factor per step", between=UNIT)
     td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets; 1 = returns, 0 = one step", between=UNIT)
     actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)

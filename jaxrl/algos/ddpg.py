@@ -106,7 +106,7 @@ class Ddpg(OffPolicy):
         "mlp", "mlp: agents do not communicate; bicnet: an LSTM over the agents (arXiv 1703.10069)"
     )
     first_layer: Literal["linear", "relu"] = setting(
-        "linear", "linear: no ReLU after the first layer (published); relu: one"
+        "linear", "linear: no ReLU after the first layer (published); relu: a ReLU there"
     )
     layer_norm: bool = setting(False, "apply layer norm before each ReLU (arXiv 1607.06450)")
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")

@@ -60,8 +60,8 @@ class OffPolicy(Algorithm):
     )
     update_interval: int = setting(
         1,
-        "steps of every environment between calls to learn, which runs all updates due in a row; there are more steps "
-        "where too few environments make less than one update due",
+        "steps of every environment between calls to learn, which makes all updates that are due; raised where fewer "
+        "steps would not make one update due",
         between=(1, 100_000),
     )
     batch_size: int = setting(
@@ -73,8 +73,8 @@ class OffPolicy(Algorithm):
     learning_starts: int = setting(0, "transitions to store before the first update; 0 = batch_size", between=(0, 1e12))
     random_steps: int = setting(
         0,
-        "environment steps (all environments together) with random actions at the start; all updates due for them "
-        "follow",
+        "environment steps (all environments together) with random actions at the start; then come all updates that "
+        "are due for them",
         between=(0, 2**24 - 1),
     )
     n_step: int = setting(1, "steps of the n-step returns (arXiv 1804.08617)", between=(1, 1000))

@@ -94,8 +94,8 @@ class OnPolicy(Algorithm):
     )
     memory: Literal["none", "gru", "lstm"] = setting(
         "none",
-        "gru, lstm: actors, and critics of ppo, remember earlier steps of the episode; learning goes back to the start "
-        "of the rollout, and minibatches hold whole rollouts of environments",
+        "gru, lstm: the actor, and the critic of ppo, remembers earlier steps of the episode; gradients go back to the "
+        "start of the rollout, and a minibatch holds whole rollouts",
     )
     memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
     memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
@@ -103,7 +103,7 @@ class OnPolicy(Algorithm):
         "none", "attention: each step, an agent's actor attends to what the agents that it hears send"
     )
     message_heads: int = setting(4, "heads of the attention", between=(1, 1000))
-    message_layers: int = setting(2, "layers of the attention, of one exchange", between=(1, 100))
+    message_layers: int = setting(2, "layers of the attention within one exchange of messages", between=(1, 100))
     share_parameters: bool = setting(True, "one network for all agents; false: one for each agent, or type of agent")
 
     # The stages of an epoch in order, and the parts that one step on a minibatch of each changes.

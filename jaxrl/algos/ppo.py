@@ -85,10 +85,10 @@ class Ppo(OnPolicy):
     )  # fmt: skip
 
     rollout_steps: int = setting(
-        128, "steps of every environment per iteration, which go on where the last ones ended; 0 = a whole new episode "
-        "of each environment, for episodes that all have the same length", between=(0, 100_000),
+        128, "steps of every environment per iteration; the next iteration continues the episodes; 0 = one whole new "
+        "episode of each environment (where all episodes have the same length)", between=(0, 100_000),
     )  # fmt: skip
-    num_minibatches: int = setting(8, "minibatches per epoch; more are smaller", between=(1, 1e6))
+    num_minibatches: int = setting(8, "minibatches per epoch; a larger number makes them smaller", between=(1, 1e6))
     num_epochs: int = setting(4, "epochs (passes over the rollout) per iteration", between=(1, 10_000))
     gamma: float = setting(0.99, "discount factor per step", between=UNIT)
     td_lambda: float = setting(
