@@ -117,7 +117,8 @@ def choose_chunks(
     """Return the environments that are rolled out at a time on a device, and its samples per gradient.
 
     Where `settings` do not say, both are quick and take a share of `limit`, the bytes of a device for each trial.
-    The rollout will be on `mesh`. `adapt` lowers a chunk that does not divide the environments or samples of a device: a resumed run may have others.
+    The rollout will be on `mesh`. `adapt` lowers a chunk that does not divide the environments or samples of a device:
+    a resumed run may have others.
 
     Raises UsageError: a number does not divide.
     """
