@@ -83,13 +83,11 @@ def local_size(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def rollout_env_bytes(env: BatchedEnvironment, envs: int = 1, mesh: Mesh | None = None) -> int:
+def rollout_env_bytes(env: BatchedEnvironment, envs: int, mesh: Mesh) -> int:
     """Return the bytes of the state and the time step of one environment.
 
     JAX traces environments for that: `envs` on each device of the mesh. A rollout of so many traces them no more.
     """
-    if mesh is None:
-        return size(env.shapes)
     count = envs * mesh.size
 
     def reset(keys: Key) -> Any:
