@@ -6,7 +6,6 @@ reset is one branch taken once per episode; otherwise it is a branch taken when 
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Environment, EnvSpec, TimeStep, pytree
-from envs_jax.progress import Progress, start
+from envs_jax.progress import Progress
 
 
 def where(condition: Array, yes: Any, no: Any) -> Any:
@@ -67,13 +66,6 @@ class BatchedEnvironment:
         """Return a sentence about the share of `seconds` that steps took; None where it is not known."""
         del seconds
         return None
-
-    @functools.cached_property
-    def shapes(self) -> tuple[BatchState, TimeStep]:
-        """ShapeDtypeStructs [1, ...] of what `reset` returns for one copy."""
-        context = jax.eval_shape(self.context, jax.eval_shape(start))
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-        return jax.eval_shape(self.reset, keys, context)
 
     def context(self, progress: Progress) -> Any:
         """See `Environment.context`."""

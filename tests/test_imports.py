@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -28,3 +30,32 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     loaded = {name.split(".")[0] for name in run.stdout.split()}
     assert "jax" in loaded
     assert not loaded & {"matplotlib", "PIL", "metaworld", "mujoco", "jaxrl", "flax", "optax"}
+
+
+LISTING = """
+import contextlib, sys
+from jaxrl.cli.train import main
+with contextlib.suppress(SystemExit):
+    main(["--help"])
+print(*sys.modules)
+"""
+READING = """
+import sys
+import jaxrl.cli.render
+from jaxrl.runtime.load import load_policy
+load_policy("jaxrl/pretrained/coverage")
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "slow"),
+    [
+        (LISTING, {"optax", "orbax", "scipy", "tensorboardX", "jax.experimental.pallas", "jaxrl.runtime.run"}),
+        (READING, {"orbax", "scipy", "tensorboardX", "matplotlib", "jax.experimental.pallas"}),
+    ],
+    ids=["help", "a policy to draw"],
+)  # fmt: skip
+def test_commands_import_what_they_need(script: str, slow: set[str]) -> None:
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not slow & set(run.stdout.split("\n")[-2].split())

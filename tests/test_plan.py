@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import pytest
 from helpers.tiny import Corridor, TinyQ
 
 import jaxrl
 from envs_jax.batch import batched
+from envs_jax.coverage.env import Coverage
 from jaxrl.algos.base import Phase
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
-from jaxrl.rl.data_parallel import DataParallel
+from jaxrl.rl.data_parallel import DataParallel, make_mesh
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.compiling import compile_run
@@ -142,7 +144,7 @@ def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: 
 def all_chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> tuple[int, int, int]:
     env = batched(Corridor())
     algo = Chunky(env.spec, DataParallel(**{"num_envs": 96, "shards": 4, "devices": 1} | layout))
-    return choose_chunks(RunSettings(rollout_chunk=rollout, learn_chunk=learn), env, algo, limit, adapt)
+    return choose_chunks(RunSettings(rollout_chunk=rollout, learn_chunk=learn), env, algo, make_mesh(1), limit, adapt)
 
 
 @pytest.mark.parametrize("limit", [10_000, 100_000, 1_000_000, 10_000_000, GIB])
@@ -152,7 +154,20 @@ def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str,
     envs = {"num_envs": 96, "devices": 1} | layout
     assert envs["num_envs"] // envs["devices"] % rollout == 0
     assert 3000 * 4 % learn == 0
-    assert rollout == 1 or 3 * rollout * memory_plan.rollout_env_bytes(batched(Corridor())) <= memory_plan.SHARE * limit
+    env_bytes = memory_plan.rollout_env_bytes(batched(Corridor()), 1, make_mesh(1))
+    assert rollout == 1 or 3 * rollout * env_bytes <= memory_plan.SHARE * limit
+
+
+def test_a_chunk_is_chosen_by_a_trace_that_the_rollout_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    conclude = Coverage._conclude
+    monkeypatch.setattr(Coverage, "_conclude", lambda *arguments: traced.append(None) or conclude(*arguments))
+    small = "--num_envs 8 --budget 3 --q 5 --num_agents 2 --hidden_size 4 --minibatch_size 8 --devices 1"
+    run = build_run(parse(f"--config coma_quick {small}".split()).config)
+    assert len(traced) == 1
+    block = run.trainer.make_block(run.algo.phases[0])
+    jax.eval_shape(block, run.trainer.shapes(), jax.ShapeDtypeStruct((), jnp.int32))
+    assert len(traced) == 1
 
 
 def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:

@@ -185,3 +185,18 @@ def test_an_interrupt_while_modules_are_imported_ends_without_a_traceback() -> N
         lines += process.stderr
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in "".join(lines)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_commands_collect_garbage_rarely_and_imports_change_nothing(collects: bool) -> None:
+    script = f"""
+import gc
+{"" if collects else "gc.disable()"}
+before = gc.get_threshold()
+import jaxrl.cli
+from jaxrl.cli import entry
+assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == ({collects}, before, 0)
+entry.exit_on_error(lambda argv: print(gc.isenabled(), gc.get_threshold() > before, gc.get_freeze_count() > 0))()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{collects} True True\n"

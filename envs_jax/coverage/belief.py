@@ -104,8 +104,9 @@ def read_word(word: Array) -> tuple[Array, dict[str, Array]]:
 @functools.cache
 def _word_table(storage: "Storage") -> np.ndarray:
     """int32[65536]: words of all cells stored as int16, lowest first."""
+    cells = np.arange(-(2**15), 2**15, dtype=np.int16)
     with jax.ensure_compile_time_eval():
-        return np.asarray(storage._word(jnp.arange(-(2**15), 2**15, dtype=jnp.int16)))
+        return np.asarray(jax.jit(storage._word)(cells))  # one program, not one for each operation
 
 
 @dataclasses.dataclass(frozen=True)

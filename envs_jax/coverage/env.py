@@ -173,7 +173,7 @@ class Coverage(CoverageConfig):
         if on_cpu():
             backend = "auto" if backend == "pallas" else backend  # which CPUs only interpret
         elif backend == "auto":
-            backend = "pallas" if maps.pallas.compiles() else "dense"
+            backend = "pallas" if maps.load("pallas").compiles() else "dense"
         return dataclasses.replace(self, map_backend=backend)
 
     def step_label(self, step: int) -> str:

@@ -2,6 +2,8 @@
 
 A number is a Python float, known at trace time, or an array of any one shape (the batch). Most constants of the arm
 are 0 or 1 (its links are turned by right angles), so the compiled program is a fraction of the matrix formulas.
+
+Thousands of numbers are traced, and JAX traces the functions of `lax` in a third of the time of operators.
 """
 
 import functools
@@ -9,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
+from jax import lax
 
 from envs_jax import stages
 from envs_jax.base import Array
@@ -25,18 +29,27 @@ def known(x: Number) -> bool:
     return isinstance(x, float)
 
 
+def _apply(operation: Callable[[Array, Array], Array], a: Number, b: Number) -> Array:
+    """Apply an operation of `lax` to two numbers, not both known."""
+    dtype = (b if known(a) else a).dtype  # type: ignore[union-attr]
+    first, second = (np.asarray(x, dtype) if known(x) else x for x in (a, b))
+    return operation(first, second)  # type: ignore[arg-type]
+
+
 def mul(a: Number, b: Number) -> Number:
     """Multiply, without an operation for known 0, 1 and -1."""
     if known(b):
         a, b = b, a
-    if known(a) and not known(b):
+    if known(b):
+        return a * b
+    if known(a):
         if a == 0.0:
             return 0.0
         if a == 1.0:
             return b
         if a == -1.0:
-            return -b
-    return a * b
+            return lax.neg(b)
+    return _apply(lax.mul, a, b)
 
 
 def add(*terms: Number) -> Number:
@@ -47,17 +60,19 @@ def add(*terms: Number) -> Number:
         return constant
     total = rest[0]
     for x in rest[1:]:
-        total = total + x
-    return total if constant == 0.0 else total + constant
+        total = lax.add(total, x)
+    return total if constant == 0.0 else _apply(lax.add, total, constant)
 
 
 def sub(a: Number, b: Number) -> Number:
     """Subtract, without an operation for known 0."""
+    if known(a) and known(b):
+        return a - b
     if known(a) and a == 0.0:
-        return -b
+        return lax.neg(b)
     if known(b) and b == 0.0:
         return a
-    return a - b
+    return _apply(lax.sub, a, b)
 
 
 def dot(a: Sequence[Number], b: Sequence[Number]) -> Number:

@@ -10,12 +10,11 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
@@ -25,6 +24,9 @@ from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.nn.networks import Network
 from jaxrl.rl.data_parallel import DataParallel
+
+if TYPE_CHECKING:  # slow to import, and the settings of an algorithm do without
+    import optax
 
 UNIT = (0, 1)  # bounds of discounts, shares and probabilities
 RATE = (1e-12, 10)  # bounds of learning rates (Adam)
@@ -134,7 +136,7 @@ class Custom:
     """
 
     networks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    optimizers: Mapping[str, optax.GradientTransformation] = dataclasses.field(default_factory=dict)
+    optimizers: "Mapping[str, optax.GradientTransformation]" = dataclasses.field(default_factory=dict)
 
 
 STANDARD = Custom()
@@ -263,7 +265,7 @@ class Algorithm:
         keys = jax.random.split(key, len(self.networks))
         return {name: network.init(k) for (name, network), k in zip(self.networks.items(), keys, strict=True)}
 
-    def optimizer(self, part: str) -> optax.GradientTransformation:
+    def optimizer(self, part: str) -> "optax.GradientTransformation":
         """Return the gradient transformation of a part, such as "actor"; to override.
 
         The default is Adam, with clipping where a setting `max_grad_norm` asks for it. Give it a learning rate of 1, as
@@ -302,7 +304,7 @@ class Algorithm:
             new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
         return new, optimizers.norm(gradient)
 
-    def chain(self, part: str) -> optax.GradientTransformation:
+    def chain(self, part: str) -> "optax.GradientTransformation":
         """Return the user's optimizer of a part, or else the one of `optimizer`."""
         return self.custom.optimizers.get(part) or self.optimizer(part)
 

@@ -41,7 +41,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.critic_input import with_critic_input
@@ -51,6 +50,7 @@ from jaxrl.algos.on_policy import Arrays, OnPolicy, Prepared
 from jaxrl.algos.targets import lambda_targets
 from jaxrl.algos.team_actions import sample_sequentially
 from jaxrl.common.types import Key, Params, PolicyParams
+from jaxrl.nn import optimizers
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask_logits, select_action_value
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.nn.team_policy import Situation, TeamNetwork
@@ -180,7 +180,7 @@ class Coma(OnPolicy):
         metrics = {"target_mean": self.layout.sample_mean(rows["weight"] * rows["target"])}
         if self.tau == 0:  # after this step's targets and before its epochs: a new copy serves the next step's targets
             step = progress.learn_calls[1]  # this training step, counted from 0, modulo 2^32
-            copied = optax.periodic_update(params.critic.params, params.target, step, self.target_update_period)
+            copied = optimizers.copy_periodically(params.critic.params, params.target, step, self.target_update_period)
             params = dataclasses.replace(params, target=copied)
         return Prepared(params, rows, metrics)
 
@@ -223,7 +223,7 @@ class Coma(OnPolicy):
         if stage != "critic" or not self.tau:
             return params
         rate = jnp.where(index == 0, self.tau, 0.0)  # a move by 0 changes nothing
-        return dataclasses.replace(params, target=optax.incremental_update(params.critic.params, params.target, rate))
+        return dataclasses.replace(params, target=optimizers.move(params.critic.params, params.target, rate))
 
     def shuffle_keys(self, key: Key) -> Key:
         return super().shuffle_keys(jax.random.fold_in(key, 1))  # `compute_values` acts with 0

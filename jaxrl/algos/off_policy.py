@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from envs_jax.base import Array, Box, Discrete, TimeStep, independent_mask
 from envs_jax.progress import Progress, add, total
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, Phase, Trajectory, append_last, setting
 from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
+from jaxrl.nn import optimizers
 from jaxrl.nn.networks import Network
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay, n_step_return
@@ -265,9 +265,7 @@ class OffPolicy(Algorithm):
             metrics |= params.shown
         rate = self.target_rate(update_index)
         targets = {
-            f"target_{part}": optax.incremental_update(
-                getattr(params, part).params, getattr(params, f"target_{part}"), rate
-            )
+            f"target_{part}": optimizers.move(getattr(params, part).params, getattr(params, f"target_{part}"), rate)
             for part in self.parts
             if hasattr(params, f"target_{part}")
         }

@@ -51,29 +51,6 @@ class Prepared:
     sharded: Any = ()
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
-@dataclasses.dataclass(frozen=True)
-class StepMetrics:
-    """The metrics of all steps of a stage, in one array that one kernel writes.
-
-    Attributes:
-        names: of K metrics.
-        values: float32[steps, K].
-    """
-
-    names: tuple[str, ...]
-    values: Array
-
-    def write(self, step: Array, metrics: Arrays) -> "StepMetrics":
-        """Return the table with the metrics float32[] of one step."""
-        row = jnp.stack([metrics[name] for name in self.names])
-        return dataclasses.replace(self, values=self.values.at[step].set(row))
-
-    def columns(self) -> Arrays:
-        """Return float32[steps] by name."""
-        return {name: self.values[:, k] for k, name in enumerate(self.names)}
-
-
 @dataclasses.dataclass(frozen=True)
 class OnPolicy(Algorithm):
     """Base of algorithms that learn from each rollout in epochs over minibatches.
@@ -273,14 +250,14 @@ class OnPolicy(Algorithm):
         # the shapes of what each stage evaluates and reports, for their buffers
         minibatch = jax.eval_shape(pick, prepared.data, order[:, 0, 0])
         evaluated: dict[str, Arrays] = {}
-        metrics: dict[str, StepMetrics] = {}
+        metrics: dict[str, Arrays] = {}
         for stage, update in self.jitted_updates.items():
             _, rows, stage_metrics = jax.eval_shape(update, prepared.params, minibatch, progress)
             evaluated[stage] = {
                 name: jnp.zeros((x.shape[0], self.batches.per_epoch, *x.shape[1:]), x.dtype) for name, x in rows.items()
             }
             updates = (self.num_epochs - self.first_epoch(stage)) * self.batches.per_epoch
-            metrics[stage] = StepMetrics(tuple(stage_metrics), jnp.zeros((updates, len(stage_metrics)), jnp.float32))
+            metrics[stage] = {name: jnp.zeros(updates, jnp.float32) for name in stage_metrics}
             minibatch = minibatch | rows
         data = prepared.data | {"order": order}
         return Learning(data, (prepared.sharded, evaluated), (prepared.params, metrics, prepared.metrics))
@@ -297,14 +274,15 @@ class OnPolicy(Algorithm):
         params, rows, step_metrics = self.jitted_updates[stage](params, minibatch, progress)
         kept = {name: all_rows.at[:, index].set(rows[name]) for name, all_rows in evaluated[stage].items()}
         step = (epoch - self.first_epoch(stage)) * self.batches.per_epoch + index
-        changed = params, metrics | {stage: metrics[stage].write(step, step_metrics)}, rollout_metrics
+        shown = {name: values.at[step].set(step_metrics[name]) for name, values in metrics[stage].items()}
+        changed = params, metrics | {stage: shown}, rollout_metrics
         return Learning(learning.data, (sharded, evaluated | {stage: kept}), changed)
 
     def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
         """Return the new state, and the metrics of all stages and of the rollout."""
         params, metrics, rollout_metrics = learning.replicated
         sharded, _ = learning.sharded
-        by_name = {name: values for table in metrics.values() for name, values in table.columns().items()}
+        by_name = {name: values for stage in metrics.values() for name, values in stage.items()}
         return AlgoState(self.finish(params, learning.data), sharded), by_name | rollout_metrics
 
     # Rows of a rollout

@@ -30,11 +30,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
@@ -50,6 +49,9 @@ from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.rl.policy_gradient import clipped_losses, divergence
 from jaxrl.rl.quantiles import quantile_losses, tail_advantages
 from jaxrl.rl.running_statistics import INPUT_LIMIT, Statistics, normalize_inputs, start, update_statistics
+
+if TYPE_CHECKING:
+    import optax
 
 MIN_LOGIT = -69.0  # lower bound of logits when sampling, relative to the largest
 INITIAL_STD = 0.6  # initial standard deviation of continuous actions in [-1, 1]
@@ -401,7 +403,7 @@ class Ppo(OnPolicy):
         actor_statistics = {name: x for name, x in state.replicated.statistics.items() if name == "actor"}
         return {"actor": super().policy(state), "statistics": actor_statistics}
 
-    def optimizer(self, part: str) -> optax.GradientTransformation:
+    def optimizer(self, part: str) -> "optax.GradientTransformation":
         """Return Adam with the epsilon of most implementations."""
         return optimizers.adam(1e-5, self.max_grad_norm)
 

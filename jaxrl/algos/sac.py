@@ -25,11 +25,10 @@ same); n-step returns are not corrected for older policies; log-probabilities an
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
@@ -40,6 +39,9 @@ from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import Network, TeamNet
+
+if TYPE_CHECKING:
+    import optax
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
@@ -241,7 +243,7 @@ class Sac(OffPolicy):
             "critic": self.critic_network(standard, action_inputs=self.action_size),
         }
 
-    def optimizer(self, part: str) -> optax.GradientTransformation:
+    def optimizer(self, part: str) -> "optax.GradientTransformation":
         """Return Adam; gradients of temperatures are never clipped."""
         return optimizers.adam(max_grad_norm=0.0 if part == "alpha" else self.max_grad_norm)
 

@@ -16,8 +16,6 @@ from jaxrl.common.errors import UsageError
 from jaxrl.common.jax_flags import flags_of_numbers
 from jaxrl.report.console import fold
 from jaxrl.runtime import hosts
-from jaxrl.runtime import run as runs
-from jaxrl.runtime.digests import digest_code, digest_files
 from jaxrl.runtime.run_directory import versions
 
 
@@ -29,12 +27,16 @@ def main(argv: Sequence[str]) -> int:
     if flags.resume_or_start is not None and request.resume is not None:
         raise UsageError("--resume and --resume_or_start both name a run: leave one of them out")
 
+    from jaxrl.runtime import run as runs  # slow to import, and --help and errors of the command line do without
+
     process = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if process is None:
         divide_cores(request.config.run.cpu_devices)
     speed_up_start()
     with hosts.join(process, flags.host_timeout):
         if process is not None:
+            from jaxrl.runtime.digests import digest_code, digest_files
+
             requested = {
                 **request.config.plain(),
                 **request.changes,

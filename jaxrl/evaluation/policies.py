@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
@@ -124,15 +125,15 @@ class PolicySet:
 
         devices = 1 if self.env.on_host else min(jax.local_device_count(), episodes)
         local = -(-episodes // devices)
-        rounds = -(-local // (chunk or self.default_chunk))
+        mesh = make_mesh(devices)
+        rounds = -(-local // (chunk or self.choose_chunk(local, mesh)))
         size = -(-local // rounds)
         policy = policy if opponents is None else both_teams(policy, opponents)
-        return Evaluator(self.env, policy, devices * rounds * size, make_mesh(devices), size, init_carry)
+        return Evaluator(self.env, policy, devices * rounds * size, mesh, size, init_carry)
 
-    @property
-    def default_chunk(self) -> int:
-        """Episodes rolled out at a time on a device, by the bytes of their states and curves."""
-        size = memory_plan.rollout_env_bytes(self.env)
+    def choose_chunk(self, episodes: int, mesh: Mesh) -> int:
+        """Return how many of a device's episodes may be rolled out at a time, by the bytes of states and curves."""
+        size = memory_plan.rollout_env_bytes(self.env, episodes, mesh)
         size += 4 * (min(self.env.spec.horizon, STEPS) + 1) * (len(self.env.spec.metrics) + 2)
         return max(1, _ROLLOUT_BYTES[jax.default_backend() != "cpu"] // size)
 

@@ -16,7 +16,8 @@ import functools
 import math
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+
+# scipy is slow to import, and pictures need none of it: functions import it.
 
 LEVEL = 0.95
 _QUANTILE = (1 + LEVEL) / 2
@@ -43,7 +44,7 @@ def estimate_mean(values: np.ndarray) -> Estimate:
     count = len(values)
     deviation = float(values.std(ddof=1)) if count > 1 else math.nan
     error = deviation / count**0.5
-    half = float(stdtrit(count - 1, _QUANTILE)) * error if np.ptp(values) else math.nan
+    half = _student_quantile(count - 1) * error if np.ptp(values) else math.nan
     estimate = {"mean": float(values.mean()), "std": deviation, "error": error, "ci95": half}
     return {name: finite(value) for name, value in estimate.items()}
 
@@ -144,14 +145,22 @@ def _student(differences: np.ndarray) -> tuple[float, float]:
         return mean, mean
     fractions = variances / total
     freedom = np.array([len(part) - 1 for part in parts])
-    half = stdtrit(1 / (fractions**2 / freedom).sum(), _QUANTILE) * total**0.5
-    over_seeds = stdtrit(freedom[-1], _QUANTILE) * variances[-1] ** 0.5
+    half = _student_quantile(1 / (fractions**2 / freedom).sum()) * total**0.5
+    over_seeds = _student_quantile(freedom[-1]) * variances[-1] ** 0.5
     half = float(max(half, over_seeds))
     return mean - half, mean + half
 
 
+def _student_quantile(freedom: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, _QUANTILE))
+
+
 def _bonett_price(differences: np.ndarray, unit: float) -> tuple[float, float]:
     """Return the ends of Bonett and Price's interval of differences float64[N] or [S, N] from -unit to unit."""
+    from scipy.special import ndtri
+
     by_episode = differences if differences.ndim == 1 else differences.mean(0)
     padded = np.append(by_episode, (unit, -unit))
     center, half = float(padded.mean()), float(ndtri(_QUANTILE) * padded.std()) / len(padded) ** 0.5
@@ -176,7 +185,7 @@ def tail_mean(values: np.ndarray, share: float, largest: bool) -> np.ndarray:
 
 def interquartile_mean(values: np.ndarray) -> float:
     """Return the mean of float[S] without its lowest and highest quarter (Agarwal et al. 2021, arXiv 2108.13264)."""
-    from scipy.stats import trim_mean  # slow to import
+    from scipy.stats import trim_mean
 
     return float(trim_mean(values, 0.25))
 
@@ -191,7 +200,7 @@ def find_sign(difference: Estimate) -> int:
 
 @functools.cache
 def _wilson(successes: int, trials: int) -> tuple[float, float]:
-    from scipy.stats import binomtest  # slow to import
+    from scipy.stats import binomtest
 
     ends = binomtest(successes, trials).proportion_ci(LEVEL, "wilson")
     return float(ends.low), float(ends.high)
@@ -200,7 +209,7 @@ def _wilson(successes: int, trials: int) -> tuple[float, float]:
 @functools.cache
 def _differ(wins: int, decided: int) -> bool:
     """Whether so many wins in so many games that were not drawn show at the level who is better."""
-    from scipy.stats import binomtest  # slow to import
+    from scipy.stats import binomtest
 
     return decided > 0 and bool(binomtest(wins, decided).pvalue < 1 - LEVEL)
 

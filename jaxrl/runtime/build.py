@@ -100,13 +100,14 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         else:
             devices, warning = choose_devices(settings.devices, layout.num_envs, layout.shards)
             layout = dataclasses.replace(layout, devices=devices)
+        mesh = make_mesh(devices)
         algo = _make_algorithm(config, env.spec, layout, custom)
         for values in filter(None, combined):  # to check them
             _make_algorithm(config, env.spec, layout, custom, values)
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.count_hosts())
         limit = int(settings.memory_gb * memory_plan.GIB) if settings.memory_gb else min(hosts.gather(free))
         rollout_chunk, learn_chunk, forward_chunk = memory_plan.choose_chunks(
-            settings, env, algo, limit / max(trials // devices, 1), resuming
+            settings, env, algo, mesh, limit / max(trials // devices, 1), resuming
         )
         algo = algo.with_chunks(learn_chunk, forward_chunk)
         _check_phases(config.algo, algo.phases)
@@ -123,7 +124,6 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         compute_dtype=jnp.dtype(layout.compute_dtype).name,
         rollout_dtype=storage_dtype.name,
     )
-    mesh = make_mesh(devices)
     trainer = Trainer(
         env=_with_self_play(env, algo, settings),
         algo=algo,

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from envs_jax.batch import BatchedEnvironment
+from envs_jax.progress import start as start_progress
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.types import Key
 from jaxrl.report.console import gibibytes
-from jaxrl.rl.data_parallel import largest_divisor
+from jaxrl.rl.data_parallel import SPLIT, largest_divisor, on_mesh
 from jaxrl.runtime.config import Config, RunSettings
 from jaxrl.runtime.train_state import TrainState
 
@@ -80,9 +83,18 @@ def local_size(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def rollout_env_bytes(env: BatchedEnvironment) -> int:
-    """Return the bytes of the state and the time step of one environment."""
-    return size(env.shapes)
+def rollout_env_bytes(env: BatchedEnvironment, envs: int, mesh: Mesh) -> int:
+    """Return the bytes of the state and the time step of one environment.
+
+    JAX traces environments for that: `envs` on each device of the mesh. A rollout of so many traces them no more.
+    """
+    count = envs * mesh.size
+
+    def reset(keys: Key) -> Any:
+        return env.reset(keys, env.context(start_progress()))
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
+    return size(jax.eval_shape(on_mesh(reset, mesh, SPLIT, SPLIT), keys)) // count
 
 
 def most_environments(limit: float, env_bytes: int) -> int:
@@ -98,12 +110,13 @@ def compiled_bytes(compiled: Any) -> int:
 
 
 def choose_chunks(
-    settings: RunSettings, env: BatchedEnvironment, algo: Algorithm, limit: float, adapt: bool
+    settings: RunSettings, env: BatchedEnvironment, algo: Algorithm, mesh: Mesh, limit: float, adapt: bool
 ) -> tuple[int, int, int]:
     """Return the environments that are rolled out at a time on a device, its samples per gradient and per forward pass.
 
     Where `settings` do not say, they are quick and take a share of `limit`, the bytes of a device for each trial.
-    `adapt` lowers a chunk that does not divide the environments or samples of a device: a resumed run may have others.
+    The rollout will be on `mesh`. `adapt` lowers a chunk that does not divide the environments or samples of a device:
+    a resumed run may have others.
 
     Raises UsageError: a number does not divide.
     """
@@ -113,7 +126,9 @@ def choose_chunks(
     samples = algo.gradient_samples * layout.local_shards
     rollout = _fit("rollout_chunk", min(settings.rollout_chunk, envs), envs, adapt)
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
-        rollout = _divide(envs, most_environments(limit, rollout_env_bytes(env)), CPU_ROLLOUT if cpu else envs)
+        preferred = CPU_ROLLOUT if cpu else envs
+        env_bytes = rollout_env_bytes(env, _divide(envs, envs, preferred), mesh)
+        rollout = _divide(envs, most_environments(limit, env_bytes), preferred)
     learn = _fit("learn_chunk", settings.learn_chunk, samples, adapt)
     forward = learn
     if not learn and samples > 1:  # else the algorithm cannot split its gradients

@@ -19,14 +19,18 @@ three kernels: for GPUs. Backends cannot read each other's maps. `types` is what
 cells are kept, `tiles` what `pallas` knows of each tile.
 """
 
+import importlib
 from types import ModuleType
 
-from envs_jax.coverage.maps import dense, pallas, windows
 from envs_jax.stages import on_cpu
 
 WINDOWS_FROM = 14  # resolution q from which windows are faster than whole maps on CPUs
-_BACKENDS = {"dense": dense, "windows": windows, "pallas": pallas}
-BACKENDS = ("auto", *_BACKENDS)
+BACKENDS = ("auto", "dense", "windows", "pallas")
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of a backend, imported when it is first needed: CPUs do without JAX's kernel language."""
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def choose(name: str, cells_per_footprint: int, batched: bool) -> ModuleType:
@@ -38,9 +42,9 @@ def choose(name: str, cells_per_footprint: int, batched: bool) -> ModuleType:
     """
     if name == "auto":
         name = "windows" if batched and on_cpu() and cells_per_footprint >= WINDOWS_FROM else "dense"
-    return _BACKENDS[name]
+    return load(name)
 
 
 def tile(name: str, n: int) -> tuple[int, int] | None:
     """Return `MapConfig.tile` of a backend for maps of side n."""
-    return pallas.tile(n) if name == "pallas" else None
+    return load(name).tile(n) if name == "pallas" else None

@@ -20,12 +20,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.progress import start, total
@@ -37,11 +36,14 @@ from jaxrl.algos.collective.transformer import CodeBatch, TrajectoryTransformer,
 from jaxrl.algos.collective.workers import Experts
 from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.nn import distributions
+from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import MLP
 from jaxrl.rl import replay
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import Replay
+
+if TYPE_CHECKING:
+    import optax
 
 Arrays = dict[str, Array]
 
@@ -206,10 +208,10 @@ class Collective(CollectivePhases):
 
         return jax.lax.scan(update, params.learners[network], keys)
 
-    def chain(self, part: str) -> optax.GradientTransformation:
+    def chain(self, part: str) -> "optax.GradientTransformation":
         """Return the optimizer of a network, whose steps shrink linearly over all of its updates."""
-        fall = optax.linear_schedule(1.0, self.final_lr_fraction, max(self.count_updates(part), 1))
-        return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall))
+        steps = max(self.count_updates(part), 1)
+        return optimizers.decay_linearly(self.optimizer(part), self.final_lr_fraction, steps)
 
     def learning_rate(self, part: str, progress: Progress) -> Array:
         rates = {"encoder": self.transformer_lr, "actor": self.actor_lr, "critic": self.critic_lr}
