@@ -106,7 +106,7 @@ class Pose(NamedTuple):
     opening: Array
 
 
-def _turns(q: Sequence[Array]) -> list[Turn]:
+def _turns(q: Array | Sequence[Array]) -> list[Turn]:
     return [Turn(jnp.sin(x), jnp.cos(x)) for x in q[:HINGES]]
 
 
@@ -456,7 +456,7 @@ def step(arm: Arm, motion: Motion, target: Vector, grip: Array, torque_scale: Ar
 
     def attempt(_: int, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
         """Solve with the limits that are active, then keep those that push."""
-        _, active = state
+        active = state[1]
         weights = [jnp.where(on, bound.weight, 0.0) for on, bound in zip(active, bounds, strict=True)]
         pushes = [weight * bound.sign * bound.reference for weight, bound in zip(weights, bounds, strict=True)]
         held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weights, strict=False)]

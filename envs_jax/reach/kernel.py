@@ -43,7 +43,6 @@ def control_step(
         in_specs=[*(rows(x.shape[1]) for x in inputs), pl.BlockSpec((1,), lambda i: (0,))],
         out_specs=[rows(len(q)), rows(len(v))],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs[:2]],
-        input_output_aliases={0: 0, 1: 1},
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
         interpret=interpret,
         name="reach_control_step",
