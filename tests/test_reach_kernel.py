@@ -19,34 +19,41 @@ def arguments(weld: str = "v3") -> list[jax.Array]:
     return [*arrays, jnp.float32(constants.torque_scale(weld))]
 
 
-interpreted = jax.jit(lambda *arrays: kernel.control_step(*arrays, interpret=True))
-
-
 @pytest.mark.parametrize("weld", ["v3", "v2"])
 def test_equals_the_array_code(weld):
     """40 arms fill a program and a quarter of the next one."""
     given = arguments(weld)
-    for actual, expected in zip(interpreted(*given), dynamics.control_step(*given), strict=True):
+    for actual, expected in zip(kernel.control_step(*given), dynamics.control_step(*given), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_more_axes_of_a_batch():
+def test_vmapped_batches_and_single_arms_are_one_batch():
     *arrays, scale = arguments()
+    flat = kernel.control_step(*arrays, scale)
     folded = [x.reshape(*x.shape[:-1], 5, 8) for x in arrays]
-    for flat, actual in zip(interpreted(*arrays, scale), interpreted(*folded, scale), strict=True):
-        np.testing.assert_array_equal(actual, flat.reshape(9, 5, 8))
+    axes = [x.ndim - 2 for x in folded]
+    rows = jax.jit(jax.vmap(kernel.control_step, (*axes, None), -2))
+    single = jax.jit(jax.vmap(kernel.control_step, (-1, -1, -1, -1, None), -1))
+    for expected, batches, arms in zip(flat, rows(*folded, scale), single(*arrays, scale), strict=True):
+        np.testing.assert_allclose(batches.reshape(9, 40), expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(arms, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_step_has_one_kernel_on_a_gpu(monkeypatch):
-    """A batched step, lowered for an NVIDIA GPU that is not there, has no loop of its own."""
+@pytest.mark.parametrize("vmapped", [False, True])
+def test_a_step_has_one_kernel_on_a_gpu(vmapped, monkeypatch):
+    """Steps of 64 arms, lowered for an NVIDIA GPU that is not there, have no loop of their own."""
     monkeypatch.setattr(stages, "on_cpu", lambda: False)
     monkeypatch.setattr(env, "runs_triton", lambda: True)
-    arms = batched(make("reach"))
-    state, _ = jax.eval_shape(lambda keys: arms.reset(keys, ()), jax.random.split(jax.random.key(0), 64))
+    arms = make("reach")
+    reset, step = jax.vmap(arms.reset), jax.vmap(arms.step)
+    if not vmapped:
+        batch = batched(arms)
+        reset, step = lambda keys: batch.reset(keys, ()), lambda *given: batch.step_without_reset(*given, ())
+    state, _ = jax.eval_shape(reset, jax.random.split(jax.random.key(0), 64))
     action = jax.ShapeDtypeStruct((64, 1, 4), jnp.float32)
-    step = jax.jit(lambda state, action: arms.step_without_reset(state, action, ()))
     gpu = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", 132, "gpu"))
     with use_abstract_mesh(gpu):
-        text = step.trace(state, action).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(step).trace(state, action).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("xla.gpu.triton") == 1 and "reach_control_step" in text
+    assert "grid_x = 2 : i32, grid_y = 1" in text
     assert "stablehlo.while" not in text
