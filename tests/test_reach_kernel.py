@@ -23,18 +23,22 @@ def arguments(weld: str = "v3") -> list[jax.Array]:
 def test_equals_the_array_code(weld):
     """40 arms fill a program and a quarter of the next one."""
     given = arguments(weld)
-    for actual, expected in zip(kernel.control_step(*given), dynamics.control_step(*given), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    q, v, pose = kernel.control_step(*given)
+    expected_q, expected_v = dynamics.control_step(*given)
+    np.testing.assert_allclose(q, expected_q, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(v, expected_v, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(pose, dynamics.pose(q), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_vmapped_batches_and_single_arms_are_one_batch():
     *arrays, scale = arguments()
-    flat = kernel.control_step(*arrays, scale)
+    q, v, _ = kernel.control_step(*arrays, scale)
     folded = [x.reshape(*x.shape[:-1], 5, 8) for x in arrays]
     axes = [x.ndim - 2 for x in folded]
-    rows = jax.jit(jax.vmap(kernel.control_step, (*axes, None), -2))
+    rows = jax.jit(jax.vmap(lambda *given: kernel.control_step(*given)[:2], (*axes, None), -2))
     single = jax.jit(jax.vmap(kernel.control_step, (-1, -1, -1, -1, None), -1))
-    for expected, batches, arms in zip(flat, rows(*folded, scale), single(*arrays, scale), strict=True):
+    for expected, batches, arms in zip((q, v), rows(*folded, scale), single(*arrays, scale)[:2], strict=True):
         np.testing.assert_allclose(batches.reshape(9, 40), expected, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(arms, expected, rtol=1e-6, atol=1e-6)
 

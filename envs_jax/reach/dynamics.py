@@ -114,13 +114,19 @@ def _stack(v: Vector, q: Array) -> Array:
     return jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])
 
 
-@jax.jit
-def pose(q: Array) -> Pose:
-    """Return hand, tool centre and gripper of joint values q [9, ...]."""
+def pose_numbers(q: Array | Sequence[Array]) -> list[Number]:
+    """[7]: hand, tool centre and opening of joint values [9]; see `Pose`."""
     arm = constants.arm()
     frame = hand(arm, _turns(q))
     opening = jnp.clip((0.1 - (q[7] - q[8])) / 0.1, 0.0, 1.0)
-    return Pose(_stack(frame.position, q), _stack(_tool(arm, frame, q[7], q[8]), q), opening)
+    return [*frame.position, *_tool(arm, frame, q[7], q[8]), opening]
+
+
+@jax.jit
+def pose(q: Array) -> Pose:
+    """Return hand, tool centre and gripper of joint values q [9, ...]."""
+    *places, opening = pose_numbers(q)
+    return Pose(_stack(places[:3], q), _stack(places[3:], q), jnp.asarray(opening))
 
 
 @jax.jit

@@ -38,13 +38,14 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
     return jnp.clip(target, low, high), jnp.where(inside, part, 0)
 
 
-def _control_step(q: Array, v: Array, *arrays: Array) -> tuple[Array, Array]:
-    """`dynamics.control_step`, as one kernel where the device runs it."""
-    if not runs_triton():
-        return dynamics.control_step(q, v, *arrays)
-    from envs_jax.reach import kernel  # its import takes a while
+def _move_arm(q: Array, v: Array, *arrays: Array) -> tuple[Array, Array, dynamics.Pose]:
+    """`dynamics.control_step` and the pose after it; one kernel where the device runs it."""
+    if runs_triton():
+        from envs_jax.reach import kernel  # its import takes a while
 
-    return kernel.control_step(q, v, *arrays)
+        return kernel.control_step(q, v, *arrays)
+    q, v = dynamics.control_step(q, v, *arrays)
+    return q, v, dynamics.pose(q)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +140,7 @@ class Reach(ReachConfig):
         target, part = _move_target(state.mocap_target, state.mocap_target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
         torque_scale = jnp.float32(constants.torque_scale(self.weld))
-        q, v = _control_step(state.q, state.v, place, command[3], torque_scale)
-        pose = dynamics.pose(q)
+        q, v, pose = _move_arm(state.q, state.v, place, command[3], torque_scale)
         t = state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
         after = dataclasses.replace(state, t=t, mocap_target=target, mocap_target_part=part, q=q, v=v, frame=frame)
