@@ -15,6 +15,12 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
+def runs_triton() -> bool:
+    """Return whether the default device runs kernels compiled by Triton: NVIDIA GPUs from compute capability 8.0."""
+    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
+
+
 def materialize(function: _F) -> _F:
     """On CPUs, compile a pure function of arrays as a subroutine: what it returns is stored before it is read.
 

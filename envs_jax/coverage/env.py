@@ -39,7 +39,7 @@ from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.types import CoverageConfig, State
 from envs_jax.progress import Progress, start
-from envs_jax.stages import on_cpu, when
+from envs_jax.stages import on_cpu, runs_triton, when
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Coverage(CoverageConfig):
         if on_cpu():
             backend = "auto" if backend == "pallas" else backend  # which CPUs only interpret
         elif backend == "auto":
-            backend = "pallas" if maps.load("pallas").compiles() else "dense"
+            backend = "pallas" if runs_triton() else "dense"
         return dataclasses.replace(self, map_backend=backend)
 
     def step_label(self, step: int) -> str:

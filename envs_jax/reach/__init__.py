@@ -6,8 +6,9 @@ moves as MuJoCo moves it, without contacts; the puck does not move. `sawyer_reac
 the compiled model, with their source and licence.
 
 Modules: `constants` numbers of the arm, `folding` sums and products of known numbers, `dynamics` one control step,
-`tasks` the table of tasks and how to add one, `goals` draws of puck and goal, `observation`, `reward`, `types` state
-and settings, `env` the environment, `baselines`. Inside, coordinates are leading axes and copies trailing ones.
+`kernel` the same as one kernel for GPUs, `tasks` the table of tasks and how to add one, `goals` draws of puck and goal,
+`observation`, `reward`, `types` state and settings, `env` the environment, `baselines`. Inside, coordinates are leading
+axes and copies trailing ones.
 """
 
 from envs_jax.reach.env import Reach, ReachFamily

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
-from envs_jax.batch import constant
 from envs_jax.reach import constants
 from envs_jax.reach.constants import HINGES, Arm, Link, Softness
 from envs_jax.reach.folding import (
@@ -107,21 +106,27 @@ class Pose(NamedTuple):
     opening: Array
 
 
-def _turns(q: Array) -> list[Turn]:
-    return [Turn(s, c) for s, c in zip(jnp.sin(q[:HINGES]), jnp.cos(q[:HINGES]), strict=True)]
+def _turns(q: Array | Sequence[Array]) -> list[Turn]:
+    return [Turn(jnp.sin(x), jnp.cos(x)) for x in q[:HINGES]]
 
 
 def _stack(v: Vector, q: Array) -> Array:
     return jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])
 
 
-@jax.jit
-def pose(q: Array) -> Pose:
-    """Return hand, tool centre and gripper of joint values q [9, ...]."""
+def pose_numbers(q: Array | Sequence[Array]) -> list[Number]:
+    """[7]: hand, tool centre and opening of joint values [9]; see `Pose`."""
     arm = constants.arm()
     frame = hand(arm, _turns(q))
     opening = jnp.clip((0.1 - (q[7] - q[8])) / 0.1, 0.0, 1.0)
-    return Pose(_stack(frame.position, q), _stack(_tool(arm, frame, q[7], q[8]), q), opening)
+    return [*frame.position, *_tool(arm, frame, q[7], q[8]), opening]
+
+
+@jax.jit
+def pose(q: Array) -> Pose:
+    """Return hand, tool centre and gripper of joint values q [9, ...]."""
+    *places, opening = pose_numbers(q)
+    return Pose(_stack(places[:3], q), _stack(places[3:], q), jnp.asarray(opening))
 
 
 @jax.jit
@@ -354,8 +359,8 @@ def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale
     return Weld(rows, weighted, reference)
 
 
-class Limits(NamedTuple):
-    """Rows of the joint limits, [9, ...] each: whether violated, sign, weight and reference acceleration."""
+class Limit(NamedTuple):
+    """Row of a joint's limits: whether violated, sign, weight and reference acceleration."""
 
     violated: Array
     sign: Array
@@ -363,19 +368,16 @@ class Limits(NamedTuple):
     reference: Array
 
 
-def limits(arm: Arm, q: Array, v: Array) -> Limits:
-    """Return the limits of all joints; they push back where a joint is beyond its range."""
-    rows = [(link.low, link.high, link.inverse_weight) for link in arm.links]
-    low, high, inverse_weight = constant(np.transpose(rows), q.shape[1:], q.dtype)
-    below = low - q
-    above = q - high
+def limit(softness: Softness, link: Link, q: Array, v: Array) -> Limit:
+    """Return the limits of a joint; they push back where it is beyond its range."""
+    below = link.low - q
+    above = q - link.high
     depth = jnp.maximum(below, above)
-    one = jnp.ones((), q.dtype)
-    sign = jnp.where(below > above, one, -one)
-    imp = _impedance(arm.limit, jnp.maximum(depth, 0.0))
-    weight = imp / ((1.0 - imp) * inverse_weight)
-    reference = arm.limit.stiffness * imp * depth - arm.limit.damping * sign * v
-    return Limits(depth > 0.0, sign, weight, reference)
+    sign = jnp.where(below > above, 1.0, -1.0)
+    imp = _impedance(softness, jnp.maximum(depth, 0.0))
+    weight = imp / ((1.0 - imp) * link.inverse_weight)
+    reference = softness.stiffness * imp * depth - softness.damping * sign * v
+    return Limit(depth > 0.0, sign, weight, reference)
 
 
 # Linear algebra
@@ -422,25 +424,32 @@ def _solve_with_fingers(
 # One physics step
 
 
-def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
-    """Return joint values and speeds [9, ...] one physics step later.
+class Motion(NamedTuple):
+    """Joint values [9] in rad and m, and their speeds [9] in rad/s and m/s."""
+
+    q: list[Array]
+    v: list[Array]
+
+
+def step(arm: Arm, motion: Motion, target: Vector, grip: Array, torque_scale: Array) -> Motion:
+    """Return the motion one physics step later.
 
     Args:
         arm: constants.
-        q, v: [9, ...], rad and rad/s, m and m/s.
+        motion: of the nine joints.
         target: [3], the weld pulls the hand there, m.
         grip: command of the fingers in [-1, 1], 1 = close.
         torque_scale: float[], weight of the weld's rotation.
     """
-    speeds = list(v)
+    q, v = motion
     turns = _turns(q)
     fingers = [_finger(*pair) for pair in zip(arm.links[HINGES:], q[HINGES:], strict=True)]
     matrix, coupling = mass_matrix(arm, turns, fingers)
-    weld_rows = weld(arm, hand(arm, turns), target, speeds, torque_scale)
+    weld_rows = weld(arm, hand(arm, turns), target, v, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]
     force = [
         add(push, mul(-link.damping, speed), mul(-1.0, drag))
-        for push, link, speed, drag in zip(servo, arm.links, speeds, bias(arm, turns, fingers, speeds), strict=True)
+        for push, link, speed, drag in zip(servo, arm.links, v, bias(arm, turns, fingers, v), strict=True)
     ]
     stiff = [
         [add(x, dot(weld_rows.weighted[i], weld_rows.rows[j])) for j, x in enumerate(row)]
@@ -449,20 +458,22 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     heavy: list[Number] = [link.mass + link.armature for link in arm.links[HINGES:]]
     right = [add(f, dot(row, weld_rows.reference)) for f, row in zip(force, weld_rows.weighted, strict=False)]
     right += force[HINGES:]
-    bounds = limits(arm, q, v)
+    bounds = [limit(arm.limit, *joint) for joint in zip(arm.links, q, v, strict=True)]
 
-    def attempt(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def attempt(_: int, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
         """Solve with the limits that are active, then keep those that push."""
-        weight = jnp.where(state[1], bounds.weight, 0.0)
-        push = weight * bounds.sign * bounds.reference
-        held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weight, strict=False)]
-        ends = [add(x, w) for x, w in zip(heavy, weight[HINGES:], strict=True)]
-        acceleration = jnp.stack(
-            _solve_with_fingers(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)])
-        )
-        return acceleration, bounds.violated & (bounds.sign * acceleration < bounds.reference)
+        active = state[1]
+        weights = [jnp.where(on, bound.weight, 0.0) for on, bound in zip(active, bounds, strict=True)]
+        pushes = [weight * bound.sign * bound.reference for weight, bound in zip(weights, bounds, strict=True)]
+        held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weights, strict=False)]
+        ends = [add(x, w) for x, w in zip(heavy, weights[HINGES:], strict=True)]
+        solved = _solve_with_fingers(held, coupling, ends, plus(right, pushes))
+        acceleration = [jnp.asarray(x) for x in solved]
+        return acceleration, [
+            bound.violated & (bound.sign * x < bound.reference) for x, bound in zip(acceleration, bounds, strict=True)
+        ]
 
-    start = jnp.zeros_like(q), bounds.violated
+    start = [jnp.zeros_like(x) for x in v], [bound.violated for bound in bounds]
     acceleration, _ = jax.lax.fori_loop(0, SOLVES, attempt, start)
 
     # (M + h B) dv = h M acceleration, since M acceleration is the sum of all forces: dv = h (acceleration - rest)
@@ -470,8 +481,19 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     implicit = [[*row[:-1], add(row[-1], h * link.damping)] for row, link in zip(matrix, arm.links, strict=False)]
     braked = [add(x, h * link.damping) for x, link in zip(heavy, arm.links[HINGES:], strict=True)]
     drags = [mul(h * link.damping, a) for link, a in zip(arm.links, acceleration, strict=True)]
-    v = v + h * (acceleration - jnp.stack(_solve_with_fingers(implicit, coupling, braked, drags)))
-    return q + h * v, v
+    rest = _solve_with_fingers(implicit, coupling, braked, drags)
+    v = [speed + h * (a - r) for speed, a, r in zip(v, acceleration, rest, strict=True)]
+    return Motion([x + h * speed for x, speed in zip(q, v, strict=True)], v)
+
+
+def steps(motion: Motion, target: Vector, grip: Array, torque_scale: Array) -> Motion:
+    """Return the motion after the physics steps of a control period; see `step`."""
+    arm = constants.arm()
+
+    def physics_step(_: int, motion: Motion) -> Motion:
+        return step(arm, motion, target, grip, torque_scale)
+
+    return jax.lax.fori_loop(0, arm.substeps, physics_step, motion)
 
 
 @jax.jit
@@ -484,10 +506,5 @@ def control_step(q: Array, v: Array, target: Array, grip: Array, torque_scale: A
         grip: float[...], 1 = close; clipped to [-1, 1].
         torque_scale: float[], `constants.torque_scale`.
     """
-    arm = constants.arm()
-    grip = jnp.clip(grip, -1.0, 1.0)
-
-    def physics_step(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        return step(arm, *state, list(target), grip, torque_scale)
-
-    return jax.lax.fori_loop(0, arm.substeps, physics_step, (q, v))
+    after = steps(Motion(list(q), list(v)), list(target), jnp.clip(grip, -1.0, 1.0), torque_scale)
+    return jnp.stack(after.q), jnp.stack(after.v)

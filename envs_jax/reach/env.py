@@ -12,6 +12,7 @@ from envs_jax.base import Array, Box, EnvSpec, TimeStep, with_default
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.types import PARTS, TARGET_UNIT, ReachConfig, State
+from envs_jax.stages import runs_triton
 
 _SCALE = 0.01  # m the target moves per unit of action
 
@@ -35,6 +36,16 @@ def _move_target(target: Array, part: Array, action: Array) -> tuple[Array, Arra
     low, high = (constant(_units(constants.data()[f"mocap_{end}"]), target.shape[1:]) for end in ("low", "high"))
     inside = (target >= low) & (target < high)  # at a bound there is no part
     return jnp.clip(target, low, high), jnp.where(inside, part, 0)
+
+
+def _move_arm(q: Array, v: Array, *arrays: Array) -> tuple[Array, Array, dynamics.Pose]:
+    """`dynamics.control_step` and the pose after it; one kernel where the device runs it."""
+    if runs_triton():
+        from envs_jax.reach import kernel  # its import takes a while
+
+        return kernel.control_step(q, v, *arrays)
+    q, v = dynamics.control_step(q, v, *arrays)
+    return q, v, dynamics.pose(q)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +139,8 @@ class Reach(ReachConfig):
         command = jnp.clip(action[0], -1.0, 1.0)
         target, part = _move_target(state.mocap_target, state.mocap_target_part, command[:3])
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
-        q, v = dynamics.control_step(
-            state.q, state.v, place, command[3], jnp.float32(constants.torque_scale(self.weld))
-        )
-        pose = dynamics.pose(q)
+        torque_scale = jnp.float32(constants.torque_scale(self.weld))
+        q, v, pose = _move_arm(state.q, state.v, place, command[3], torque_scale)
         t = state.t + 1
         frame = observation.frame(pose, state.puck, t, constants.reset(self.weld))
         after = dataclasses.replace(state, t=t, mocap_target=target, mocap_target_part=part, q=q, v=v, frame=frame)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from envs_jax.base import Array, Box, Discrete, TimeStep, independent_mask
 from envs_jax.progress import Progress, add, total
@@ -234,16 +235,21 @@ class OffPolicy(Algorithm):
         # all batches are sampled at once: fewer, larger operations
         indices = jax.vmap(lambda pair: self.sample(buffer, pair[0]))(keys)
 
-        def run_update(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, dict[str, Array]]:
+        def run_update(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, Array]:
             (_, key_noise), (index, weight), update_index = row
             batch = self.gather(buffer, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            return self.update(params, batch, update_index, progress)
+            params, metrics = self.update(params, batch, update_index, progress)
+            packed, unpack_metrics = ravel_pytree(metrics)
+            unpack[:] = [unpack_metrics]
+            return params, packed
 
-        params, metrics = jax.lax.scan(run_update, params, (keys, indices, update_indices))
-        return AlgoState(params, buffer), metrics
+        # metrics leave the loop as one array: a GPU needs a kernel for each array of a turn
+        unpack: list[Callable[[Array], dict[str, Array]]] = []
+        params, packed = jax.lax.scan(run_update, params, (keys, indices, update_indices))
+        return AlgoState(params, buffer), jax.vmap(unpack[0])(packed)
 
     def update(
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress

@@ -59,12 +59,6 @@ def tile(n: int) -> tuple[int, int]:
     return rows, min(_COLUMNS, 1 << (n - 1).bit_length())
 
 
-def compiles() -> bool:
-    """Return whether this device runs the kernels: NVIDIA GPUs from compute capability 8.0 (Ampere)."""
-    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-    return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
-
-
 def update(config: MapConfig, maps: Maps, measurements: Measurements) -> tuple[Maps, UpdateStats]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, measurements))
