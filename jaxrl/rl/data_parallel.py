@@ -73,8 +73,11 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def on_all(tree: Any, mesh: Mesh) -> Any:
-    """Copy arrays and keys to every device of the mesh, on all hosts."""
-    return jax.jit(_same, out_shardings=NamedSharding(mesh, REPLICATED))(tree)
+    """Return arrays and keys on every device of the mesh, on all hosts; those that are there already are not copied."""
+    everywhere = NamedSharding(mesh, REPLICATED)
+    if jax.process_count() == 1:
+        return jax.device_put(tree, everywhere)  # compiles nothing
+    return jax.jit(_same, out_shardings=everywhere)(tree)
 
 
 def _same(tree: Any) -> Any:  # not a lambda, which would be compiled anew for each call

@@ -7,16 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.progress import start as start_progress
 from jaxrl.algos.base import Phase
 from jaxrl.common.errors import list_names, usage_errors
 from jaxrl.report.console import gibibytes
-from jaxrl.rl.data_parallel import REPLICATED, SPLIT
+from jaxrl.rl.data_parallel import REPLICATED, SPLIT, compiler_options
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.build import Run
 from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
-from jaxrl.runtime.rollouts import Evaluator, learned_policy
+from jaxrl.runtime.rollouts import Evaluator, hold_out, learned_policy
 from jaxrl.runtime.train_state import Position
 
 # (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long
@@ -29,7 +28,7 @@ class CompiledRun:
 
     start: Program | None  # (key, inputs) -> TrainState, for a new run
     blocks: list[Block | None]  # one per phase, None for a phase that is already complete
-    evaluate: Program | None  # (policy, key, context) -> metrics, None if no evaluation will come; see `Evaluator`
+    evaluate: Program | None  # (policy, key of the seed, progress) -> metrics, None if no evaluation will come
     needed: list[int]  # peak bytes of each compiled function on a device while a checkpoint is written
 
     def compile(self, *programs: Block | None, at_once: bool = True) -> None:
@@ -182,6 +181,16 @@ class RunCompiler:
             trainer.trials,
         )
         policies = trainer.place_shapes(jax.eval_shape(trainer.policies, self.state), self._trial_spec)
-        context = jax.eval_shape(run.eval_env.context, jax.eval_shape(start_progress))
-        context = trainer.place_shapes(context, REPLICATED)
-        return evaluator.jit_final_values(), policies, self._key_shapes(), context
+        final_values = evaluator.final_values()
+
+        def evaluate(policies: Any, key: Any, progress: Any) -> Any:
+            # here, as operations outside of the program would be compiled one by one
+            if trainer.trials > 1:
+                held_out = jax.vmap(lambda one: hold_out(one, "selection"))(key)
+                progress = jax.tree.map(lambda x: x[0], progress)
+            else:
+                held_out = hold_out(key, "selection")
+            return final_values(policies, held_out, run.eval_env.context(progress))
+
+        function = jax.jit(evaluate, compiler_options=compiler_options())
+        return function, policies, self._key_shapes(), self.state.progress
