@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _NAMES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
-_COLLECTIVE = re.compile(rf"= (.*?) ({_NAMES})(-start)?\(")
+_COLLECTIVE = re.compile(rf"= (.*?) ({_NAMES})(?:-done)?\(")  # the type of a start lists the operands, too
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CALLEES = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
@@ -51,8 +51,7 @@ def _walk(lines: dict[str, list[str]], name: str, times: int) -> Iterator[tuple[
     """Yield kind, bytes and number of runs of the collectives in a computation that runs so many times."""
     for line in lines.get(name, ()):
         if found := _COLLECTIVE.search(line):
-            is_pair = found[3] and found[2] != "all-reduce"  # its type lists the operands, too
-            yield found[2], _count_bytes(found[1]) // (2 if is_pair else 1), times
+            yield found[2], _count_bytes(found[1]), times
             continue  # `to_apply` is only the sum
         trips = _TRIPS.search(line)
         inner = times * int(trips[1]) if trips else times
