@@ -10,16 +10,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import correct, results, score
-from bench.gpu.results import UNITS, Unit
+from bench.gpu import correct, results, scaling, score
+from bench.gpu.results import PARTS, UNITS, Unit
+from bench.harness.collectives import Collective, list_collectives
 from bench.parity import coverage as coverage_parity
 from bench.parity import records
 from bench.parity.comparison import Comparison, Figure
 from jaxrl.cli import train
+from jaxrl.rl.data_parallel import AXIS, REPLICATED, make_mesh, on_mesh
 
 pytestmark = pytest.mark.long  # of benchmarks, not of the product
 
@@ -144,6 +148,7 @@ def test_a_damaged_file_is_a_sentence(text: str, tmp_path: Path, capsys: pytest.
         (["--parts", "job,environment"], "--parts: there is no part 'environment': did you mean 'environments'?"),
         (["--minutes", "0"], "--minutes must be a number above 0, not '0'"),
         (["--again", "score_como"], "--again: there is no unit 'score_como': did you mean 'score_coma'?"),
+        (["--parts", "job", "--devices"], "argument --devices: not allowed with argument --parts"),
     ],
 )
 def test_usage(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +237,77 @@ def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatc
     assert rows[2] == ["sac: before the first block", pytest.approx(50, abs=1), "s"]
 
 
+# Several devices
+
+
+def test_collectives_are_counted_with_their_loops() -> None:
+    """Three sums of 5 numbers in each of two turns, one of 2 numbers at the end, and a gathering of 4 times 3."""
+
+    def exchange(x: Any) -> Any:
+        def turn(_: Any, x: Any) -> Any:
+            return jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(jax.lax.psum(y, AXIS)), x) + x
+
+        x = jax.lax.fori_loop(0, 2, turn, x)
+        return jax.lax.psum(x[:2], AXIS), jax.lax.all_gather(x[:3], AXIS)
+
+    function = on_mesh(exchange, make_mesh(4), (REPLICATED,), REPLICATED)
+    text = jax.jit(function).lower(jnp.zeros(5)).compile().as_text()
+    assert list_collectives(text) == [
+        Collective("all-reduce", 20, 6),
+        Collective("all-gather", 48, 1),
+        Collective("all-reduce", 8, 1),
+    ]
+
+
+def test_scaling_goes_on_with_the_points_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with less of them than it planned, which is saved after each."""
+    unit = next(unit for unit in UNITS if unit.name == "scaling_sac")
+    results.begin(tmp_path, unit, True)
+    points = scaling.plan_points(8)
+    assert points == [(1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 8)]
+    assert scaling.plan_points(5) == points[:5]
+    measured: list[tuple[int, int]] = []
+
+    def measure_point(config: Any, quick: bool, devices: int, work: int) -> dict[str, Any]:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append((devices, work))
+        return {"num_envs": 8 * work, "rate": 10.0 * devices}
+
+    monkeypatch.setattr(scaling, "_train", measure_point)
+    with pytest.raises(KeyboardInterrupt):
+        scaling.sac(True, tmp_path)
+    assert [row[0] for row in results.read(tmp_path)[unit.name]["rows"]] == [
+        "sac, 1 device, 8 environments",
+        "sac, 2 devices, 8 environments",
+        "sac, 2 devices, 16 environments",
+    ]
+    measured.clear()
+    with pytest.raises(KeyboardInterrupt):
+        scaling.sac(True, tmp_path)
+    measured.clear()
+    found = scaling.sac(True, tmp_path)
+    assert measured == [(8, 8)]
+    assert [(point["devices"], point["work"]) for point in found["points"]] == points
+    assert found["rows"][-1] == ["sac, 8 devices, 64 environments", 80.0, "env steps/s, 8.00 times one device's"]
+
+
+@pytest.mark.parametrize("name", ["coma", "ddpg", "sac"])
+def test_more_devices_make_as_many_updates_and_exchange_little_but_gradients(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "COUNTS", (1, 8))
+    found = getattr(scaling, name)(True, tmp_path)
+    one, shared, grown = found["points"]
+    assert one["collectives"] == [] and one["updates"] == shared["updates"] == grown["updates"]
+    assert (one["num_envs"], shared["num_envs"], grown["num_envs"]) == (8, 8, 64)
+    for point in (shared, grown):
+        exchanged = sum(each["bytes"] * each["times"] for each in point["collectives"])
+        assert point["gradient_bytes"] <= exchanged < point["gradient_bytes"] + 200 * (point["updates"] + 1)
+        assert len(point["samples"]) == 5 and point["rate"] > 0
+    assert found["machine"]["jax"] == jax.__version__ and found["present"] == 8
+
+
 # What a machine needs
 
 OPTIONAL = ("tensorboardX", "torch", "pytest", "hypothesis", "metaworld", "gymnasium")
@@ -260,8 +336,9 @@ def test_a_rehearsal_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     table, messages = process.communicate(timeout=1200)
     assert process.returncode == 0, messages
     entries = results.read(out)
-    assert list(entries) == [unit.name for unit in UNITS] and entries | finished == entries
-    for unit in UNITS:
+    units = [unit for unit in UNITS if unit.part in PARTS]
+    assert list(entries) == [unit.name for unit in units] and entries | finished == entries
+    for unit in units:
         entry = entries[unit.name]
         assert entry["error"] is None and entry["rows"], unit.name
-    assert all(f"| {unit.name} | " in table for unit in UNITS)
+    assert all(f"| {unit.name} | " in table for unit in units)

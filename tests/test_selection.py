@@ -18,7 +18,8 @@ from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import load
 from jaxrl.report.writer import NullWriter
 from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.rollouts import Evaluator
+from jaxrl.runtime.compiling import RunCompiler
+from jaxrl.runtime.rollouts import Evaluator, held_out_key
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import make_env_keys
@@ -55,7 +56,7 @@ def evaluate_all(run: Run, spec: EnvSpec, ends: list[dict[str, float]], director
     """Whether each of these evaluations, the last one at the end of the run, makes its policy the best so far."""
     rows = iter(ends)
 
-    def evaluations(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
+    def evaluations(policy: Any, key: Any, progress: Any) -> dict[str, jax.Array]:
         return {name: jnp.full(8, value) for name, value in next(rows).items()}
 
     session, evaluated = session_of(run, spec, evaluations, directory), []
@@ -95,11 +96,22 @@ def test_training_selection_and_evaluation_start_from_other_states(run: Run, tmp
     """The keys are those that the verbs hand to the programs, and those that training starts its environments with."""
     keys: dict[str, Any] = {}
 
-    def selection(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
-        keys["selection"] = key
+    def show_key(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
+        return {"key": jax.random.key_data(key)}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "final_values", lambda self: show_key)
+        program = RunCompiler(run, lambda line: None).make_evaluation()
+        program.compile()
+    policies = run.trainer.policies(run.trainer.init(jax.random.key(SEED)))
+
+    def selection(_: Any, key: Any, progress: Any) -> dict[str, jax.Array]:
+        keys["selection"] = jax.random.wrap_key_data(program(policies, key, progress)["key"])
         return {name: jnp.zeros(8) for name in ("distance", "return")}
 
     session_of(run, run.env.spec, selection, tmp_path)._evaluate(STATE)
+    held_out = held_out_key(SEED, "selection")
+    np.testing.assert_array_equal(jax.random.key_data(keys["selection"]), jax.random.key_data(held_out))
 
     def evaluation(params: Any, key: Any, context: Any) -> dict[str, jax.Array]:
         keys["evaluation"] = key

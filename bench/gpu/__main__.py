@@ -1,9 +1,10 @@
-"""python -m bench.gpu --out DIR [--minutes 9] [--parts device,correct,...]: benchmark and verify this GPU.
+"""python -m bench.gpu --out DIR [--minutes 9] [--parts device,correct,... | --devices]: benchmark and verify this GPU.
 
 Runs units of work in order of importance, each in a process that is stopped when it takes too long. DIR/results.json
 holds what they found and DIR/summary.md, printed at the end, a table of it; both are rewritten after each unit.
 Run again with the same DIR, or with one that holds only results.json, it does the missing units; those that were cut
-off are tried once more after all others. Nothing is downloaded.
+off are tried once more after all others. Nothing is downloaded. With --devices it measures how training steps and
+environments scale to 2, 4 and 8 GPUs of this machine instead.
 """
 
 import os
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu import results
-from bench.gpu.results import MIN_SECONDS, PARTS, UNITS, Unit
+from bench.gpu.results import MIN_SECONDS, PARTS, SCALING, UNITS, Unit
 from bench.harness import measure
 from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
@@ -31,12 +32,15 @@ def main(argv: Sequence[str]) -> int:
     parser = measure.parser("python -m bench.gpu", __doc__)
     parser.add_argument("--out", required=True, metavar="DIR", help="write the results to this folder")
     parser.add_argument("--minutes", default="9", metavar="X", help="stop after X minutes (default: 9)")
-    parser.add_argument("--parts", metavar="A,B,...", help=f"run these parts of {', '.join(PARTS)} (default: all)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--parts", metavar="A,B,...", help=f"run these parts of {', '.join(PARTS)} (default: all)")
+    what.add_argument("--devices", action="store_true", help="measure scaling over 1, 2, 4 and 8 devices instead")
     parser.add_argument("--again", metavar="A,B,...", help="repeat these units, named as in results.json")
     parser.add_argument("--quick", action="store_true", help="rehearse with tiny sizes; the figures mean nothing")
     parsed = parser.parse_args(list(argv))
     until = time.monotonic() + 60 * measure.positive(parsed.minutes, "--minutes")
     parts = _parse_names(parsed.parts, "--parts", "part", PARTS) or PARTS
+    parts = (SCALING,) if parsed.devices else parts
     again = _parse_names(parsed.again, "--again", "unit", [unit.name for unit in UNITS])
     folder = Path(parsed.out).absolute()
     try:

@@ -54,9 +54,15 @@ UNITS = tuple(
         ("environments", "coverage", 240),
         ("environments", "snakes", 240),
         ("environments", "reach", 240),
+        ("scaling", "coma", 900),
+        ("scaling", "ddpg", 600),
+        ("scaling", "sac", 600),
+        ("scaling", "snakes", 600),
+        ("scaling", "reach", 600),
     )
 )
-PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))
+SCALING = "scaling"  # the part that is only for machines with several devices
+PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS if unit.part != SCALING))
 
 
 def begin(folder: Path, unit: Unit, quick: bool) -> None:

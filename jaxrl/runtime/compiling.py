@@ -7,16 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.progress import start as start_progress
 from jaxrl.algos.base import Phase
 from jaxrl.common.errors import list_names, usage_errors
 from jaxrl.report.console import gibibytes
-from jaxrl.rl.data_parallel import REPLICATED, SPLIT
+from jaxrl.rl.data_parallel import REPLICATED, SPLIT, compiler_options
 from jaxrl.runtime import hosts, memory_plan
 from jaxrl.runtime.build import Run
 from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
-from jaxrl.runtime.rollouts import Evaluator, learned_policy
+from jaxrl.runtime.rollouts import Evaluator, hold_out, learned_policy
 from jaxrl.runtime.train_state import Position
 
 # (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long
@@ -29,7 +28,7 @@ class CompiledRun:
 
     start: Program | None  # (key, inputs) -> TrainState, for a new run
     blocks: list[Block | None]  # one per phase, None for a phase that is already complete
-    evaluate: Program | None  # (policy, key, context) -> metrics, None if no evaluation will come; see `Evaluator`
+    evaluate: Program | None  # (policy, key of the seed, progress) -> metrics, None if no evaluation will come
     needed: list[int]  # peak bytes of each compiled function on a device while a checkpoint is written
 
     def compile(self, *programs: Block | None, at_once: bool = True) -> None:
@@ -46,9 +45,9 @@ def compile_run(
 ) -> CompiledRun:
     """Compile the programs that the rest of a run needs; check that its state and then each program fits into memory.
 
-    On a CPU only the start and the phases up to the first that learns are compiled here, in parallel, and the others
-    when they are needed. GPUs can run out of memory, and hosts must compile in the same order: in both cases all
-    programs are compiled here.
+    On a CPU only the start and the phases up to the first that learns are compiled here, and the others when they are
+    needed. GPUs can run out of memory: there all programs are compiled here. Compilers run in parallel (on a GPU they
+    take turns to time kernels), but on several hosts in the same order, one after another.
 
     Args:
         run, inputs: the run, and what `Algorithm.init` takes.
@@ -68,7 +67,7 @@ def compile_run(
     start = compiler.make_start(inputs) if position is None else None
     compiled = CompiledRun(start, blocks, evaluate, compiler.needed)
     if jax.default_backend() != "cpu" or hosts.count_hosts() > 1:
-        compiled.compile(at_once=False)
+        compiled.compile(at_once=hosts.count_hosts() == 1)
     else:
         first = next((k for k, phase in enumerate(phases) if phase.updates and blocks[k]), len(blocks))
         compiled.compile(start, *blocks[: first + 1])
@@ -182,6 +181,16 @@ class RunCompiler:
             trainer.trials,
         )
         policies = trainer.place_shapes(jax.eval_shape(trainer.policies, self.state), self._trial_spec)
-        context = jax.eval_shape(run.eval_env.context, jax.eval_shape(start_progress))
-        context = trainer.place_shapes(context, REPLICATED)
-        return evaluator.jit_final_values(), policies, self._key_shapes(), context
+        final_values = evaluator.final_values()
+
+        def evaluate(policies: Any, key: Any, progress: Any) -> Any:
+            # here, as operations outside of the program would be compiled one by one
+            if trainer.trials > 1:
+                held_out = jax.vmap(lambda one: hold_out(one, "selection"))(key)
+                progress = jax.tree.map(lambda x: x[0], progress)
+            else:
+                held_out = hold_out(key, "selection")
+            return final_values(policies, held_out, run.eval_env.context(progress))
+
+        function = jax.jit(evaluate, compiler_options=compiler_options())
+        return function, policies, self._key_shapes(), self.state.progress

@@ -150,7 +150,11 @@ class Evaluator:
     # Only the ends of episodes
 
     def jit_final_values(self) -> Callable[..., dict[str, Array]]:
-        """Jit (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
+        """Jit `final_values`."""
+        return jax.jit(self.final_values(), compiler_options=compiler_options())
+
+    def final_values(self) -> Callable[..., dict[str, Array]]:
+        """Return (parameters, key, context) -> values at the end of the episodes {name: float32[episodes]}.
 
         With several tasks, the entry "task" holds the task of each episode, see `split_by_task`. With several seeds the
         first axis of parameters, key and values is the seed. A chunk ends when all its episodes have ended.
@@ -173,7 +177,7 @@ class Evaluator:
         if self.seeds > 1:
             in_specs = (SPLIT, SPLIT, REPLICATED)
             function = jax.vmap(rollout, in_axes=(0, 0, None))
-        return jax.jit(on_mesh(function, self._used_mesh, in_specs, SPLIT), compiler_options=compiler_options())
+        return on_mesh(function, self._used_mesh, in_specs, SPLIT)
 
     def _play(self, params: PolicyParams, indices: Array, seed_key: Key, context: Any) -> Any:
         horizon = self.env.spec.horizon
@@ -396,4 +400,9 @@ def make_step_keys(keys: Key, t: Array) -> Key:
 
 def held_out_key(seed: int, stream: str) -> Key:
     """Return the root key of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
-    return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
+    return hold_out(jax.random.key(seed), stream)
+
+
+def hold_out(key: Key, stream: str) -> Key:
+    """Return the root key of held-out episodes for the key of a seed; see `held_out_key`."""
+    return jax.random.fold_in(key, {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])

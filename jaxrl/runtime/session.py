@@ -29,13 +29,12 @@ from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.not_finite import Failure, faulty_fields, find_failure
 from jaxrl.runtime.pieces import Pieces, StageProgress, describe_duration
 from jaxrl.runtime.program import Program, StopRequestedError
-from jaxrl.runtime.rollouts import final_means, held_out_key
+from jaxrl.runtime.rollouts import final_means
 from jaxrl.runtime.saver import Saver
 from jaxrl.runtime.signals import StopSignals
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 from jaxrl.runtime.trials import describe_failed, trials
 
-SELECTION = "selection"
 BLOCK_SECONDS = 1.0  # target duration of a block
 MAX_SEQUENTIAL_FACTOR = 8  # on the length of blocks whose trials run one after another, each copied in and out
 MAX_BLOCK_GROWTH = 4  # ratio of successive block lengths: the first blocks are a poor estimate of the speed
@@ -506,11 +505,10 @@ class Session:
         trainer = self.run.trainer
         program = self.programs.evaluate
         assert program is not None
-        keys = trainer.keys(self.settings.seed, lambda seed: held_out_key(seed, SELECTION))
-        context = on_all(self.run.eval_env.context(self._split_trials(state.progress)[0]), self.run.mesh)
+        keys = trainer.keys(self.settings.seed)
         try:
             self._compile(program, "the evaluation", state)
-            finals = self._fetch(program(*self._place_by_trial((trainer.policies(state), keys)), context))
+            finals = self._fetch(program(*self._place_by_trial((trainer.policies(state), keys)), state.progress))
             self._check_host(self.run.eval_env)
         except (StopRequestedError, _GivenUpError):
             self.abandoned = True

@@ -110,12 +110,12 @@ class Trainer:
         algo = AlgoState(replicated=REPLICATED, sharded=SPLIT)
         return dataclasses.replace(specs, algo=algo, carry=split, env=split, timestep=split, statistics=split)
 
-    def keys(self, seed: int, make: Callable[[Any], Key] = jax.random.key) -> Key:
+    def keys(self, seed: int) -> Key:
         """Return the run's key[], or key[trials]: for each combination, the keys of this seed and the next ones."""
         if self.trials == 1:
-            return make(seed)
+            return jax.random.key(seed)
         seeds = np.arange(seed, seed + self.seeds, dtype=np.uint32)
-        return jax.vmap(make)(np.tile(seeds, self.trials // self.seeds))
+        return jax.vmap(jax.random.key)(np.tile(seeds, self.trials // self.seeds))
 
     # The initial state
 
