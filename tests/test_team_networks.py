@@ -496,8 +496,8 @@ def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
         trainer = make_team_trainer(algorithm, devices, learn_chunk)
         state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(2))
         results.append(jax.device_get((state.algo.replicated, metrics.learning)))
-    for other in results[1:]:
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), results[0], other)
+    for other in results[1:]:  # Adam's first steps are as long for small gradients, which are mostly rounding
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=3e-4), results[0], other)
 
 
 @pytest.mark.parametrize("initialise", [orthogonal(2**0.5), orthogonal_gates(7)], ids=["layer", "gates"])
