@@ -494,10 +494,13 @@ def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
     results = []
     for devices, learn_chunk in ((1, 0), (2, 0), (1, 18)):
         trainer = make_team_trainer(algorithm, devices, learn_chunk)
+        # Adam's first steps are as long for gradients that are nothing but rounding
+        descent = Custom(optimizers={part: optax.sgd(0.1) for part in ("actor", "critic")})
+        trainer = dataclasses.replace(trainer, algo=dataclasses.replace(trainer.algo, custom=descent))
         state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(2))
         results.append(jax.device_get((state.algo.replicated, metrics.learning)))
-    for other in results[1:]:  # Adam's first steps are as long for small gradients, which are mostly rounding
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=3e-4), results[0], other)
+    for other in results[1:]:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), results[0], other)
 
 
 @pytest.mark.parametrize("initialise", [orthogonal(2**0.5), orthogonal_gates(7)], ids=["layer", "gates"])
