@@ -373,7 +373,8 @@ def limit(softness: Softness, link: Link, q: Array, v: Array) -> Limit:
     below = link.low - q
     above = q - link.high
     depth = jnp.maximum(below, above)
-    sign = jnp.where(below > above, 1.0, -1.0)
+    one = q.dtype.type(1)
+    sign = jnp.where(below > above, one, -one)
     imp = _impedance(softness, jnp.maximum(depth, 0.0))
     weight = imp / ((1.0 - imp) * link.inverse_weight)
     reference = softness.stiffness * imp * depth - softness.damping * sign * v
