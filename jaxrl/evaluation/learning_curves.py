@@ -210,14 +210,24 @@ def write(curves: dict[str, Any], directory: Path) -> None:
     write_atomically(directory / TABLE, format_csv(curves))
     figure = Figure(figsize=(7.5, 4.5), dpi=110)
     axes = figure.subplots()
+    axes.set_title(describe_plot(curves), fontsize="medium", loc="left")
     for name, curve in curves["combinations"].items():
         half = curve["ci95"] if curves["seeds"] > 1 else None
         draw(axes, curve["env_steps"], curve["mean"], half, name or "mean over seeds")
     axes.set_xlabel("environment steps")
     axes.set_ylabel(f"{curves['metric']}, {curves['of']}")
+    axes.spines[["top", "right"]].set_visible(False)
     add_legend(axes)
     take_literally(figure)
     figure.savefig(directory / PLOT, bbox_inches="tight")
+
+
+def describe_plot(curves: dict[str, Any]) -> str:
+    """Return the title of a summary's plot: what the lines are, and the bands around them."""
+    better = {"min": "lower", "max": "higher"}[curves["score_mode"]]
+    seeds = curves["seeds"]
+    lines = f"{curves['metric']} of {len(curves['trials'])} trials, {better} is better"
+    return lines + (f"\nlines: means over {seeds} seeds; bands: their 95 % intervals" if seeds > 1 else "")
 
 
 def add_legend(axes: Any, **look: Any) -> None:
