@@ -11,8 +11,8 @@ _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 _TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.21  # inches: heading, a board's title, between boards, legend's row
 _CURVE, _SIDE = 3.6, 3.8  # inches: width of a curve, and of the column of curves
 _CURVE_HEIGHT = _CURVE * HEIGHT / WIDTH
-_LETTER, _SAMPLE = 0.075, 0.6  # inches: width of a letter in a legend, and of a sample with the space around it
-_BOLD = 0.0078  # inches: width of a bold letter, per point of its size
+_LETTER, _SAMPLE = 0.065, 0.6  # inches: width of a letter in a legend, and of a sample with the space around it
+_BOLD = 0.0083  # inches: width of a bold letter, per point of its size
 
 
 def frames(record: Record, drawing: Drawing) -> list[Any]:
