@@ -36,7 +36,6 @@ TOLERANCE = 16  # difference of a mean colour, of 255, that two machines may sho
 SHARE = 0.001  # of the squares may differ by more
 
 
-
 def draw_pictures() -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each picture."""
     for name, (acting, others, files) in PICTURES.items():
@@ -79,7 +78,9 @@ def count_different(before: Any, after: Any) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     parser = Parser(prog="python -m scripts.pictures", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, and name the pictures that are not up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, and name the pictures that are not up to date"
+    )
     check = parser.parse_args(list(argv)).check
     speed_up_start()
     stale = []

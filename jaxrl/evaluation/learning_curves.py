@@ -218,6 +218,7 @@ def write(curves: dict[str, Any], directory: Path) -> None:
     axes.set_ylabel(f"{curves['metric']}, {curves['of']}")
     axes.spines[["top", "right"]].set_visible(False)
     add_legend(axes)
+    shorten_numbers(axes)
     take_literally(figure)
     figure.savefig(directory / PLOT, bbox_inches="tight")
 
@@ -236,6 +237,15 @@ def add_legend(axes: Any, **look: Any) -> None:
     legend = axes.legend(lines, [str(place) for place in range(len(lines))], **look)
     for text, line in zip(legend.get_texts(), lines, strict=True):
         text.set_text(line.get_label())
+
+
+def shorten_numbers(axes: Any) -> None:
+    """Let an axis of environment steps or minutes say "20 k" for 20,000."""
+    from matplotlib.ticker import EngFormatter  # slow to import
+
+    low, high = axes.get_xlim()
+    if max(abs(low), abs(high)) >= 1000:  # below, it would write thousandths as "m"
+        axes.xaxis.set_major_formatter(EngFormatter())
 
 
 def take_literally(figure: Any) -> None:

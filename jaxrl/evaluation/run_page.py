@@ -39,10 +39,12 @@ figcaption {{ font-weight: 600; }}
 .pair {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 12px; }}
 svg {{ display: block; width: 100%; height: auto; }}
 summary {{ cursor: pointer; font-weight: 600; }}
-.wide {{ overflow-x: auto; }}
+.wide {{ overflow-x: auto; scrollbar-width: thin; }}
 table {{ border-collapse: collapse; font-size: 14px; }}
 th, td {{ padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
+@media (max-width: 480px) {{ table {{ font-size: 12px; }} th, td {{ padding-right: 7px; }} }}
+@media (prefers-color-scheme: dark) {{ svg {{ filter: brightness(1.3); }} }}
 </style></head><body>
 <h1>{title}</h1>
 """
@@ -163,13 +165,15 @@ def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) 
     inks: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     # Names within an SVG element count for the whole page: they are hashed with what makes this plot different
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{salt} {across}", **inks}):
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel(across)
         for title, curve in curves.items():
             learning_curves.draw(axes, curve["x"], curve["mean"], curve.get("ci95"), title)
         if curves:
             learning_curves.add_legend(axes, fontsize="small", frameon=False)
+        learning_curves.shorten_numbers(axes)
         learning_curves.take_literally(figure)
         file = io.StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
