@@ -1,5 +1,5 @@
-# make train | test | test-long | test-extras | nightly | lint | docs | bench, on a fresh machine too: the first call makes
-# the virtual environment, and each call installs what it needs and is not there yet.
+# make train | test | test-long | test-extras | nightly | lint | docs | pictures | bench, on a fresh machine too: the
+# first call makes the virtual environment, and each call installs what it needs and is not there yet.
 #   PYTHON=python3.12   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
 #   JOBS=8   pytest processes; by default one more than there are cores
@@ -28,7 +28,7 @@ TEST_PACKAGES ?= onnxruntime mpe2 stable-baselines3 sbx-rl supersuit
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: train test test-long test-extras nightly lint docs format bench clean
+.PHONY: train test test-long test-extras nightly lint docs pictures format bench clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
@@ -58,8 +58,13 @@ lint: $(INSTALLED)-lint
 
 docs: $(INSTALLED)-docs
 	$(BIN)/python -m bench.tables --check
+	$(BIN)/python -m scripts.pictures --check
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "the documentation is in build/site"
+
+# The pictures of the documentation, drawn anew where the program draws them otherwise.
+pictures: $(INSTALLED)
+	$(BIN)/python -m scripts.pictures
 
 format: $(INSTALLED)-lint
 	$(BIN)/ruff check --fix .

@@ -137,6 +137,16 @@ def test_lines_of_another_run_are_refused(tmp_path: Path) -> None:
         check_same_run(tmp_path / "other", mark)
 
 
+def test_tensorboard_shows_no_counters_and_no_clocks(tmp_path: Path) -> None:
+    """They are diagonals, and their names would stand above the scores."""
+    counters = {"phase": 0, "env_steps": 640, "updates": 5, "episodes": 4.0, "time/unix": 1e9, "time/seconds": 3.0}
+    shown = {"rollout/return": 0.5, "train/actor_loss": 0.25, "time/env_steps_per_second": 9.0, "failed": 1}
+    with Writer(tmp_path) as writer:
+        writer.write(1, counters | shown)
+    assert set(points(tmp_path)) == set(shown)
+    assert read_metrics(tmp_path) == [{"iteration": 1, **counters, **shown}]
+
+
 def test_the_axis_of_tensorboard_is_another_than_the_iteration(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer:
         for iteration in (1, 2, 3):

@@ -184,6 +184,26 @@ def test_the_page_shows_all_metrics_the_score_first(folder: Path, tmp_path: Path
     assert "ddpg_point/0006" in page.texts["td"] and "gamma" in page.texts["td"]
 
 
+def test_curves_come_before_the_settings_which_are_folded(folder: Path, tmp_path: Path) -> None:
+    page_of(folder, out=tmp_path / "runs.html")
+    text = (tmp_path / "runs.html").read_text()
+    folded = text.index("<details>")
+    assert text.index("<figure") < text.rindex("</figure>") < folded < text.index("<td>gamma</td>")
+    assert "<details open" not in text
+
+
+def test_steps_are_short_numbers() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    for last, expected in ((40_000, "40 k"), (0.4, "0.40")):
+        axes = figure.add_subplot()
+        axes.plot([0, last], [0, 1])
+        learning_curves.shorten_numbers(axes)
+        figure.canvas.draw()
+        assert expected in [label.get_text() for label in axes.get_xticklabels()]
+
+
 def test_the_page_is_readable_on_a_phone_and_in_the_dark(folder: Path, tmp_path: Path) -> None:
     page_of(folder, out=tmp_path / "runs.html")
     text = (tmp_path / "runs.html").read_text()
@@ -334,9 +354,11 @@ def test_pictures_of_trials_show_names_as_they_are(name: str, tmp_path: Path) ->
     from matplotlib.figure import Figure
 
     curve = {"env_steps": [1, 2], "mean": [0.5, None], "ci95": [None, 0.1]}
-    curves = {"metric": name, "of": "training episodes", "seeds": 2, "combinations": {name: curve}}
+    curves = {"metric": name, "of": "training episodes", "score_mode": "min", "seeds": 2, "combinations": {name: curve}}
     trial = {"combination": "", "seed": 0, "env_steps": 2, "last": None, "best": 0.5}
     learning_curves.write(curves | {"trials": [trial]}, tmp_path)
+    title = f"{name} of 1 trials, lower is better\nlines: means over 2 seeds; bands: their 95 % intervals"
+    assert learning_curves.describe_plot(curves | {"trials": [trial]}) == title
     assert (tmp_path / learning_curves.PLOT).stat().st_size > 0
     figure = Figure()
     axes = figure.subplots()

@@ -20,8 +20,8 @@ from envs_jax.viewing.drawing import disc, path, rectangle, text, trail
 
 SIDE = 200  # most pixels along a map
 AGENTS = (
-    "#16202b", "#00795c", "#a01f86", "#6a3fc4", "#8c1d2c", "#00667f", "#5b6400", "#5d6673", "#7a4a00", "#1d4fa0",
-    "#4c2a5e", "#2f6b2f",
+    "#00795c", "#a01f86", "#6a3fc4", "#8c1d2c", "#00667f", "#5b6400", "#5d6673", "#7a4a00", "#1d4fa0", "#4c2a5e",
+    "#2f6b2f", "#9c4a6b",
 )  # fmt: skip
 ALTITUDES = tuple(int(world.SPACING * (level + 1)) for level in range(world.LEVELS))
 DASHES = ((), (1.6, 0.9), (0.25, 0.8))  # for footprints by altitude, m
@@ -58,7 +58,7 @@ def legend(stretch: float, fails: bool) -> tuple[LegendEntry, ...]:
         LegendEntry("never seen", "unseen", "area"),
         *(LegendEntry(f"footprint seen from {metres} m", f"box0-{level}") for level, metres in enumerate(heights)),
         LegendEntry("border of the true region", "truth"),
-        LegendEntry("path", "path1"),
+        LegendEntry("path", "path0"),
         LegendEntry("message", "link"),
         *([LegendEntry("failed UAV", "failed", "disc")] if fails else []),
     )
@@ -218,7 +218,7 @@ class CoverageViewer(viewing.Viewer):
 
         panel = Panel(
             title="",
-            box=(-3.0, -1.4, side + 1.4, side + 3.0),
+            box=(-3.0, -2.6, side + 2.6, side + 3.0),  # UAVs at the edge are whole
             still=still,
             steps=[at(step) for step in range(record.steps + 1)],
             images=palette()[mission.belief.swapaxes(1, 2)[:, ::-1]],

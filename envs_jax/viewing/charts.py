@@ -10,6 +10,7 @@ from envs_jax.viewing.drawing import (
     GREY,
     INK,
     SOFT,
+    Drawing,
     Line,
     Panel,
     Record,
@@ -49,6 +50,13 @@ def inks(colour: str) -> dict[str, Style]:
         f"mark-{name}": Style(colour),
         f"word-{name}": Style(colour, size=_SIZE, anchor="start"),
     }
+
+
+def shown_metrics(record: Record, drawing: Drawing) -> list[str]:
+    """Return the names of the metrics of a drawing that have a chart, the main one in front."""
+    spec = record.env.spec
+    names = list(drawing.metrics) or [spec.score, *(name for name in record.curves if name != spec.score)]
+    return [name for name in names if name != "length" or not spec.fixed_horizon]
 
 
 def chart(record: Record, metric: str, extra_lines: Sequence[Line]) -> tuple[Panel, dict[str, Style]]:

@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 
-from envs_jax.viewing.charts import chart
+from envs_jax.viewing.charts import chart, shown_metrics
 from envs_jax.viewing.drawing import Drawing, LegendEntry, Panel, Record, Style
 
 RATES = (1, 2, 5, 10, 30)  # steps per second that a page offers
@@ -19,9 +19,7 @@ def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
     """Return the HTML of a page that plays a record; `rate`: steps per second at first, one of RATES."""
     spec = record.env.spec
     curves = {"reward": record.rewards, **record.curves}
-    names = list(drawing.metrics) or [spec.score, *(name for name in record.curves if name != spec.score)]
-    if spec.fixed_horizon:
-        names = [name for name in names if name != "length"]
+    names = shown_metrics(record, drawing)
     styles = dict(drawing.styles)
     charts = {}
     for name in ("reward", *names):

@@ -4,16 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.viewing.charts import chart
+from envs_jax.viewing.charts import HEIGHT, WIDTH, chart, shown_metrics
 from envs_jax.viewing.drawing import INK, SOFT, Drawing, Panel, Record, Shape, Style
 
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
-_TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.25  # inches: heading, a board's title, between boards, legend's row
+_TOP, _ABOVE, _GAP, _ROW = 0.85, 0.3, 0.25, 0.21  # inches: heading, a board's title, between boards, legend's row
+_CURVE, _SIDE = 3.6, 3.8  # inches: width of a curve, and of the column of curves
+_CURVE_HEIGHT = _CURVE * HEIGHT / WIDTH
+_LETTER, _SAMPLE = 0.065, 0.6  # inches: width of a letter in a legend, and of a sample with the space around it
+_BOLD = 0.0083  # inches: width of a bold letter, per point of its size
 
 
 def frames(record: Record, drawing: Drawing) -> list[Any]:
-    """Return PIL images of equal size, one per time step: the panels, and the curve up to it."""
-    sheet = _Sheet(record, drawing, columns=1, rows=1, size=(5.9, 4.6), dpi=100)
+    """Return PIL images of equal size, one per time step: the panels, and the curves up to it."""
+    sheet = _Sheet(record, drawing, columns=1, rows=1, size=(5.9, 5.0), dpi=100)
     canvas = sheet.figure.canvas
     images = []
     canvas.draw()
@@ -21,7 +25,7 @@ def frames(record: Record, drawing: Drawing) -> list[Any]:
     for step in range(record.steps + 1):
         canvas.restore_region(empty)
         words, *panels = sheet.board(0, step, f"step {step} of {record.steps}")
-        for artist in (words, *panels, sheet.curve(step)):
+        for artist in (words, *panels, *sheet.curves(step)):
             sheet.figure.draw_artist(artist)
         words.remove()
         images.append(image(sheet.figure))
@@ -29,12 +33,12 @@ def frames(record: Record, drawing: Drawing) -> list[Any]:
 
 
 def picture(record: Record, drawing: Drawing) -> Any:
-    """Return a PIL image of the panels at four time steps, from the start to the end, and the curve."""
+    """Return a PIL image of the panels at four time steps, from the start to the end, and the curves."""
     sheet = _Sheet(record, drawing, columns=2, rows=2, size=(9.0, 7.4), dpi=150)
     for k, name in enumerate(("start", "a third", "two thirds", "end")):
         step = max(1, round(record.steps * k / 3)) if k else 0
         sheet.board(k, step, f"{name} · step {step}")
-    sheet.curve(record.steps)
+    sheet.curves(record.steps)
     sheet.figure.canvas.draw()
     return image(sheet.figure)
 
@@ -49,7 +53,8 @@ def image(figure: Any) -> Any:
 class _Sheet:
     """A figure with boards, which show all panels at one time step, to the left of the curve of the first metric.
 
-    Boards are laid out in `columns` and `rows` and together are at most `size` (width, height) inches large.
+    Boards are laid out in `columns` and `rows` and together are at most `size` (width, height) inches large. Below the
+    curve are the one of the second metric and the legend where they fit; otherwise the legend is below all.
     """
 
     def __init__(
@@ -62,25 +67,36 @@ class _Sheet:
         self.drawing = drawing
         self.columns = columns
         self.axes: dict[tuple[float, float], Any] = {}
-        metric = drawing.metrics[0] if drawing.metrics else record.env.spec.score
-        self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()))
-        self.styles = {**drawing.styles, **styles}
         shapes = [panel.size[0] / panel.size[1] for panel in drawing.panels]
         gaps = _GAP * len(drawing.panels)
         self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # a panel's
         self.wide = [self.height * shape for shape in shapes]
         self.left = 0.25 + columns * (sum(self.wide) + gaps)  # the curve's
         boards = max(rows * (self.height + _ABOVE + _GAP), 2.9)
-        figure_size = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
+        metrics = shown_metrics(record, drawing)
+        for curves in range(min(2, len(metrics)), 0, -1):
+            self.legend_top = _TOP + _ABOVE + curves * (_CURVE_HEIGHT + _GAP) - 0.15
+            self.legend_columns = _legend_columns(drawing, _TOP + boards - _GAP - self.legend_top)
+            if self.legend_columns:
+                break
+        self.styles = dict(drawing.styles)
+        self.charts = []
+        for metric in metrics[:curves]:
+            panel, styles = chart(record, metric, drawing.lines.get(metric, ()))
+            self.charts.append(panel)
+            self.styles |= styles
+        bottom = 0.15 if self.legend_columns else 0.15 + _ROW * -(-len(drawing.legend) // 4)
+        figure_size = max(self.left + _SIDE, 9.0), _TOP + boards + bottom
         self.figure: Any = Figure(figsize=figure_size, dpi=dpi, facecolor="white")
         FigureCanvasAgg(self.figure)
         self._text(0.25, 0.27, record.title, fontsize=12, color=INK, weight="bold", va="center")
         self._text(0.25, 0.55, record.subtitle, fontsize=9.5, color=SOFT, va="center")
         self._legend()
 
-    def curve(self, step: int) -> Any:
-        """Draw the curve up to a time step; return what was drawn."""
-        return self._panel(self.chart, self.left, _TOP + _ABOVE, 3.6, step)
+    def curves(self, step: int) -> list[Any]:
+        """Draw the curves up to a time step; return what was drawn."""
+        tops = (_TOP + _ABOVE + k * (_CURVE_HEIGHT + _GAP) for k in range(len(self.charts)))
+        return [self._panel(panel, self.left, top, _CURVE, step) for panel, top in zip(self.charts, tops, strict=True)]
 
     def _text(self, left: float, top: float, words: str, **look: Any) -> Any:
         """Text in inches from the figure's top left corner; a "$" is no formula."""
@@ -101,8 +117,15 @@ class _Sheet:
                             markeredgecolor=style.stroke if style.stroke != "none" else style.fill)
             )  # fmt: skip
         places = [str(place) for place in range(len(handles))]
-        legend = self.figure.legend(handles, places, loc="lower left", bbox_to_anchor=(0.02, 0), ncols=4, frameon=False,
-                                    fontsize=9, labelcolor=SOFT, handlelength=2.2, columnspacing=1.5)  # fmt: skip
+        w, h = self.figure.get_size_inches()
+        if self.legend_columns:
+            where = {"loc": "upper left", "bbox_to_anchor": (self.left / w, 1 - self.legend_top / h)}
+        else:
+            where = {"loc": "lower left", "bbox_to_anchor": (0.02, 0)}
+        legend = self.figure.legend(
+            handles, places, **where, ncols=self.legend_columns or 4, frameon=False, fontsize=9, labelcolor=SOFT,
+            borderaxespad=0, handlelength=2.2, columnspacing=1.5,
+        )  # fmt: skip
         for text, entry in zip(legend.get_texts(), self.drawing.legend, strict=True):
             text.set(text=entry.words, parse_math=False)  # words as they are, also with "$", or "_" in front
 
@@ -113,7 +136,9 @@ class _Sheet:
         top = _TOP + _ABOVE + position // self.columns * (self.height + _ABOVE + _GAP)
         step_label = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
         words += f" · {step_label}" if step_label not in ("", f"step {step}") else ""
-        drawn = [self._text(left, top - 0.13, words, fontsize=10, color=INK, weight="bold", va="center")]
+        width = sum(self.wide) + (len(self.wide) - 1) * _GAP
+        size = min(10.0, width / (_BOLD * len(words)))
+        drawn = [self._text(left, top - 0.13, words, fontsize=size, color=INK, weight="bold", va="center")]
         for panel, width in zip(drawing.panels, self.wide, strict=True):
             drawn.append(self._panel(panel, left, top, width, step))
             left += width + _GAP
@@ -138,6 +163,16 @@ class _Sheet:
             _draw(axes, shape, self.styles[shape.style], step, 72 * width / panel.size[0])
         axes.text(0.02, 0.97, panel.title, transform=axes.transAxes, va="top", fontsize=8, color=SOFT, parse_math=False)
         return axes
+
+
+def _legend_columns(drawing: Drawing, height: float) -> int:
+    """Return the columns of a legend in so many inches below the curves; 0 if it does not fit there."""
+    rows = int(height / _ROW)
+    if rows < 1 or not drawing.legend:
+        return 0
+    columns = -(-len(drawing.legend) // rows)
+    longest = max(len(entry.words) for entry in drawing.legend)
+    return columns if columns * (_SAMPLE + _LETTER * longest) <= _SIDE else 0
 
 
 def _dashes(style: Style) -> Any:

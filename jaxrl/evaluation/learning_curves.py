@@ -210,14 +210,25 @@ def write(curves: dict[str, Any], directory: Path) -> None:
     write_atomically(directory / TABLE, format_csv(curves))
     figure = Figure(figsize=(7.5, 4.5), dpi=110)
     axes = figure.subplots()
+    axes.set_title(describe_plot(curves), fontsize="medium", loc="left")
     for name, curve in curves["combinations"].items():
         half = curve["ci95"] if curves["seeds"] > 1 else None
         draw(axes, curve["env_steps"], curve["mean"], half, name or "mean over seeds")
     axes.set_xlabel("environment steps")
     axes.set_ylabel(f"{curves['metric']}, {curves['of']}")
+    axes.spines[["top", "right"]].set_visible(False)
     add_legend(axes)
+    shorten_numbers(axes)
     take_literally(figure)
     figure.savefig(directory / PLOT, bbox_inches="tight")
+
+
+def describe_plot(curves: dict[str, Any]) -> str:
+    """Return the title of a summary's plot: what the lines are, and the bands around them."""
+    better = {"min": "lower", "max": "higher"}[curves["score_mode"]]
+    seeds = curves["seeds"]
+    lines = f"{curves['metric']} of {len(curves['trials'])} trials, {better} is better"
+    return lines + (f"\nlines: means over {seeds} seeds; bands: their 95 % intervals" if seeds > 1 else "")
 
 
 def add_legend(axes: Any, **look: Any) -> None:
@@ -226,6 +237,15 @@ def add_legend(axes: Any, **look: Any) -> None:
     legend = axes.legend(lines, [str(place) for place in range(len(lines))], **look)
     for text, line in zip(legend.get_texts(), lines, strict=True):
         text.set_text(line.get_label())
+
+
+def shorten_numbers(axes: Any) -> None:
+    """Let an axis of environment steps or minutes say "20 k" for 20,000."""
+    from matplotlib.ticker import EngFormatter  # slow to import
+
+    low, high = axes.get_xlim()
+    if max(abs(low), abs(high)) >= 1000:  # below, it would write thousandths as "m"
+        axes.xaxis.set_major_formatter(EngFormatter())
 
 
 def take_literally(figure: Any) -> None:

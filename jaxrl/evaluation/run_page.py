@@ -38,10 +38,13 @@ figure {{ margin: 24px 0; }}
 figcaption {{ font-weight: 600; }}
 .pair {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 12px; }}
 svg {{ display: block; width: 100%; height: auto; }}
-.wide {{ overflow-x: auto; }}
+summary {{ cursor: pointer; font-weight: 600; }}
+.wide {{ overflow-x: auto; scrollbar-width: thin; }}
 table {{ border-collapse: collapse; font-size: 14px; }}
 th, td {{ padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
+@media (max-width: 480px) {{ table {{ font-size: 12px; }} th, td {{ padding-right: 7px; }} }}
+@media (prefers-color-scheme: dark) {{ svg {{ filter: brightness(1.3); }} }}
 </style></head><body>
 <h1>{title}</h1>
 """
@@ -120,15 +123,14 @@ def make_page(runs: Sequence[RunSummary]) -> str:
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     if not charts:
         raise UserError(f"{', '.join(run.name for run in runs)}: no metrics yet, nothing can be drawn")
-    settings = run_summary.make_setting_rows(runs)
     parts = [
         _table("run", run_summary.TITLES, run_summary.make_run_rows(runs)),
         *(f"<p>{html.escape(line)}</p>" for line in run_summary.describe_scores(runs)),
-        "<h2>Settings that differ</h2>",
-        _table("setting", [run.name for run in runs], settings) if settings else "<p>All settings are equal.</p>",
         "<h2>Curves</h2>",
         "<p>Lines: means over parts of a run, or single evaluations; bands: Student's 95 % intervals over seeds.</p>",
         *charts,
+        "<h2>Settings</h2>",
+        _differences(runs),
     ]
     return _HEAD.format(title=title) + "\n".join(parts) + "\n</body></html>\n"
 
@@ -163,13 +165,15 @@ def _plot(curves: Mapping[str, dict[str, list[float]]], across: str, salt: str) 
     inks: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     # Names within an SVG element count for the whole page: they are hashed with what makes this plot different
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{salt} {across}", **inks}):
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel(across)
         for title, curve in curves.items():
             learning_curves.draw(axes, curve["x"], curve["mean"], curve.get("ci95"), title)
         if curves:
             learning_curves.add_legend(axes, fontsize="small", frameon=False)
+        learning_curves.shorten_numbers(axes)
         learning_curves.take_literally(figure)
         file = io.StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -190,6 +194,15 @@ def _label(name: str, runs: Sequence[RunSummary]) -> str:
     scoring = next((run.scoring for run in runs if metric.partition("/")[0] in run.scoring.labels), runs[0].scoring)
     words = scoring.label(metric) if group in ("eval", "rollout") else metric.replace("_", " ")
     return f"{words} ({_GROUPS[group]})" if group in _GROUPS else name
+
+
+def _differences(runs: Sequence[RunSummary]) -> str:
+    """Return the settings that differ between runs, folded: there may be many of them."""
+    settings = run_summary.make_setting_rows(runs)
+    if not settings:
+        return "<p>All settings are equal.</p>"
+    table = _table("setting", [run.name for run in runs], settings)
+    return f"<details><summary>Settings that differ: {len(settings)}</summary>{table}</details>"
 
 
 def _table(corner: str, titles: Sequence[str], rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Metrics on disk: metrics.jsonl (one JSON object per line), and the same numbers as TensorBoard events.
+"""Metrics on disk: metrics.jsonl (one JSON object per line), and TensorBoard events of all but counters and clocks.
 
 Every line is written to the operating system at once, so a killed process loses none. A resume reads the file from its
 end, so it costs the same after any number of rows. Events reach the disk every few seconds and before a checkpoint.
@@ -26,6 +26,8 @@ LOST = "metrics.lost.jsonl"  # lines of a run that started again without a check
 EVENTS = "events"
 FAILED = "failed"  # entry of a row: 1 where the trial fails; in a run of several, how many have failed
 FLUSH = 5.0  # seconds between flushes of the events
+# Counters and clocks, which TensorBoard would show as diagonals above all others.
+_NO_EVENTS = {"iteration", "step", "phase", "env_steps", "updates", "episodes", "time/unix", "time/seconds"}
 _LONGEST = 2**20  # bytes of a first line that is compared
 _LARGEST = 1e300  # number that a line may hold
 
@@ -181,7 +183,7 @@ class _Events:
         values = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in row.items()
-            if name not in ("iteration", "step") and value is not None
+            if name not in _NO_EVENTS and value is not None
         ]
         now = time.time()
         event = Event(wall_time=row.get("time/unix", now), step=_step(row), summary=Summary(value=values))
