@@ -82,6 +82,7 @@ ELSEWHERE = {
 EXCEPT = {
     ("README.md", "git clone"): "network",
     ("README.md", "make "): "network: makes a virtual environment",
+    ("README.md", "pip install"): "network",
     ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "long",
     ("README.md", "source .venv"): "shell: of the virtual environment",
     ("CONTRIBUTING.md", "make "): "network: makes a virtual environment, in which it runs the tests",
