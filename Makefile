@@ -28,6 +28,7 @@ TEST_PACKAGES ?= onnxruntime mpe2 stable-baselines3 sbx-rl supersuit
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
+.NOTPARALLEL: # targets install into one virtual environment
 .PHONY: train test test-long test-extras nightly lint docs pictures format bench clean
 
 train: $(INSTALLED)

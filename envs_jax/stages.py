@@ -16,7 +16,10 @@ def on_cpu() -> bool:
 
 
 def runs_triton() -> bool:
-    """Return whether the default device runs kernels compiled by Triton: NVIDIA GPUs from compute capability 8.0."""
+    """Return whether JAX's first device runs kernels compiled by Triton: NVIDIA GPUs from compute capability 8.0.
+
+    They are then taken on every device, and have no reverse derivative.
+    """
     capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
     return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
 

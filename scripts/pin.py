@@ -2,7 +2,8 @@
 
 python scripts/pin.py .venv-3.11 .venv-3.12 .venv-3.13 > constraints.txt
 
-Each environment is one in which `make test` has passed. Only what jaxrl and its developers' tools need is pinned.
+Each environment is one in which `make lint docs test` has passed. Only what jaxrl and its developers' tools need is
+pinned.
 CUDA's libraries are left out: a plugin of JAX takes the version of JAX, and chooses its libraries.
 """
 

@@ -177,7 +177,8 @@ def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:
 def test_only_gpus_pass_more_samples_forward_than_through_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_chunks(0, 0, 100 * GIB)[1:] == (500, 500)
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    assert all_chunks(0, 0, 100 * GIB)[1:] == (12_000, int(0.15 * 100 * GIB / 2**17))
+    assert all_chunks(0, 0, 100 * GIB) == all_chunks(0, 0, 90 * GIB) == (96, 12_000, 2**16)
+    assert all_chunks(0, 12_000, 100 * GIB)[1:] == (12_000, 2**16)  # resumed, with the number that was chosen before
     assert all_chunks(0, 100, 100 * GIB)[1:] == (100, 100)  # who asks for small chunks has little memory
 
 

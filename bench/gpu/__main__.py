@@ -42,6 +42,10 @@ def main(argv: Sequence[str]) -> int:
     parts = _parse_names(parsed.parts, "--parts", "part", PARTS) or PARTS
     parts = (SCALING,) if parsed.devices else parts
     again = _parse_names(parsed.again, "--again", "unit", [unit.name for unit in UNITS])
+    for unit in UNITS:
+        if unit.name in again and unit.part not in parts:
+            flag = "--devices" if unit.part == SCALING else f"--parts {unit.part}"
+            raise UsageError(f"--again {unit.name} needs {flag}, too: it belongs to that part")
     folder = Path(parsed.out).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)

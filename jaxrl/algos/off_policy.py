@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from envs_jax.base import Array, Box, Discrete, TimeStep, independent_mask
 from envs_jax.progress import Progress, add, total
@@ -242,14 +241,13 @@ class OffPolicy(Algorithm):
             if noise is not None:
                 batch["noise"] = noise
             params, metrics = self.update(params, batch, update_index, progress)
-            packed, unpack_metrics = ravel_pytree(metrics)
-            unpack[:] = [unpack_metrics]
-            return params, packed
+            names.update(metrics)
+            # they leave the loop as one array: a GPU needs a kernel for each array of a turn
+            return params, jnp.stack([metrics[name] for name in names])
 
-        # metrics leave the loop as one array: a GPU needs a kernel for each array of a turn
-        unpack: list[Callable[[Array], dict[str, Array]]] = []
-        params, packed = jax.lax.scan(run_update, params, (keys, indices, update_indices))
-        return AlgoState(params, buffer), jax.vmap(unpack[0])(packed)
+        names: dict[str, Any] = {}  # of the metrics, known once an update is traced
+        params, rows = jax.lax.scan(run_update, params, (keys, indices, update_indices))
+        return AlgoState(params, buffer), {name: rows[:, k] for k, name in enumerate(names)}
 
     def update(
         self, params: Any, batch: dict[str, Any], update_index: Array, progress: Progress

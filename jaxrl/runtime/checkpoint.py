@@ -435,7 +435,7 @@ def _read_arrays(folder: Path, like: Any, leaves: list[Leaf]) -> Any:
     pairs = zip(leaves, shardings, strict=True)
     arrays: dict[str, Any] = {}
     stored = {leaf.name: sharding for leaf, sharding in pairs if is_stored(leaf)}
-    if all(isinstance(sharding, jax.sharding.SingleDeviceSharding) for sharding in stored.values()):
+    if stored and all(isinstance(sharding, jax.sharding.SingleDeviceSharding) for sharding in stored.values()):
         arrays = jax.device_put(_read_whole_arrays(folder, list(stored)), stored)
     elif stored:
         import orbax.checkpoint as ocp

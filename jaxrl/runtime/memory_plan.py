@@ -28,6 +28,7 @@ GIB = 2**30
 SHARE = 0.15  # share of the memory for a rollout's environments, or for a gradient's activations
 CPU_ROLLOUT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
+FORWARD_SAMPLES = 2**16  # samples per pass without a gradient on a GPU
 SAMPLE_BYTES = 2**17  # bytes of activations per sample, roughly, in the larger networks
 FREE = 0.95  # share of the free memory that a run may use
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -130,11 +131,13 @@ def choose_chunks(
         env_bytes = rollout_env_bytes(env, _divide(envs, envs, preferred), mesh)
         rollout = _divide(envs, most_environments(limit, env_bytes), preferred)
     learn = _fit("learn_chunk", settings.learn_chunk, samples, adapt)
-    forward = learn
+    most = max(int(SHARE * limit / SAMPLE_BYTES), CPU_SAMPLES)
     if not learn and samples > 1:  # else the algorithm cannot split its gradients
-        most = max(int(SHARE * limit / SAMPLE_BYTES), CPU_SAMPLES)
         learn = _divide(samples, most, CPU_SAMPLES if cpu else samples)
-        forward = learn if cpu else most  # GPUs want few large kernels
+    forward = learn
+    if learn == samples and not cpu:
+        # GPUs want few large kernels; a resumed run must find the same number, though other memory may be free
+        forward = max(samples, 2 ** int(math.log2(min(FORWARD_SAMPLES, most))))
     return rollout or envs, learn, forward
 
 
