@@ -79,7 +79,8 @@ def test_the_main_job(devices: int, tmp_path: Path, compilations: Compilations) 
     assert compilations.later == ["evaluate"]
 
 
-@pytest.mark.parametrize("preset", ["sac_quick", pytest.param("ddpg_quick", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["sac_quick", "ddpg_quick"])
 def test_runs_with_a_replay(preset: str, tmp_path: Path, compilations: Compilations) -> None:
     """They have several phases."""
     settings = OFF_POLICY[preset] | {"devices": 2, "checkpoint_every": 1, "runs": str(tmp_path)}

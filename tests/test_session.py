@@ -690,9 +690,11 @@ def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
     assert Position(1, 3, 5, 160, 12).axis(phases) == 160
     assert Position(2, 0, 40, 1280, 152).axis(phases) == 1280
     assert Position(2, 5, 45, 1280, 157).axis(phases) == 1285
-    steps = [step for step, _ in points(alone)["env_steps"]]
-    rows = [row for row in read_metrics(alone) if "env_steps" in row]
-    assert steps == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows]
+    charts = points(alone)
+    assert charts
+    for name, chart in charts.items():
+        rows = [row for row in read_metrics(alone) if name in row]
+        assert [step for step, _ in chart] == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows], name
 
 
 @pytest.mark.parametrize("total", [0, 500, 100_000])
