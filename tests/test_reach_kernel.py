@@ -43,6 +43,7 @@ def test_vmapped_batches_and_single_arms_are_one_batch():
         np.testing.assert_allclose(arms, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")  # by jax 0.12
 @pytest.mark.parametrize("vmapped", [False, True])
 def test_a_step_has_one_kernel_on_a_gpu(vmapped, monkeypatch):
     """Steps of 64 arms, lowered for an NVIDIA GPU that is not there, have no loop of their own."""
