@@ -116,7 +116,7 @@ def _make_rows(name: str, points: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def _train(config: Config, quick: bool, devices: int, work: int) -> dict[str, Any]:
-    """Measure training steps of so many times the work of `config`."""
+    """Measure training steps of a multiple of the work of `config`."""
     grown = {name: work * config.algo_settings[name] for name in GROWING[config.algo]}
     config = dataclasses.replace(config, algo_settings=config.algo_settings | grown)
     run = build_run(config.with_run(devices=devices, num_envs=work * config.run.num_envs))

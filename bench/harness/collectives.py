@@ -1,4 +1,4 @@
-"""What devices exchange in a compiled program: its collectives, their bytes, and how often each runs."""
+"""Collectives of a compiled program: what devices exchange, the bytes, and how often."""
 
 import math
 import re
@@ -48,7 +48,7 @@ def _split(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _walk(lines: dict[str, list[str]], name: str, times: int) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, bytes and number of runs of the collectives in a computation that runs so many times."""
+    """Yield kind, bytes and number of runs of the collectives in a computation that itself runs `times` times."""
     for line in lines.get(name, ()):
         if found := _COLLECTIVE.search(line):
             yield found[2], _count_bytes(found[1]), times

@@ -166,7 +166,7 @@ class _Sheet:
 
 
 def _legend_columns(drawing: Drawing, height: float) -> int:
-    """Return the columns of a legend in so many inches below the curves; 0 if it does not fit there."""
+    """Return the columns of a legend that fits below the curves, in this height in inches; 0 if none does."""
     rows = int(height / _ROW)
     if rows < 1 or not drawing.legend:
         return 0

@@ -241,11 +241,11 @@ class OffPolicy(Algorithm):
             if noise is not None:
                 batch["noise"] = noise
             params, metrics = self.update(params, batch, update_index, progress)
-            names.update(metrics)
+            names[:] = metrics
             # they leave the loop as one array: a GPU needs a kernel for each array of a turn
             return params, jnp.stack([metrics[name] for name in names])
 
-        names: dict[str, Any] = {}  # of the metrics, known once an update is traced
+        names: list[str] = []  # of the metrics, known once an update is traced
         params, rows = jax.lax.scan(run_update, params, (keys, indices, update_indices))
         return AlgoState(params, buffer), {name: rows[:, k] for k, name in enumerate(names)}
 

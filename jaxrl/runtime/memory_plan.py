@@ -87,7 +87,7 @@ def local_size(tree: Any) -> int:
 def rollout_env_bytes(env: BatchedEnvironment, envs: int, mesh: Mesh) -> int:
     """Return the bytes of the state and the time step of one environment.
 
-    JAX traces environments for that: `envs` on each device of the mesh. A rollout of so many traces them no more.
+    JAX traces the reset of `envs` environments on each device of the mesh; a rollout of as many uses that trace again.
     """
     count = envs * mesh.size
 
