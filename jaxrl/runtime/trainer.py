@@ -137,7 +137,7 @@ class Trainer:
     def key_shapes(self) -> Any:
         """Return the shapes of `self.keys`, placed as `make_init` takes them: its trace then serves `shapes`, too."""
         spec = SPLIT if self.trials > 1 else REPLICATED
-        return self.place_shapes(jax.eval_shape(lambda: self.keys(0)), spec)
+        return self.place_shapes(self.keys(0), spec)
 
     def place_shapes(self, shapes: Any, specs: Any) -> Any:
         """Return ShapeDtypeStructs with the shardings of a prefix tree of PartitionSpecs."""
