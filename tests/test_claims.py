@@ -270,7 +270,7 @@ def test_what_is_expected_may_change_without_running_again(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["two_stagse"], "unknown claim 'two_stagse': did you mean two_stages?"),
+        (["two_stagse"], "unknown claim 'two_stagse': did you mean 'two_stages'?"),
         ([], "name claims, or a --tier of them"),
         (["limited", "--tier", "test"], "name claims, or a --tier of them"),
         (["limited", "--seeds", ""], "--seeds names no number"),
