@@ -45,8 +45,12 @@ def write(claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rows": rows,
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    write_atomically(RESULTS / f"{claim.name}.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_atomically(RESULTS / f"{claim.name}.json", _format(result))
     return result
+
+
+def _format(result: dict[str, Any]) -> str:
+    return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def judge(claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:
