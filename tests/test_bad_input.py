@@ -42,7 +42,7 @@ USAGE = {
     "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
     "an algorithm without its flag": ("coma", "unexpected word 'coma': did you mean --algo coma?"),
     "capitals": ("--algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),
-    "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX takes the accelerator by itself"),
+    "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX finds a GPU by itself"),
     "an empty command line": ("", "say what to train"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
     "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
@@ -179,7 +179,7 @@ def test_too_many_snakes_to_look_through(
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
         pytest.param("jaxrl.train", "--resume nowhere", 2, "nowhere does not exist", "cpu", marks=pytest.mark.long),
-        ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
+        ("jaxrl.train", "--algo coma", 1, "JAX cannot use JAX_PLATFORMS='abacus' here", "abacus"),
     ],
 )
 def test_the_real_command(module: str, argv: str, code: int, expected: str, platform: str, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_no_device_is_replaced_by_a_file(here: Path, capsys: pytest.CaptureFixtu
         (render.main, [*policy, "--out", "pipe.png"]),
     ):
         assert verb(argv) == 1
-        one_sentence(capsys.readouterr().err, "it is no regular file")
+        one_sentence(capsys.readouterr().err, "it is not a regular file")
     for path in (here / "pipe.json", here / "pipe.png"):
         assert stat.S_ISFIFO(path.stat().st_mode)
         with pytest.raises(OSError, match="no regular file"):

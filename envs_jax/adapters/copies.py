@@ -240,9 +240,9 @@ class CopyArrays:
                 self.metrics[i, k] = COMBINE[how](self.metrics[i, k], number, step)
             elif ended or how not in _LATE:
                 names = sorted({str(name) for info in infos for name in info})
-                there = f"but {', '.join(names)}" if names else "and is empty"
+                there = f"it has {', '.join(names)}" if names else "it is empty"
                 when = "at the end of an episode" if how in _LATE else f"in every step, as '{key}:{how}' needs it"
-                raise Fault(f"info has no {key!r}, which info_keys names, {there}", f"return it {when}")
+                raise Fault(f"info has no {key!r}, which info_keys names; {there}", f"return it {when}")
 
     def check(self, rows: np.ndarray) -> None:
         """Raise Fault if numbers of copies that moved, bool[B], lie outside of their spaces or of float32.

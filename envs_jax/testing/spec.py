@@ -90,8 +90,8 @@ def check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
     """Call `fail` with a sentence unless a leaf of a spec is a Box with ordered bounds."""
     if isinstance(box, Discrete):
         fail(
-            f"spec.{field} is or holds {box!r}, which only actions can be: return the number one-hot, Box(({box.n},), "
-            f"low=0, high=1), or as Box((1,), jnp.int32, 0, {box.n - 1})"
+            f"spec.{field} is or holds {box!r}, but only actions may be Discrete: return the number one-hot, "
+            f"Box(({box.n},), low=0, high=1), or as Box((1,), jnp.int32, 0, {box.n - 1})"
         )
     if not isinstance(box, Box):
         fail(f"spec.{field} holds {box!r}: every leaf must be a Box")

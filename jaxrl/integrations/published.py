@@ -60,8 +60,8 @@ def _choose_ipp_marl(values: Values) -> str:
     kind = values.get("missions.type", "COMA")
     if kind != "COMA":
         raise UsageError(
-            f"missions of type {short_repr(kind)} are not trained here, only COMA: scripted policies play with "
-            "python -m jaxrl.evaluate --env coverage --policy random,lawnmower,ig"
+            f"jaxrl trains missions of type COMA, not {short_repr(kind)}: to play scripted policies run python -m "
+            "jaxrl.evaluate --env coverage --policy random,lawnmower,ig"
         )
     return "coma"
 

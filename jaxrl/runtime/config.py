@@ -100,7 +100,7 @@ class RunSettings:
         "iterations per row at its beginning", between=(0, 1e9))
     self_play: int = setting(4,
         "maximum number of snapshots of the learner that play where the opponent is 'self', lowered to a divisor of "
-        "the number of games; more of them vary the opponents more and need more memory", between=(1, 1000))
+        "num_envs; more of them vary the opponents more and need more memory", between=(1, 1000))
     self_play_every: int = setting(256_000,
         "environment steps between two snapshots, summed over all environments and rounded to whole iterations; a new "
         "snapshot replaces the oldest", between=(1, 1e12))
