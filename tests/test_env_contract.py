@@ -380,7 +380,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("metric", spec_with(metrics={"reached": "mean"}), {}, "is 'mean': choose one of last, sum, max, any"),
     ("share", spec_with(shares=("won",)), {}, "spec.shares names 'won', .*: choose from reached, reduced by last, max"),
     ("sum as share", spec_with(metrics={"reached": "sum"}, shares=("reached",)), {},
-        "spec.shares names 'reached', which is no metric that is 0 or 1 in each episode: choose from none"),
+        "spec.shares names 'reached', which is not a metric that is 0 or 1 in each episode: choose from none"),
     ("share as text", spec_with(shares="reached"), {}, r"spec.shares is 'reached': .* in a tuple, such as \('win',\)"),
     ("taken metric", spec_with(metrics={"return": "sum"}), {}, "'return', which every environment already has"),
     ("score", spec_with(score="f1"), {}, "spec.score is 'f1': name one of spec.metrics, or 'return'"),

@@ -133,11 +133,11 @@ def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) 
             "a:any",
             "in step 2 of environment 0 (info has no 'a', which info_keys names; it is empty): return it at",
         ),
-        ([{}, {"a": 10**400}], "a", "0, which float32 does not hold)"),
+        ([{}, {"a": 10**400}], "a", "0, too large for float32)"),
         ([{}, {"a": None}], "a", "(info['a'] is None, not one number): return a number"),
         ([{}, {"a": "1"}], "a", "(info['a'] is '1', not one number)"),
         ([{}, {"a": {"r": 1}}], "a", "(info['a'] is {'r': 1}, not one number)"),
-        ([{}, {"a": 1e39}], "a", "(info['a'] is 1e+39, which float32 does not hold)"),
+        ([{}, {"a": 1e39}], "a", "(info['a'] is 1e+39, too large for float32)"),
     ],
 )
 def test_what_is_missing(infos: list[dict[str, Any]], keys: str, sentence: str) -> None:

@@ -376,7 +376,7 @@ def test_masks_in_infos(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             [OPEN, {A: [1, 2, 1], B: [1] * 3}],
-            "info['action_mask'] holds 2, which its space Mul",
+            "info['action_mask'] holds 2, outside of its space",
         ),
         (
             [{}, OPEN],

@@ -316,14 +316,14 @@ def _lead(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
 def to_number(value: Any, name: str) -> float:
     """Return a number that float32 holds, or that is infinite or NaN itself. Raises Fault."""
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
-        raise Fault(f"{name} is {short_repr(value)}, which float32 does not hold", "return smaller numbers")
+        raise Fault(f"{name} is {short_repr(value)}, too large for float32", "return smaller numbers")
     if not isinstance(value, float):
         array = to_array(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise Fault(f"{name} is {short_repr(value)}, not one number", "return a number")
         value = float(array.item())
     if LARGEST_NUMBER < abs(value) < np.inf:
-        raise Fault(f"{name} is {value}, which float32 does not hold", "return smaller numbers")
+        raise Fault(f"{name} is {value}, too large for float32", "return smaller numbers")
     return value
 
 

@@ -120,7 +120,7 @@ class Copies:
         check_process(
             "environments",
             "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), or gymnasium.make_vec(..., "
-            "vector_kwargs={'context': 'spawn'})), or step all copies in one process by "
+            "vector_kwargs={'context': 'spawn'})), or step all environments in one process with "
             "envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
         )
         self._reset, self._step = _programs(env)

@@ -111,7 +111,7 @@ class Part(NamedTuple):
         """Return the error about a number that the space does not hold."""
         value = number.item() if isinstance(number, np.generic) else number
         holder = "float32" if self.stored[1].kind == "f" else f"its space {self._space()}"
-        return Fault(f"{self.where} holds {value}, which {holder} does not", "return values of the space", copy)
+        return Fault(f"{self.where} holds {value}, outside of {holder}", "return values of the space", copy)
 
     def _space(self) -> str:
         text = " ".join(str(self.space).split())

@@ -99,7 +99,7 @@ def read(path: Path | str, min_episodes: int = MIN_EPISODES) -> ExpertDataset:
         with np.load(path, allow_pickle=False) as archive:
             arrays: dict[str, Any] = {name: archive[name] for name in _NAMES if name in archive}
     except Exception as error:  # a damaged archive can raise anything
-        reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
+        reason = getattr(error, "strerror", None) or "it is not an .npz archive of plain arrays"
         raise ExpertDatasetError(
             f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or create it "
             f"again"

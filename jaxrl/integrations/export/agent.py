@@ -104,7 +104,7 @@ class Policy:
             return {}
         flags = np.asarray(first)
         if flags.shape not in ((), batch[:1]) or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
-            raise ValueError(f"first must be True, False or bool[{batch[0]}], as many as observations")
+            raise ValueError(f"first must be True, False or bool[{batch[0]}], one for each observation")
         begins = np.broadcast_to(flags != 0, batch[:1])[:, None, None]
         names = ("hidden", "cell") if settings["memory"] == "lstm" else ("hidden",)
         zeros = np.zeros((*batch, settings["memory_size"]), np.float32)
