@@ -54,7 +54,7 @@ USAGE = {
     "another library's name": ("--algo ppo --gae_lambda 0.9", "unknown flag '--gae_lambda': did you mean '--td_lambda"),
     "another unit": ("--algo coma --checkpoint_minutes 5", "'--checkpoint_minutes': did you mean --checkpoint_every?"),
     "a setting that was there": ("--algo ppo --initial_std 1", "unknown flag '--initial_std': see --help for all of"),
-    "another that was there": ("--algo coma --block_seconds 1", "unknown flag '--block_seconds': see --help for all"),
+    "another that was there": ("--algo coma --block_seconds 1", "'--block_seconds': did you mean '--block_iterations'"),
     "missions for a share": (f"{COMA} --eps_anneal 10000", "not 10000 (a share of the run: 0.1 is a tenth)"),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
@@ -79,12 +79,12 @@ USAGE = {
     "masks of another kind": ("--algo ddpg --env coverage", "give --masking false, which plays closed actions, too"),
     "weights of another scale": (
         f"{DDPG} --scale_observation false --init_from {{teams}}",
-        "they were built with scale_observation True; here scale_observation False",
+        "they were built with scale_observation True, but this run has scale_observation False",
     ),
     "less than was done": ("--resume {run} --total_env_steps 1", "and a total of 1 is less: raise --total_env_steps"),
     "weights of another observation": (
         f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
-        "observation obs_full, action_gradient expected, layer_norm True; here observation obs26, action_gradient soft",
+        "observation obs_full, action_gradient expected, layer_norm True, but this run has observation obs26, acti",
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
     "a port that is none": (
@@ -319,10 +319,10 @@ def test_no_device_is_replaced_by_a_file(here: Path, capsys: pytest.CaptureFixtu
         one_sentence(capsys.readouterr().err, "it is not a regular file")
     for path in (here / "pipe.json", here / "pipe.png"):
         assert stat.S_ISFIFO(path.stat().st_mode)
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             files.write_atomically(path, "text")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         bench.harness.measure.output(str(here / "link.json"), "kind")
 
 

@@ -559,7 +559,7 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
         ComaOriginal(dataclasses.replace(SPEC, fixed_horizon=True), DataParallel(B), memory="gru")
     command = "--algo ppo --env snakes_1v1 --opponent self --memory gru --total_env_steps 99 --runs"
     assert train.main([*command.split(), str(tmp_path)]) == 2
-    assert "needs a policy without a carry" in capsys.readouterr().err
+    assert "needs a policy without memory between steps" in capsys.readouterr().err
 
 
 def test_logical_shards_keep_minibatches_whole() -> None:

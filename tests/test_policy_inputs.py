@@ -283,6 +283,6 @@ def test_the_exported_agent_of_whole_numbers(tmp_path: Path) -> None:
     mask = np.ones((spec.num_agents, spec.action.n), bool)
     shape = (spec.num_agents, *spec.observation.shape)
     assert act(np.ones(shape), mask).shape == (spec.num_agents,)
-    for value, sentence in ((0.5, "whole numbers in the units of training: do not scale them"), (300, "hold 300")):
+    for value, sentence in ((0.5, "must be whole numbers, in the units of training: do not scale"), (300, "hold 300")):
         with pytest.raises(ValueError, match=sentence):
             act(np.full(shape, value), mask)

@@ -459,8 +459,8 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
     shared = run_command(f"{command} 2", tmp_path / "shared")
     capsys.readouterr()
     for flags, words in (
-        ("2 --share_parameters false", "built with share_parameters True; here share_parameters False"),
-        ("4", "built with message_heads 2; here message_heads 4"),
+        ("2 --share_parameters false", "built with share_parameters True, but this run has share_parameters False"),
+        ("4", "built with message_heads 2, but this run has message_heads 4"),
     ):
         assert train.main([*f"{command} {flags} --init_from {shared} --runs {tmp_path}".split()]) == 2
         message = capsys.readouterr().err
