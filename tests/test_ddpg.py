@@ -571,5 +571,5 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         Ddpg(spec, DataParallel(1), **settings)
-    with pytest.raises(ValueError, match="batch_size 63 is not a multiple of the 8 logical shards"):
+    with pytest.raises(ValueError, match="batch_size 63 is not a multiple of the 2 logical shards"):
         Ddpg(SNAKES, DataParallel(8, 2), batch_size=63)

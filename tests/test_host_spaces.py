@@ -113,7 +113,7 @@ def test_values_that_a_space_does_not_hold(case: str) -> None:
     assert failure is None and not np.isnan(rows[1].reward).any()
     rows, failure = play(register(space, fits, misfit))
     start = "failed on the host in step 1 of environment 0 (an observation "
-    words = number if "not numbers" in number else f"holds {number}, which "
+    words = number if "not numbers" in number else f"holds {number}, outside of "
     assert start in str(failure) and words in str(failure)
     assert np.isnan(rows[1].reward).all() and not np.isnan(rows[0].reward).any()
     _, failure = play(register(space, misfit, misfit), steps=0)
@@ -446,7 +446,7 @@ BOX, SEEN = spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32)
     ("replies", "sentence"),
     [
         ({"reset": SEEN}, "reset of environment 0 (reset returned an object of type ndarray): return the pair (obs"),
-        ({"reset": np.zeros(2)}, "(reset returned an object of type ndarray): return the pair (obsinfo)"),
+        ({"reset": np.zeros(2)}, "(reset returned an object of type ndarray): return the pair (observation, info)"),
         ({"reset": (SEEN,)}, "(reset returned 1 values): return the pair (observation, info)"),
         (
             {"reset": (SEEN, None)},
@@ -454,7 +454,7 @@ BOX, SEEN = spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32)
         ),
         ({"reset": None}, "(reset returned None): return the pair"),
         ({"step": (SEEN, 0.0, False, {})}, "in step 1 of environment 0 (step returned 4 values): return the five val"),
-        ({"step": (SEEN, 0.0, False, False)}, "(step returned 4 values): return the five valervation, reward, "),
+        ({"step": (SEEN, 0.0, False, False)}, "(step returned 4 values): return the five values observation, reward, "),
         ({"step": None}, "(step returned None): return the five values"),
         (
             {"step": (SEEN, 0.0, False, False, None)},
