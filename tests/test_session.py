@@ -455,7 +455,7 @@ def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and time.monotonic() - began < 15
-    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in said
+    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in " ".join(said.split())
 
 
 def test_a_signal_that_the_process_was_started_to_ignore_is_answered() -> None:
