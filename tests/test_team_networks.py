@@ -435,8 +435,18 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
     for spec, settings, custom, sentence in (
         (Corridor().spec, {}, Custom(), "message_passing is for teams, and 'corridor' has one agent: use .* none"),
         (SPEC, {"message_heads": 3}, Custom(), "message_heads 3 does not divide hidden_size 8.*change one"),
-        (SPEC, {"depth": 0}, Custom(), "messages are what the last hidden layer computes: use --depth 1 or more"),
-        (SPEC, {}, Custom({"actor": MLP}), "actor of your own has no message_passing: use message_passing none"),
+        (
+            SPEC,
+            {"depth": 0},
+            Custom(),
+            "messages come from the last hidden layer, and depth 0 .*: use --depth 1 or more",
+        ),
+        (
+            SPEC,
+            {},
+            Custom({"actor": MLP}),
+            "your own network 'actor' cannot .* message_passing: use --message_passing none",
+        ),
         (SPEC, {"num_minibatches": 3}, Custom(), "num_minibatches 3 does not divide the 4 environments"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -449,8 +459,8 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
     shared = run_command(f"{command} 2", tmp_path / "shared")
     capsys.readouterr()
     for flags, words in (
-        ("2 --share_parameters false", "built with share_parameters True; here share_parameters False"),
-        ("4", "built with message_heads 2; here message_heads 4"),
+        ("2 --share_parameters false", "built with share_parameters True, but this run has share_parameters False"),
+        ("4", "built with message_heads 2, but this run has message_heads 4"),
     ):
         assert train.main([*f"{command} {flags} --init_from {shared} --runs {tmp_path}".split()]) == 2
         message = capsys.readouterr().err
