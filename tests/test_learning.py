@@ -1,7 +1,7 @@
 """COMA, PPO, SAC and DDPG reach the optimum of a tiny task, which is known by hand; uphill on a loss they do not.
 
 An episode has two steps. Agents see a cue, should answer it at both steps, and are paid for both after the second one.
-Targets look one step ahead (lambda 0, one-step returns), so that only a critic of what follows teaches the first answer.
+Targets look one step ahead (lambda 0, one-step returns): only a critic of what follows teaches the first answer.
 Scores are mean returns of the last iterations, exploration included.
 """
 
@@ -98,8 +98,8 @@ class Case(NamedTuple):
 
 
 CASES = {
-    # Of Lock the optimum is 2: both answers right. A random team gets 2 / 9, a team of which one agent learns 2 / 3, one
-    # that learns only the second answer 1 + 1 / 9. COMA explores to the end: (1 - 0.02 * 2 / 3)^2 of 2 are 1.95.
+    # Of Lock the optimum is 2: both answers right. A random team gets 2 / 9, a team of which one agent learns 2 / 3,
+    # one that learns only the second answer 1 + 1 / 9. COMA explores to the end: (1 - 0.02 * 2 / 3)^2 of 2 are 1.95.
     "coma": Case(
         Lock(), 1.8, 64 * 2 * 100,
         {"num_envs": 64, "minibatch_size": 64, "num_epochs": 2, "td_lambda": 0.0, "target_update_period": 2,
@@ -107,8 +107,8 @@ CASES = {
     ),
     "ppo": Case(
         Lock(), 1.8, 64 * 2 * 60,
-        {"num_envs": 64, "rollout_steps": 0, "num_minibatches": 4, "td_lambda": 0.0, "actor_lr": 3e-3, "critic_lr": 1e-2,
-         "hidden_size": 32},
+        {"num_envs": 64, "rollout_steps": 0, "num_minibatches": 4, "td_lambda": 0.0, "actor_lr": 3e-3,
+         "critic_lr": 1e-2, "hidden_size": 32},
     ),
     # Of Aim the optimum is 0, without exploration. Random actions get 2 (1 / 3 + 0.64 / 3) = -1.09, the best constant
     # one -0.43, and a policy that learns only the second answer about half as much.
