@@ -114,16 +114,15 @@ CASES = {
     # one -0.43, and a policy that learns only the second answer about half as much.
     # SAC acts with the entropy -1 nat: of normal actions this is a deviation of 0.089, and -0.016 for both answers.
     "sac": Case(
-        Aim(), -0.1, 16 * 250,
-        {"num_envs": 16, "env_steps_per_update": 4, "batch_size": 64, "buffer_size": 4000, "random_steps": 320,
-         "gamma": 1.0, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 3e-2, "initial_alpha": 0.1,
-         "hidden_size": 32},
+        Aim(), -0.1, 64 * 230,
+        {"num_envs": 64, "env_steps_per_update": 16, "batch_size": 64, "buffer_size": 16000, "gamma": 1.0,
+         "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 3e-2, "initial_alpha": 0.1, "hidden_size": 32},
     ),
     # DDPG acts with noise of the deviation 0.1: -0.02.
     "ddpg": Case(
-        Aim(), -0.1, 16 * 250,
-        {"num_envs": 16, "env_steps_per_update": 4, "batch_size": 64, "buffer_size": 4000, "random_steps": 320,
-         "gamma": 1.0, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 3e-3, "max_grad_norm": 0.0, "first_layer": "relu",
+        Aim(), -0.1, 64 * 230,
+        {"num_envs": 64, "env_steps_per_update": 16, "batch_size": 64, "buffer_size": 16000, "gamma": 1.0,
+         "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 3e-3, "max_grad_norm": 0.0, "first_layer": "relu",
          "hidden_size": 32},
     ),
 }  # fmt: skip
