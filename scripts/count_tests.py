@@ -1,7 +1,7 @@
 """python -m scripts.count_tests: which make target runs how many tests, and which tests none of them runs.
 
 The targets are read from the Makefile, their marks from the tests. A test with the mark `needs` runs where its packages
-are installed, which is what `make test-extras` does, for the simulators in two virtual environments.
+are installed, which is what `make test-extras` does, for simulators and CUDA in virtual environments of their own.
 """
 
 import collections
@@ -75,7 +75,11 @@ def read_environments() -> list[frozenset[str]]:
     makefile = (ROOT / "Makefile").read_text()
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     variables = dict(re.findall(r"^(\w+) \?= (.*)$", makefile, re.MULTILINE))
-    environments = [(variables["EXTRAS"], variables["TEST_PACKAGES"]), ("playground", "")]
+    environments = [
+        (variables["EXTRAS"], variables["TEST_PACKAGES"]),
+        ("playground", ""),
+        ("cuda12", "jax-cuda12-plugin"),  # which jax[cuda12] brings
+    ]
     result = []
     for extras, others in environments:
         words = [word for extra in ("test", *extras.split(",")) for word in optional[extra]] + others.split()
