@@ -166,7 +166,7 @@ def test_brax_steps_as_brax_does_and_tells_ends_apart():
 
 
 @pytest.mark.needs("mujoco_playground")
-@pytest.mark.long
+@pytest.mark.slow
 def test_playground_steps_as_playground_does():
     playground = load("playground")
     with quiet():
@@ -313,7 +313,7 @@ def cases(table, *marks):
     return [with_package(library, *case, marks=marks) for library in table for case in table[library]]
 
 
-@pytest.mark.parametrize(("library", "name", "settings"), [*cases(CHECKED), *cases(LONG, pytest.mark.long)])
+@pytest.mark.parametrize(("library", "name", "settings"), [*cases(CHECKED), *cases(LONG, pytest.mark.slow)])
 def test_contract(library, name, settings):
     physics = library in ("brax", "playground")  # whose sums depend on the batch by rounding
     check_env(
@@ -755,7 +755,7 @@ def test_refused_teams_of_several_types(monkeypatch, name, team, sentence):
         hunt(monkeypatch, f"hunt_{name}", team)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_team_of_several_types_trains(tmp_path, monkeypatch):
     """Each type has parameters of its own, and the run says what each earns."""
     monkeypatch.chdir(tmp_path)

@@ -458,7 +458,7 @@ def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path: Path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001", "0000000003"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     sentences: list[str] = []
     newest = -1

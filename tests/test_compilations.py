@@ -66,7 +66,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilations]:
     logger.removeHandler(noted)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_the_main_job(devices: int, tmp_path: Path, compilations: Compilations) -> None:
     jnp.ones(17) * 3  # what is compiled is noted
     assert "multiply" in compilations.names
@@ -79,7 +79,7 @@ def test_the_main_job(devices: int, tmp_path: Path, compilations: Compilations) 
     assert compilations.later == ["evaluate"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["sac_quick", "ddpg_quick"])
 def test_runs_with_a_replay(preset: str, tmp_path: Path, compilations: Compilations) -> None:
     """They have several phases."""

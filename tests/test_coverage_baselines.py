@@ -30,7 +30,7 @@ def greedy(env, communication):
     return choose
 
 
-@pytest.mark.parametrize("name", [*golden.COVERAGE_OWN_GREEDY, "ig0", pytest.param("ig1", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [*golden.COVERAGE_OWN_GREEDY, "ig0", pytest.param("ig1", marks=pytest.mark.slow)])
 def test_recorded_greedy_missions(name):
     record = golden.coverage_mission(name)
     env = environment(record, belief_dtype="float32", communication_range=float(record.config["range"]))
@@ -67,7 +67,7 @@ def make(**settings):
     return envs_jax.make("coverage", **{"q": 3, "budget": 40, **settings})
 
 
-@pytest.mark.parametrize("num_actions", [6, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 27))])
+@pytest.mark.parametrize("num_actions", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 27))])
 @pytest.mark.parametrize("name", sorted(baselines.BASELINES))
 def test_every_baseline_stays_inside(name, num_actions):
     play(make(num_actions=num_actions), name, 5, jax.random.key(1))

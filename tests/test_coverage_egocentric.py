@@ -138,7 +138,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
             assert np.allclose(first, second[..., order], atol=1e-6) == seen
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_training_sees_them(tmp_path: Path) -> None:
     """Networks get ten and twenty channels; a loaded policy acts alike."""
     sizes = {"q": 2, "num_agents": 2, "budget": 3, "num_envs": 8, "minibatch_size": 32}

@@ -220,7 +220,7 @@ def test_critic_input():
     assert jax.eval_shape(see, half, action).dtype == jnp.float16
 
 
-@pytest.mark.parametrize(("backend", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("backend", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.slow)])
 def test_a_copy_alone_equals_the_copy_in_a_batch(backend, copies):
     programs = get_programs(dataclasses.replace(USUAL, map_backend=backend))
     keys = jax.random.split(jax.random.key(11), copies)
@@ -280,7 +280,7 @@ def test_bytes_of_the_state():
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({}, marks=pytest.mark.long), {"delay": (0, 1), "failure_rate": (0.3,), "channel_ramp": 0.5}],
+    [pytest.param({}, marks=pytest.mark.slow), {"delay": (0, 1), "failure_rate": (0.3,), "channel_ramp": 0.5}],
 )
 def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
     """Bit for bit, from the end of a mission and from nothing: both are compiled as one."""

@@ -21,21 +21,21 @@ MISSIONS = (*golden.COVERAGE_OWN_MISSIONS, *golden.COVERAGE_MISSIONS)
 BY_DAY = ("own-m00", "own-m01", "m00", "m03", "m06")
 
 
-@pytest.mark.parametrize("name", [pytest.param(m, marks=[pytest.mark.long] * (m not in BY_DAY)) for m in MISSIONS])
+@pytest.mark.parametrize("name", [pytest.param(m, marks=[pytest.mark.slow] * (m not in BY_DAY)) for m in MISSIONS])
 def test_replay_float32(name):
     with golden.skipping():
         coverage.compare(name, "float32").check()
 
 
 @pytest.mark.parametrize(
-    "name", ["own-m00", "m00", *(pytest.param(m, marks=pytest.mark.long) for m in ("m03", "m06", "m09"))]
+    "name", ["own-m00", "m00", *(pytest.param(m, marks=pytest.mark.slow) for m in ("m03", "m06", "m09"))]
 )
 def test_replay_int16(name):
     with golden.skipping():
         coverage.compare(name, "int16").check()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int16", "float32"])
 @pytest.mark.parametrize("name", MISSIONS)
 def test_replay_in_interpreted_kernels(name, dtype):
@@ -43,7 +43,7 @@ def test_replay_in_interpreted_kernels(name, dtype):
         coverage.compare(name, dtype, map_backend="pallas").check()
 
 
-@pytest.mark.parametrize("name", ["own-m01", *(pytest.param(m, marks=pytest.mark.long) for m in ("m03", "m08"))])
+@pytest.mark.parametrize("name", ["own-m01", *(pytest.param(m, marks=pytest.mark.slow) for m in ("m03", "m08"))])
 def test_original_reward_timing(name):
     record = golden.coverage_mission(name)
     _, _, timesteps = coverage.replay(name, belief_dtype="float32", reward_timing="original")

@@ -22,7 +22,7 @@ ROUTE = {"num_agents": 4, "num_actions": 27, "budget": 2, "start": "corners", "m
     "settings",
     [
         {"belief_dtype": "int16"},
-        pytest.param({"belief_dtype": "float32", "prior": 0.3, "terrain": "mixed"}, marks=pytest.mark.long),
+        pytest.param({"belief_dtype": "float32", "prior": 0.3, "terrain": "mixed"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -49,7 +49,7 @@ def test_an_error_without_a_measurement_is_a_half() -> None:
     assert float(reward.rmse(env.storage, certain, np.eye(env.n) > 0)) == pytest.approx(0.0, abs=5e-4)
 
 
-@pytest.mark.parametrize("area", [50.0, pytest.param(120.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("area", [50.0, pytest.param(120.0, marks=pytest.mark.slow)])
 def test_paths_and_measurements_of_a_scripted_mission(area: float) -> None:
     """Along x; along x and y; along x and y and down; the last agent stays, for up is outside."""
     env = make(**ROUTE, area=area)

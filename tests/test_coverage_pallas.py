@@ -41,7 +41,7 @@ def surveys(config, copies, families, recorded):
     [
         (13, 3, 2, "int16", 0.4, terrain.FAMILIES, False),
         *(
-            pytest.param(*case, marks=pytest.mark.long)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 (6, 3, 2, "int16", 0.5, ("split",), False),
                 (13, 2, 2, "float32", 0.4, terrain.FAMILIES, False),
@@ -135,7 +135,7 @@ def test_tiles_are_few_enough_for_counts_of_one_byte(q):
     assert all(side & (side - 1) == 0 for side in (rows, columns))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_environment_takes_the_backend():
     env = envs_jax.make("coverage", q=4, num_agents=2, map_backend="pallas")
     shapes = jax.eval_shape(env.reset, jax.random.key(0), ())
@@ -179,7 +179,7 @@ def file(tmp_path_factory):
     [
         ({"delay": (0, 2), "failure_rate": 0.3}, 3),
         *(
-            pytest.param(*case, marks=pytest.mark.long)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ({"delay": 1, "belief_dtype": "float32"}, 3),
                 ({"num_agents": 12, "team_sizes": (2, 5, 12), "loss_rate": 0.2}, 4),

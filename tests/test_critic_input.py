@@ -106,7 +106,7 @@ def test_contract():
     [
         "test_critic_input:Plain --num_agents 1 --length 2 --horizon 4",
         "test_critic_input:Plain --num_agents 2 --length 2 --horizon 4",
-        pytest.param("snakes_2p --max_steps 4", marks=pytest.mark.long),
+        pytest.param("snakes_2p --max_steps 4", marks=pytest.mark.slow),
     ],
 )
 def test_coma_trains_without_a_critic_input(tmp_path, env):

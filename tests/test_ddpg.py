@@ -97,7 +97,7 @@ def batches(count: int, size: int) -> list[dict[str, np.ndarray]]:
     return samples
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("network", ["mlp", "bicnet"])
 def test_published_networks_agree_with_pytorch(network: str) -> None:
@@ -359,7 +359,7 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
             "published",
             MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3},
             4.2,
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -503,7 +503,7 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
         old = new
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_point_mass_is_learned_by_td3() -> None:
     """From 0.6 off to the corner of its task, by the actor's own actions; no task can be solved blindly."""
     env = PointMass(num_agents=2, tasks=2)

@@ -90,7 +90,7 @@ def registered_cases() -> Iterator[Any]:
     for name in envs_jax.registered():
         for index, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if index or name in AT_NIGHT else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.slow if index or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(registered_cases()))
@@ -617,7 +617,7 @@ def test_without_compilation() -> None:
         assert np.all(same)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

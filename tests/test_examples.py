@@ -128,7 +128,7 @@ def test_dqn_learns_a_corridor() -> None:
     np.testing.assert_allclose(best[:, 1], 0.9 ** np.arange(3, -1, -1), atol=0.1)  # gamma^(steps to the end - 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dqn_computes_the_same_on_one_and_eight_devices() -> None:
     dqn = load("dqn")
     settings = {"hidden_size": 8, "batch_size": 16, "buffer_size": 400}
@@ -136,7 +136,7 @@ def test_dqn_computes_the_same_on_one_and_eight_devices() -> None:
     assert_close(states[0].algo.replicated, states[1].algo.replicated, 2e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dqn_beats_random_snakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     execute(ROOT / "examples" / "dqn.py", tmp_path, {}, {})

@@ -124,7 +124,7 @@ AT_NIGHT = {"3v3 obs26", "3v3 obs35", "1v1 obs_full"}  # each of whose parts is 
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long if case in AT_NIGHT else ()) for case in CASES]
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in AT_NIGHT else ()) for case in CASES]
 )
 def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     """Observations, masks, logits and drawn actions on some 500 states, half of them in each side."""

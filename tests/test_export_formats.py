@@ -267,7 +267,7 @@ AT_NIGHT = {"coma_vectors", "ddpg_continuous", "bicnet", "ppo_box_plain", "ppo_i
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in NUMPY]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in AT_NIGHT else ()) for name in NUMPY]
 )
 def test_numpy(name: str, tmp_path: Path) -> None:
     exported_case = case(name)

@@ -144,7 +144,7 @@ LATER = {"equal", "table", "integers", "one", "float64"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in LATER else ()) for name in SPACES]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LATER else ()) for name in SPACES]
 )
 def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> None:
     policy = gymnasium_policy(name)
@@ -169,7 +169,7 @@ def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> No
             assert isinstance(row[side], list) == isinstance(bound, list)
 
 
-@pytest.mark.parametrize("algo", [Sac, pytest.param(Ddpg, marks=pytest.mark.long)])
+@pytest.mark.parametrize("algo", [Sac, pytest.param(Ddpg, marks=pytest.mark.slow)])
 def test_other_algorithms(algo: Any, tmp_path: Path) -> None:
     policy = gymnasium_policy("unequal", algo)
     Recorder.rows.clear()

@@ -64,7 +64,7 @@ def test_after_jax_was_used_in_the_parent(activity: str, tmp_path: Path) -> None
     assert "'spawn' (multiprocessing.get_context('spawn'))" in sentence and status == "status 0"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_after_the_parent_trained(tmp_path: Path) -> None:
     trained, sentence, status = fork(TRAIN, TRAIN, tmp_path)
     assert (trained, status) == ("trained", "status 0") and sentence.startswith("UsageError this process was forked")

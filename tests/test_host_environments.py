@@ -386,7 +386,7 @@ def test_an_observation_of_another_shape_is_no_broadcast() -> None:
     assert np.isnan(rows[2].reward).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_large_arrays_on_one_core_end_in_time() -> None:
     """The program waits for the host and the host for the program's actions: megabytes, on one thread."""
     code = (

@@ -276,9 +276,9 @@ while True:
     [
         (signal.SIGKILL, False, ["-c", PLAY]),
         (signal.SIGINT, True, TRAIN),
-        pytest.param(signal.SIGTERM, False, TRAIN, marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, True, TRAIN, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, False, TRAIN, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, False, TRAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, TRAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, TRAIN, marks=pytest.mark.slow),
     ],
     ids=["kill -9 in a step", "Ctrl-C", "SIGTERM", "SIGTERM of the group", "kill -9"],
 )

@@ -84,7 +84,7 @@ def test_one_program_plays_numbers_of_two(programs: list[Any]) -> None:
     assert {"uavs", "delivered"} <= set(together[1].ends)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_programs_of_their_own(algo: str, settings: dict[st
         assert len({tuple(outcome.ends["entropy"].ravel()) for outcome in together[policy::4]}) == len(MIXED)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fixed", "settings"),
     [
@@ -169,7 +169,7 @@ def test_what_a_program_must_know_is_not_joined() -> None:
     assert Ruled(q=3).join([Ruled(q=3, failure_rate=0.5)]) is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_groups_are_played_in_turn_and_reported_in_order(programs: list[Any]) -> None:
     policy_set = policies.load(None, "coverage", {**TINY, "num_agents": 2})
     settings = [{}, {"q": 4}, {"failure_rate": 1.0}, {"q": 4, "failure_rate": 1.0}]

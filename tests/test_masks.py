@@ -115,7 +115,7 @@ def check(action: Any, every: bool = True, mask: np.ndarray = MASK) -> None:
 
 
 @pytest.mark.parametrize(  # coma_original acts as coma does
-    "name", [pytest.param(name, marks=pytest.mark.long if name == "coma_original" else ()) for name in ALGORITHMS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "coma_original" else ()) for name in ALGORITHMS]
 )
 def test_closed_actions_are_never_played(name: str) -> None:
     """While exploring, by the policy, drawn and greedy, and in evaluation; masks of bool and of int8."""

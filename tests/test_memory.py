@@ -221,7 +221,7 @@ def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings:
     assert np.abs(forgotten - acted).max() > 1e-4  # the carry at the start matters
 
 
-@pytest.mark.parametrize("kind", ["gru", pytest.param("lstm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) -> None:
     """Over rollouts in which some episodes end early and others begin."""
     trainer = make_trainer(Coma, Corridor(num_agents=2, length=3, horizon=9), 8, **(COMA | {"memory": kind}))
@@ -474,7 +474,7 @@ def test_the_task_pays_only_the_cue_of_the_first_step() -> None:
         assert bool(timestep.terminated) == (t == 3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_a_cue_is_recalled_with_a_memory_only(algorithm: Any, seed: int) -> None:
@@ -493,7 +493,7 @@ COMMAND = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """The memories of actor and critic in the middle of episodes are part of a checkpoint."""
     check_resume(COMMAND, tmp_path)

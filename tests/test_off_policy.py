@@ -35,7 +35,7 @@ def networks_of(params: Any, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in TRAINED else pytest.mark.long) for case in CASES]
+    "case", [pytest.param(case, marks=() if case in TRAINED else pytest.mark.slow) for case in CASES]
 )
 def test_every_variant_trains_in_one_trace(case: str) -> None:
     trainer = trainer_of(case)
@@ -53,7 +53,7 @@ def test_every_variant_trains_in_one_trace(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["ddpg expected", *(pytest.param(case, marks=pytest.mark.long) for case in ("ddpg continuous", "sac"))]
+    "case", ["ddpg expected", *(pytest.param(case, marks=pytest.mark.slow) for case in ("ddpg continuous", "sac"))]
 )
 def test_the_replay_holds_what_was_played(case: str) -> None:
     """Rows of the ring are consistent: what is seen next follows from the stored action, unless an episode ended.
@@ -104,10 +104,10 @@ class Paid(PointMass):
 @pytest.mark.parametrize(
     ("case", "n_step"),
     [
-        pytest.param("ddpg", 1, marks=pytest.mark.long),
+        pytest.param("ddpg", 1, marks=pytest.mark.slow),
         ("ddpg", 3),
-        pytest.param("sac", 1, marks=pytest.mark.long),
-        pytest.param("sac", 3, marks=pytest.mark.long),
+        pytest.param("sac", 1, marks=pytest.mark.slow),
+        pytest.param("sac", 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
@@ -130,7 +130,7 @@ class Counted(Ddpg):
         return params, metrics | {"index": update_index.astype(jnp.float32)}
 
 
-@pytest.mark.parametrize("tau", [1.0, pytest.param(0.25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("tau", [1.0, pytest.param(0.25, marks=pytest.mark.slow)])
 def test_updates_for_random_steps_heed_the_period_of_the_targets(tau: float) -> None:
     """Issue 54: of eight updates for random steps and four of training, every third moves the targets."""
     settings = VARIANTS["expected"] | {"random_steps": 64, "update_interval": 1, "tau": tau, "target_update_period": 3}
@@ -175,9 +175,9 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
     ("case", "devices", "seeds"),
     [
         ("sac", 1, 1),
-        pytest.param("ddpg expected", 1, 1, marks=pytest.mark.long),
-        pytest.param("sac", 2, 1, marks=pytest.mark.long),
-        pytest.param("sac", 1, 2, marks=pytest.mark.long),
+        pytest.param("ddpg expected", 1, 1, marks=pytest.mark.slow),
+        pytest.param("sac", 2, 1, marks=pytest.mark.slow),
+        pytest.param("sac", 1, 2, marks=pytest.mark.slow),
     ],
 )
 def test_one_program_runs_all_phases(case: str, devices: int, seeds: int) -> None:

@@ -15,7 +15,7 @@ from bench.reference.coverage.oracle import Mission, Settings
 BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # tolerances: the records are float32
 
 LARGE = ("m01", "m02")
-MISSIONS = [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in golden.COVERAGE_MISSIONS]
+MISSIONS = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in golden.COVERAGE_MISSIONS]
 
 
 def recorded_settings(record: golden.CoverageRecord) -> Settings:

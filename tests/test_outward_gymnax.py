@@ -14,7 +14,7 @@ from envs_jax.adapters.gymnax_style import GymnaxStyleEnv
 from envs_jax.progress import start
 
 
-@pytest.mark.parametrize("name", ["corridor", *(pytest.param(name, marks=pytest.mark.long) for name in SINGLE[1:])])
+@pytest.mark.parametrize("name", ["corridor", *(pytest.param(name, marks=pytest.mark.slow) for name in SINGLE[1:])])
 def test_gymnax_style_equals_the_environment_stepped_by_hand(name: str) -> None:
     env = ENVS[name]()
     adapter, copies, steps = GymnaxStyleEnv(env), 3, 15

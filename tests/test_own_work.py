@@ -65,7 +65,7 @@ def train(page: str, folder: Path) -> Path:
     return Path((runs / "latest").read_text().strip())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["environment", "algorithm_from_scratch"])
 def test_the_command_of_the_page_learns(page: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """About one apple before training, about seven after it, as the page says."""
@@ -76,7 +76,7 @@ def test_the_command_of_the_page_learns(page: str, folder: Path, capsys: pytest.
     assert "greedy is better than random" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_algorithm_of_the_page_computes_the_same_on_one_and_eight_devices(folder: Path) -> None:
     """Only by `gradient` and `step`."""
     page = runpy.run_path(str(folder / "actor_critic.py"))

@@ -60,7 +60,7 @@ def make_pieces(case: str) -> Pieces:
 SHARED = "coma on two devices"
 
 MEMORY = "ppo with a memory on two devices"
-AT_NIGHT = [pytest.param(case, marks=pytest.mark.long) for case in ("coma", "coma with a memory", MEMORY)]
+AT_NIGHT = [pytest.param(case, marks=pytest.mark.slow) for case in ("coma", "coma with a memory", MEMORY)]
 
 
 @pytest.mark.parametrize("case", [*AT_NIGHT, SHARED, "ppo"])

@@ -376,7 +376,7 @@ class Clock(Environment):
     [
         ("cut", 7),
         ("shared", 0),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
     ],
 )
 def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
@@ -402,7 +402,7 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     assert trainer.algo.phases[0].restart == (rollout_steps == 0) == (not trainer.keeps_envs)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
     env = batched(envs_jax.make("coverage", q=2, num_agents=2, budget=2))
     spec, keys = env.spec, jax.random.split(jax.random.key(0), 3)
@@ -462,7 +462,7 @@ def greedy_score(trainer: Any, state: Any, name: str) -> float:
     return float(np.mean(evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())[name]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", ["local", "central"])
 def test_two_agents_learn_to_walk_a_corridor(critic: str) -> None:
     trainer = make_trainer(Ppo, Corridor(num_agents=2), 16, critic=critic, **QUICK)
@@ -489,7 +489,7 @@ CASES: dict[str, tuple[Environment, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_training_computes_the_same_on_one_and_eight_devices(case: str) -> None:
     env, settings = CASES[case]
@@ -524,7 +524,7 @@ def test_traced_settings_are_those_of_the_updates() -> None:
     assert swept.jitted_updates["update"].__wrapped__.func.__self__ is swept and swept.entropy_weight == 5.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_seed_learns_what_it_does_alone(case: str) -> None:
     env, settings = CASES[case]

@@ -196,7 +196,7 @@ def test_a_level_of_one_is_the_plain_method() -> None:
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(cautious), strict=True))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_risk_goes_with_memory_messages_and_types(tmp_path: Path) -> None:
     command = (
         "--algo ppo --env helpers.whisper:Whisper --delay 1 --num_envs 8 --devices 1 --rollout_steps 4 "

@@ -473,7 +473,7 @@ class Away(Corridor):
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_runs_are_listed_where_the_package_of_their_environment_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

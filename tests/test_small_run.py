@@ -88,7 +88,7 @@ def test_what_comes_with_the_package_acts(name: str) -> None:
     assert spec.score
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coverage", "reach", "snakes"])
 def test_what_comes_with_the_package_is_better_than_chance(name: str) -> None:
     policy = jaxrl.load(f"pretrained:{name}")

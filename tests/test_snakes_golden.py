@@ -23,7 +23,7 @@ def tables(configurations: list[Any]) -> Any:
     """
     from_ours = [(configuration, "own") for configuration in configurations if configuration in OWN]
     all_of_them = from_ours + [
-        pytest.param(configuration, "recorded", marks=() if configuration in OWN else pytest.mark.long)
+        pytest.param(configuration, "recorded", marks=() if configuration in OWN else pytest.mark.slow)
         for configuration in configurations
     ]
     return pytest.mark.parametrize(("configuration", "source"), all_of_them, ids=lambda x: str(x))

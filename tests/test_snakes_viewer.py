@@ -15,7 +15,7 @@ from envs_jax.snakes import viewer
 from jaxrl.evaluation import policies, records
 from jaxrl.evaluation.policies import load
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 GAMES = {  # name: (settings, policy, episode)
     "second side": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "side": "second", "opponent": "0:1,1:1",
@@ -34,7 +34,7 @@ def play(settings: dict, policy: str, episode: int) -> viewing.Record:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in GAMES]
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name in AT_NIGHT else ()) for name in GAMES]
 )
 def record(request) -> viewing.Record:
     return play(*GAMES[request.param])

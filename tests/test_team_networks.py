@@ -171,7 +171,7 @@ SETTINGS = [(Ppo, SMALL), (Coma, COMA)]
 
 def some(*quick: tuple[Any, ...], all_: Any) -> list[Any]:
     """All cases as parameters: these in every run of the tests, the others at night."""
-    return [pytest.param(*case, marks=[] if case in quick else pytest.mark.long) for case in all_]
+    return [pytest.param(*case, marks=[] if case in quick else pytest.mark.slow) for case in all_]
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
@@ -360,7 +360,7 @@ def test_the_task_pays_only_what_another_agent_saw() -> None:
     np.testing.assert_array_equal(timestep.reward, np.ones(3))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_a_team_that_sends_messages_solves_what_others_cannot(algorithm: Any, delay: int) -> None:
@@ -369,7 +369,7 @@ def test_a_team_that_sends_messages_solves_what_others_cannot(algorithm: Any, de
     assert whisper_score(algorithm, 0, 300, env) < 0.45  # of three cues
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_agents_that_hear_nobody_do_not_learn_from_messages() -> None:
     score = whisper_score(Ppo, 0, 300, Whisper(deaf=True), message_passing="attention")
     assert 0.65 < score < 0.85  # two agents of three, and a third of the guesses of the other
@@ -385,7 +385,7 @@ COMMAND = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """Messages that are under way are part of a checkpoint."""
     check_resume(COMMAND, tmp_path)
@@ -476,7 +476,7 @@ def make_team_trainer(algorithm: Any, devices: int = 1, learn_chunk: int = 0) ->
     return dataclasses.replace(trainer, layout=layout, algo=dataclasses.replace(trainer.algo, layout=layout))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
     def see() -> dict[str, dict[str, list[str]]]:
@@ -488,7 +488,7 @@ def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
     assert_the_same(see)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
     results = []

@@ -92,7 +92,7 @@ def cases() -> Iterator[Any]:
     for name in envs_jax.registered():
         for index, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if index or name in AT_NIGHT else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.slow if index or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(cases()))
@@ -176,7 +176,7 @@ print(json.dumps({"x64": jax.config.jax_enable_x64, **{k: np.asarray(v).tolist()
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_boards_are_the_same_and_the_contract_holds() -> None:
     """In processes of their own, as users start them: every snake and every bean has a cell of its own."""
 
