@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import host
+from helpers.cases import by_day
 
 import envs_jax
 import jaxrl
@@ -298,7 +299,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", by_day(RUNS, ["cartpole, ppo", "pendulum, sac"]))
 def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Train, evaluate, act and resume; the first case twice, which gives the same run."""
     monkeypatch.chdir(tmp_path)
