@@ -66,7 +66,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilations]:
     logger.removeHandler(noted)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_main_job(devices: int, tmp_path: Path, compilations: Compilations) -> None:
     jnp.ones(17) * 3  # what is compiled is noted
     assert "multiply" in compilations.names

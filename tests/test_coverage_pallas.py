@@ -178,21 +178,17 @@ def file(tmp_path_factory):
     ("settings", "missions"),
     [
         ({"delay": (0, 2), "failure_rate": 0.3}, 3),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ({"delay": 1, "belief_dtype": "float32"}, 3),
-                ({"num_agents": 12, "team_sizes": (2, 5, 12), "loss_rate": 0.2}, 4),
-                ({"num_agents": 5, "team_sizes": (2, 5), "delay": (0, 3), "loss_rate": 0.3}, 4),
-                ({"terrain": "file"}, 2),
-                ({"terrain": "file", "delay": 2, "num_agents": 3, "belief_dtype": "float32"}, 2),
-                ({"terrain": "mixed"}, 6),
-                ({"prior": 0.4, "reward": "region"}, 6),
-            )
-        ),
+        ({"delay": 1, "belief_dtype": "float32"}, 3),
+        ({"num_agents": 12, "team_sizes": (2, 5, 12), "loss_rate": 0.2}, 4),
+        ({"num_agents": 5, "team_sizes": (2, 5), "delay": (0, 3), "loss_rate": 0.3}, 4),
+        ({"terrain": "file"}, 2),
+        ({"terrain": "file", "delay": 2, "num_agents": 3, "belief_dtype": "float32"}, 2),
+        ({"terrain": "mixed"}, 6),
+        ({"prior": 0.4, "reward": "region"}, 6),
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_missions_equal_those_of_dense_maps(settings, missions, file):
     """Whole missions: tiles that no footprint meets, late clips, delays, teams of 2 to 12, failures, files."""
     settings = {"q": 9, "budget": 7, "communication_range": 25.0} | settings

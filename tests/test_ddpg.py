@@ -355,14 +355,10 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
     ("name", "settings", "bar"),
     [
         ("expected", {}, 3.1),
-        pytest.param(
-            "published",
-            MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3},
-            4.2,
-            marks=pytest.mark.slow,
-        ),
+        ("published", MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
     ],
 )
+@pytest.mark.slow
 def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
     """Steps to the end, exploration included: at best 2.5, at random about 10."""
     settings = VARIANTS[name] | {"hidden_size": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings

@@ -472,6 +472,7 @@ def test_two_agents_learn_to_walk_a_corridor(critic: str) -> None:
     assert reached[0] < 0.6 < 0.95 < reached[-5:].mean()
 
 
+@pytest.mark.slow
 def test_continuous_actions_are_learned() -> None:
     """In a room where the policy has to stop at the corner that its task names; 0.5 away is where it starts."""
     trainer = make_trainer(Ppo, PointMass(num_agents=2, tasks=2, box=2.0), 16, entropy_weight=0.0, **QUICK)

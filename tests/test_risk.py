@@ -169,7 +169,7 @@ class Gamble(Environment):
         return state, termination(reward, jnp.ones((1, 1)), metrics={"gambles": action[0].astype(jnp.float32)})
 
 
-@pytest.mark.parametrize("level", [1.0, 0.3])
+@pytest.mark.parametrize("level", [pytest.param(1.0, marks=pytest.mark.slow), 0.3])
 def test_a_gamble_is_avoided_where_the_worst_outcomes_count(level: float) -> None:
     settings = {"rollout_steps": 16, "num_minibatches": 2, "num_epochs": 4, "hidden_size": 16, "depth": 1}
     trainer = make_trainer(Ppo, Gamble(), 32, **settings, risk_level=level, actor_lr=3e-3, critic_lr=3e-3)

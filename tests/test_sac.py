@@ -316,6 +316,7 @@ def test_initial_networks() -> None:
 # ---------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 def test_the_point_mass_is_learned() -> None:
     """From 0.6 off to the corner of its task, by the best actions of the policy; no task can be solved blindly."""
     env = PointMass(num_agents=2, tasks=2)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import make_trainer
 from helpers.runs import check_resume
 from helpers.runs import run as run_command
@@ -169,11 +170,6 @@ def fresh_carry(algo: Any) -> Any:
 SETTINGS = [(Ppo, SMALL), (Coma, COMA)]
 
 
-def some(*quick: tuple[Any, ...], all_: Any) -> list[Any]:
-    """All cases as parameters: these in every run of the tests, the others at night."""
-    return [pytest.param(*case, marks=[] if case in quick else pytest.mark.slow) for case in all_]
-
-
 @pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
 def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -> None:
     order = np.array([2, 0, 1])
@@ -214,7 +210,7 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
 
 @pytest.mark.parametrize(
     ("algorithm", "delay", "memory"),
-    some((Ppo, 2, "lstm"), (Coma, 2, "none"), all_=itertools.product((Ppo, Coma), (0, 2), ("none", "lstm"))),
+    by_day(itertools.product((Ppo, Coma), (0, 2), ("none", "lstm")), [(Ppo, 2, "lstm"), (Coma, 2, "none")]),
 )
 def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, memory: str) -> None:
     """Also where a rollout begins in the middle of an episode, with messages under way."""
@@ -253,12 +249,9 @@ def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, me
 
 @pytest.mark.parametrize(
     ("algorithm", "part", "extra"),
-    some(
-        (Ppo, "actor", "memory"),
-        (Ppo, "critic", "none"),
-        (Coma, "actor", "messages"),
-        (Coma, "critic", "none"),
-        all_=itertools.product((Ppo, Coma), ("actor", "critic"), ("none", "memory", "messages")),
+    by_day(
+        itertools.product((Ppo, Coma), ("actor", "critic"), ("none", "memory", "messages")),
+        [(Ppo, "critic", "none"), (Coma, "actor", "messages")],
     ),
 )
 def test_shared_parameters_move_by_the_sum_of_separate_ones(algorithm: Any, part: str, extra: Any) -> None:

@@ -87,6 +87,7 @@ def test_a_team_in_a_longer_array_flies_the_same_mission(settings: dict[str, Any
             np.testing.assert_array_equal(*masks)
 
 
+@pytest.mark.slow
 def test_scripted_policies_do_the_same_in_a_longer_array() -> None:
     small, large = make_pair(start="corners")
     key = jax.random.key(4)
