@@ -78,7 +78,9 @@ def read_extras() -> list[dict[str, frozenset[str]]]:
     environments = [(variables["EXTRAS"], variables["TEST_PACKAGES"]), ("playground", "")]
     result = []
     for extras, packages in environments:
-        requirements = {extra: optional[extra] for extra in extras.split(",")} | {name: [name] for name in packages.split()}
+        requirements = {extra: optional[extra] for extra in extras.split(",")} | {
+            name: [name] for name in packages.split()
+        }
         result.append(
             {
                 name: frozenset(re.split(r"[\[<>=~]", word)[0].replace("_", "-") for word in words)

@@ -109,6 +109,8 @@ EXCEPT = {
     ("docs/environments/snakes.md", "python -m jaxrl"): "slow",
     ("docs/gpu.md", "import jax, jaxrl"): "slow",
     ("docs/environments/coverage.md", "python -m jaxrl"): "slow",
+    ("docs/environments/coverage.md", "import envs_jax"): "slow",
+    ("docs/environments/snakes.md", "# outside.py"): "slow",
     ("docs/own/gymnasium.md", "pip install"): "network",
     ("docs/own/gymnasium.md", "python -m jaxrl.train"): "package gymnasium",
     ("docs/own/gymnasium.md", "# thermostat.py"): "package gymnasium",

@@ -26,7 +26,13 @@ LINES = {"dqn": 110}  # at most: an algorithm of one's own is to stay short
 MARKS = {"ppo_gymnasium": pytest.mark.needs("gymnasium"), "coma_gae": pytest.mark.slow}
 SHORT = {
     "coma_gae": {"num_envs": 8, "total_env_steps": 64, "num_agents": 2, "budget": 3, "q": 4, "minibatch_size": 32},
-    "dqn": {"env": "helpers.tiny:Corridor", "total_env_steps": 1_280, "hidden_size": 8, "batch_size": 8, "eval_every": 0},
+    "dqn": {
+        "env": "helpers.tiny:Corridor",
+        "total_env_steps": 1_280,
+        "hidden_size": 8,
+        "batch_size": 8,
+        "eval_every": 0,
+    },
     "ppo_gymnasium": {"total_env_steps": 2_048, "hidden_size": 8, "eval_every": 0},
 }
 PROGRAM = """
@@ -37,7 +43,8 @@ module, changes = sys.argv[1], json.loads(sys.argv[2])
 other_env = [changes.pop("env")] if "env" in changes else []
 train, evaluate = jaxrl.train, jaxrl.evaluate
 jaxrl.train = lambda algo, *env, **settings: train(algo, *(other_env or env), **(settings | changes))
-jaxrl.evaluate = lambda policy, *env, **settings: evaluate(policy, *env, **(settings | {"episodes": 8, "baselines": ["random"]}))
+few = {"episodes": 8, "baselines": ["random"]}
+jaxrl.evaluate = lambda policy, *env, **settings: evaluate(policy, *env, **(settings | few))
 runpy.run_module(module, run_name="__main__")
 """
 
@@ -60,7 +67,9 @@ def execute(path: Path, folder: Path, settings: dict[str, Any], variables: dict[
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, marks=MARKS.get(path.stem, ()), id=path.stem) for path in EXAMPLES])
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=MARKS.get(path.stem, ()), id=path.stem) for path in EXAMPLES]
+)
 def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     """As a user starts it, but shorter, and `dqn` in a smaller environment."""
     quick = {

@@ -180,9 +180,7 @@ def test_it_is_named_and_marked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "loss_at=22 failed at iteration 22: nothing is left to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "iterations", [16, pytest.param(24, marks=pytest.mark.slow)]
-)  # before it breaks, and after
+@pytest.mark.parametrize("iterations", [16, pytest.param(24, marks=pytest.mark.slow)])  # before it breaks, and after
 def test_a_resumed_run_does_not_find_it_again(iterations: int, broken: Path, tmp_path: Path, capsys: Any) -> None:
     directory = sweep("weights_at=0,21,1000", tmp_path, f"--total_env_steps {32 * iterations} --eval_every 0")
     other = sweep("weights_at=0,21,1000", tmp_path, "--eval_every 0")

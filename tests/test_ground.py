@@ -202,6 +202,7 @@ def test_environments_over_one_file_are_equal(file: str, tmp_path: Path, monkeyp
     assert other.ground == changed.ground and other != changed
 
 
+@pytest.mark.slow
 def test_an_area_stretches_all_but_the_range() -> None:
     """A mission in 100 m with a range of 50 m is that in 50 m with 25 m."""
     usual = make(failure_rate=0.1, communication_range=25.0)

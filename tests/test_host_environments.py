@@ -325,7 +325,7 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert cut == ("coma" not in case)  # whose iterations begin with new episodes
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ddpg"])
+@pytest.mark.parametrize("algo", by_day(["ppo", "ddpg"], ["ppo"]))
 def test_a_run_equals_that_of_the_same_environment_in_jax(algo: str, tmp_path: Path, monkeypatch: Any) -> None:
     """A walk in which nothing is random: metrics of episodes and of learning, and evaluations."""
     monkeypatch.chdir(tmp_path)

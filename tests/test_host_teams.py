@@ -239,7 +239,8 @@ def test_off_policy_learners_refuse_teams_that_may_be_incomplete(tmp_path: Any, 
     assert train.main([*words, "--complete_team", "true"]) == 0
 
 
-@pytest.mark.parametrize("messages", ["none", pytest.param("attention", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("messages", ["none", "attention"])
 def test_ppo_learns_from_a_relay(messages: str, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     """With messages, too, which absent agents do not send; the run resumes."""
     monkeypatch.chdir(tmp_path)

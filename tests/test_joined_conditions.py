@@ -78,6 +78,7 @@ MIXED: list[dict[str, Any]] = [
 TEAM = {"memory": "gru", "message_passing": "attention", "hidden_size": 8, "memory_size": 8, "message_heads": 2}
 
 
+@pytest.mark.slow
 def test_one_program_plays_numbers_of_two(programs: list[Any]) -> None:
     together = check_same(make_policies("ppo", {"hidden_size": 8}, num_agents=3), MIXED[:2], ["learned"])
     assert len(programs) == 2 * (1 + 2)

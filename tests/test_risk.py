@@ -182,6 +182,7 @@ def test_a_gamble_is_avoided_where_the_worst_outcomes_count(level: float) -> Non
     assert gambles > 0.8 if level == 1.0 else gambles < 0.2, gambles
 
 
+@pytest.mark.slow
 def test_a_level_of_one_is_the_plain_method() -> None:
     def train_for(settings: Any) -> Any:
         small = {"rollout_steps": 8, "num_minibatches": 2, "hidden_size": 8, "depth": 1}
