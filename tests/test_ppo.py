@@ -171,19 +171,23 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
         total = (-gain + critic_loss - algo.entropy_weight * entropy).mean()
         return total, (-gain.mean(), critic_loss.mean(), entropy.mean(), ((ratio - 1) - jnp.log(ratio)).mean())
 
-    learned, (metrics, states, chains) = (actor, critic), ((), [], [])
-    for rate, tree in zip((algo.actor_lr, algo.critic_lr), learned, strict=True):
-        chains.append(optax.chain(optax.clip_by_global_norm(algo.max_grad_norm), optax.adam(rate, eps=1e-5)))
-        states.append(chains[-1].init(tree))
-    gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    for _ in range(algo.num_epochs):
-        (_, metrics), gradient = gradient_of(learned)
+    rates = (algo.actor_lr, algo.critic_lr)
+    chains = [optax.chain(optax.clip_by_global_norm(algo.max_grad_norm), optax.adam(rate, eps=1e-5)) for rate in rates]
+
+    @jax.jit
+    def descend(learned: Any, states: Any) -> Any:
+        (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(learned)
         moved = []
         for part in (0, 1):
             with jax.numpy_dtype_promotion("standard"):
-                step, states[part] = chains[part].update(gradient[part], states[part])
-            moved.append(optax.apply_updates(learned[part], step))
-        learned = tuple(moved)
+                step, state = chains[part].update(gradient[part], states[part])
+            moved.append((optax.apply_updates(learned[part], step), state))
+        return *zip(*moved, strict=True), metrics
+
+    learned, metrics = (actor, critic), ()
+    states = jax.jit(lambda trees: tuple(chain.init(tree) for chain, tree in zip(chains, trees, strict=True)))(learned)
+    for _ in range(algo.num_epochs):
+        learned, states, metrics = descend(learned, states)
     return *learned, (*metrics, explained)
 
 

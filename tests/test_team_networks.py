@@ -13,7 +13,6 @@ import pytest
 from helpers.cases import by_day
 from helpers.off_policy import make_trainer
 from helpers.runs import check_resume
-from helpers.runs import run as run_command
 from helpers.tiny import Corridor, PointMass
 from helpers.whisper import Whisper
 from test_x64 import assert_the_same, describe, equations
@@ -25,7 +24,6 @@ from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
-from jaxrl.cli import train
 from jaxrl.evaluation.policies import _refit_algorithm
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP, orthogonal
@@ -156,7 +154,7 @@ def make_batch(spec: EnvSpec, seed: int, carry: Any = ()) -> tuple[Trajectory, T
 
 
 def learn(algo: Any, params: Any, trajectory: Trajectory, last: TimeStep) -> Any:
-    sharded = algo.init(jax.random.key(0), None).sharded
+    sharded = jax.jit(lambda: algo.init(jax.random.key(0), None).sharded)()
     run = jax.jit(lambda params: algo.learn(
         AlgoState(params, sharded), trajectory, last, jax.random.key(2), start(), algo.phases[0]
     ))  # fmt: skip
@@ -267,22 +265,23 @@ def test_shared_parameters_move_by_the_sum_of_separate_ones(algorithm: Any, part
     trajectory, last = make_batch(spec, 5, fresh_carry(shared))
     params = jax.jit(lambda: shared.init(jax.random.key(1), None).replicated)()
 
-    def twice(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
+    @jax.jit
+    def copy_parameters(params: Any) -> Any:
+        doubled = jax.tree.map(lambda x: jnp.stack([x, x]), params)
+        parts = {name: separate.learner(name, getattr(doubled, name).params) for name in ("actor", "critic")}
+        target = {"target": doubled.target} if algorithm is Coma else {}
+        return dataclasses.replace(params, **parts, **target)
 
-    parts = {name: separate.learner(name, twice(getattr(params, name).params)) for name in ("actor", "critic")}
-    copies = dataclasses.replace(params, **parts)
-    if algorithm is Coma:
-        copies = dataclasses.replace(copies, target=twice(params.target))
+    copies = copy_parameters(params)
     after, metrics = learn(shared, params, trajectory, last)
     separate_after, separate_metrics = learn(separate, copies, trajectory, last)
     name = f"{part}_loss"
     np.testing.assert_allclose(metrics[name], separate_metrics[name], rtol=1e-4, atol=1e-5)
-    before = getattr(params, part).params
-    moved = jax.tree.map(lambda x, y: y - x, before, getattr(after.replicated, part).params)
-    by_type = jax.tree.map(
-        lambda x, y: y - x[None], before, jax.device_get(getattr(separate_after.replicated, part).params)
+    before, after, separate_after = jax.device_get(
+        [getattr(one, part).params for one in (params, after.replicated, separate_after.replicated)]
     )
+    moved = jax.tree.map(lambda x, y: y - x, before, after)
+    by_type = jax.tree.map(lambda x, y: y - x[None], before, separate_after)
     assert max(np.abs(leaf[0] - leaf[1]).max() for leaf in jax.tree.leaves(by_type)) > 1e-4
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved)) > 1e-4
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y.sum(0), rtol=2e-3, atol=1e-6), moved, by_type)
@@ -424,7 +423,7 @@ def test_minibatches_limit_no_environment_in_which_a_policy_acts(
     assert (refitted.spec.max_link_age, refitted.spec.horizon) == (other.delay, other.horizon)
 
 
-def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_settings_end_in_a_sentence() -> None:
     for spec, settings, custom, sentence in (
         (Corridor().spec, {}, Custom(), "message_passing is for teams, and 'corridor' has one agent: use .* none"),
         (SPEC, {"message_heads": 3}, Custom(), "message_heads 3 does not divide hidden_size 8.*change one"),
@@ -437,17 +436,6 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
     separate = PointMass(num_agents=2).spec
     assert Ppo(separate, DataParallel(B), share_parameters=False, **SMALL).types == (0, 1)
     assert Ppo(PointMass().spec, DataParallel(B), share_parameters=False, **SMALL).types is None
-    small = "--num_envs 8 --hidden_size 8 --depth 1 --rollout_steps 4 --num_minibatches 2 --total_env_steps 32"
-    command = f"--algo ppo --env helpers.whisper:Whisper {small} --message_passing attention --message_heads"
-    shared = run_command(f"{command} 2", tmp_path / "shared")
-    capsys.readouterr()
-    for flags, words in (
-        ("2 --share_parameters false", "built with share_parameters True; here share_parameters False"),
-        ("4", "built with message_heads 2; here message_heads 4"),
-    ):
-        assert train.main([*f"{command} {flags} --init_from {shared} --runs {tmp_path}".split()]) == 2
-        message = capsys.readouterr().err
-        assert words in message and "Traceback" not in message
 
 
 # ---------------------------------------------------------------- types, devices, chunks
