@@ -455,6 +455,22 @@ def test_a_made_up_package(monkeypatch):
     check_env(env, random=False)
 
 
+def test_every_step_has_a_key_of_its_own(monkeypatch):
+    """What a package draws in a step is what its key gives, which depends on the episode and the step."""
+
+    class Noisy(Walk):
+        def step_env(self, key, state, action, params):
+            place = jax.random.uniform(key)
+            return self.observation(place), state | {"time": state["time"] + 1, "place": place}, 0.0, False, {}
+
+    module(monkeypatch, "gymnax", registered_envs=["Noisy"], make=lambda _: (Noisy(), Limit()))
+    env = make("gymnax:Noisy")
+    drawn = [[float(row.observation[0, 4]) for row in episode(env, [[0.0, 0.0]] * 3, seed)[1:]] for seed in (0, 1)]
+    step_key = keys_of(1)[1]
+    np.testing.assert_allclose(drawn[1], [jax.random.uniform(step_key(t)) for t in range(3)])
+    assert len({*drawn[0], *drawn[1]}) == 6
+
+
 def test_a_number_without_a_choice(monkeypatch):
     """Actions are then scaled to [-1, 1], because a Box of ours needs a choice."""
     env = walk(monkeypatch, "Walk-j", space=Space((2,), np.array([-1.0, 5.0]), np.array([3.0, 5.0])))
