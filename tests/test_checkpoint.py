@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bench.harness.state_digest import checkpoint_digest, digest
 from jaxrl.runtime import checkpoint, run_directory
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-from jaxrl.runtime.manifest import Leaf, find_difference, read_manifest
+from jaxrl.runtime.manifest import Leaf, find_difference, read_both, read_manifest
 
 ROOT = Path(__file__).parents[1]
 
@@ -272,6 +272,14 @@ def test_damage_of_any_file_is_named_and_the_one_before_is_used(three: Path, tmp
             step, restored, _ = checkpoints.restore(like)
         assert step == 2 and len(sentences) == 1 and f"3 is damaged: {name} " in sentences[0]
         assert_same_bits(restored, make_state(2))
+
+
+def test_a_json_object_that_changes_after_the_check_is_noticed(three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three / "0000000003", tmp_path / "0000000003"))
+    read_both(folder)
+    (folder / "meta.json").write_text('{"step": 4}')
+    with pytest.raises(ValueError, match=r"meta.json has changed since it was written"):
+        read_both(folder)
 
 
 def exchange(folder: Path, name: str) -> None:
