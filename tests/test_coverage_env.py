@@ -287,7 +287,8 @@ def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
     batch = batched(envs_jax.make("coverage", q=2, budget=2, num_agents=2, **settings))
     keys, context = jax.random.split(jax.random.key(4), 3), batch.context(start())
     step, action = jax.jit(batch.step), np.zeros((3, 2), np.int32)
-    expected = jax.jit(batch.reset)(keys, context, 5)
+    reset = jax.jit(batch.reset)
+    expected = reset(keys, context, np.uint32(5))
     state, timestep = step(*batch.begin_episodes(keys, context, 5), action, context)
     for _ in range(batch.spec.horizon):
         assert digest((state, timestep)) == digest(expected)
@@ -295,5 +296,5 @@ def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
             assert not timestep.done.any()
             state, timestep = step(state, timestep, action, context)
         assert timestep.done.all()
-        expected = jax.jit(batch.reset)(keys, context, state.episode[0] + np.uint32(1))
+        expected = reset(keys, context, state.episode[0] + np.uint32(1))
         state, timestep = step(state, timestep, action, context)
