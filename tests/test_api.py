@@ -20,6 +20,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from helpers.cases import by_day
 from helpers.tiny import Corridor, PointMass, TinyQ
 from scipy import stats
 
@@ -44,7 +45,7 @@ TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 SLOW = ("own_network.py", "seeds.py", "play.py")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FILES])
+@pytest.mark.parametrize("name", by_day(FILES, {*FILES} - {*SLOW}))
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert "._" not in FILES[name]
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from helpers.cases import by_day
 from helpers.tiny import Corridor
 
 import bench.harness.measure
@@ -155,9 +156,7 @@ def check(
     assert contents(run.parents[1], here) == before
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=pytest.mark.slow if what == "weights of another scale" else ()) for what in USAGE]
-)
+@pytest.mark.parametrize("what", by_day(USAGE, {*USAGE} - {"weights of another scale"}))
 def test_usage(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(USAGE[what][0], 2, USAGE[what][1], finished, here, capsys)
 

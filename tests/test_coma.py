@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
+from helpers.cases import by_day
 
 from bench.parity.learner import image_spec
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
@@ -851,9 +852,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
 
 
-@pytest.mark.parametrize(
-    ("actor_epochs", "actor_updates"), [(1, 2), *(pytest.param(n, 6, marks=pytest.mark.slow) for n in (0, 3))]
-)
+@pytest.mark.parametrize(("actor_epochs", "actor_updates"), by_day([(0, 6), (1, 2), (3, 6)], [(1, 2)]))
 def test_the_last_passes_train_the_actor_too(actor_epochs: int, actor_updates: int) -> None:
     params, metrics = train_steps(small(num_epochs=3, actor_epochs=actor_epochs))
     assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (actor_updates,)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.flag_runs import ENVIRONMENTS, RUNS, make_run
 from helpers.tiny import Corridor
 from test_env_contract import SETTINGS
@@ -31,7 +32,7 @@ from jaxrl.evaluation import policies
 
 TESTS = Path(__file__).parent
 FLAGS = ("JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DISABLE_JIT")
-DEFAULT = ("ppo", "sac")  # in every run of the tests; the others are long
+DEFAULT = ("ppo", "sac")  # in every run of the tests; the others at night
 
 
 @pytest.mark.slow
@@ -48,7 +49,7 @@ def test_everything_works_with_the_flag(flag: str, name: str) -> None:
     assert done.stdout.splitlines() == [name]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.slow) for n in RUNS])
+@pytest.mark.parametrize("name", by_day(RUNS, DEFAULT))
 def test_programs_of_algorithms_name_their_dtypes(name: str) -> None:
     """With x64 the state is of the same types, no number is wide but whole ones, and no draw takes wide bits."""
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
 from helpers.tiny import Corridor, CorridorState, PointMass, PointState
 
@@ -34,9 +35,7 @@ def networks_of(params: Any, name: str) -> list[Any]:
     return jax.tree.leaves(getattr(network, "params", network))
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in TRAINED else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", by_day(CASES, TRAINED))
 def test_every_variant_trains_in_one_trace(case: str) -> None:
     trainer = trainer_of(case)
     state, metrics = run(trainer, 3)
@@ -52,9 +51,7 @@ def test_every_variant_trains_in_one_trace(case: str) -> None:
     assert int(total(state.progress.updates)) == burst + 12
 
 
-@pytest.mark.parametrize(
-    "case", ["ddpg expected", *(pytest.param(case, marks=pytest.mark.slow) for case in ("ddpg continuous", "sac"))]
-)
+@pytest.mark.parametrize("case", by_day(["ddpg expected", "ddpg continuous", "sac"], ["ddpg expected"]))
 def test_the_replay_holds_what_was_played(case: str) -> None:
     """Rows of the ring are consistent: what is seen next follows from the stored action, unless an episode ended.
 

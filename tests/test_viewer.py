@@ -151,9 +151,7 @@ PLAYED = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(env, marks=() if env == "coverage" else pytest.mark.slow) for env in PLAYED]
-)
+@pytest.fixture(scope="module", params=PLAYED)
 def any_record(request) -> viewing.Record:
     """A few steps of each, with mean curves of policies and of games by hand; the names are as long as they come."""
     env, one = request.param, PLAYED[request.param]()
