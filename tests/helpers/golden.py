@@ -12,7 +12,7 @@ from bench.parity.records import CoverageRecord
 COVERAGE_MISSIONS = records.COVERAGE_MISSIONS
 COVERAGE_FULL_MISSIONS = ("m03", "m04", "m05", "m06", "m08", "m09")  # whole belief maps recorded at every step
 COVERAGE_GREEDY = ("ig0", "ig1")
-SOURCES, OWN = records.SOURCES, records.OWN
+SOURCES = records.SOURCES
 
 
 @contextlib.contextmanager
