@@ -6,6 +6,7 @@ reset is one branch taken once per episode; otherwise it is a branch taken when 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -148,6 +149,11 @@ def for_keys(function: Callable[..., Any], keys: Array, *arrays: Array) -> Any:
     return jax.vmap(function, out_axes=-1)(keys, *arrays) if keys.ndim else function(keys, *arrays)
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # one trace for shapes, the first state and later starts
+def _reset_batch(env: Environment, keys: Array, context: Any) -> tuple[Any, TimeStep]:
+    return env.reset(keys, context)
+
+
 class BatchLast(BatchedEnvironment):
     """B copies that are the last axis inside a step, so that every operation runs over copies.
 
@@ -155,7 +161,7 @@ class BatchLast(BatchedEnvironment):
     """
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        state, timestep = self.env.reset(jax.vmap(jax.random.fold_in)(keys, episode), context)
+        state, timestep = _reset_batch(self.env, jax.vmap(jax.random.fold_in)(keys, episode), context)
         return BatchState(env=batch_first(state), key=keys, episode=episode), batch_first(timestep)
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:

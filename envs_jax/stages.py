@@ -24,15 +24,17 @@ def runs_triton() -> bool:
     return jax.default_backend() == "gpu" and capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
 
 
-def materialize(function: _F) -> _F:
+def materialize(function: _F, static_argnums: tuple[int, ...] = ()) -> _F:
     """On CPUs, compile a pure function of arrays as a subroutine: what it returns is stored before it is read.
+
+    Arguments at `static_argnums` are hashable values, not arrays.
 
     XLA's CPU compiler would otherwise fuse a cheap-looking function into each of its readers and recompute it for
     every element that they read, often in loops that no longer vectorise; `jax.lax.optimization_barrier`
     does not stop it. On other backends the function is unchanged.
     """
 
-    compiled = jax.jit(function)  # traced once, however often it is called
+    compiled = jax.jit(function, static_argnums=static_argnums)  # traced once, however often it is called
 
     def call_unfused(*args: Any) -> Any:
         if not on_cpu():

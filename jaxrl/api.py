@@ -176,16 +176,16 @@ def make_train(
     config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
     for name in ("seed", "num_seeds", "sweep", "runs"):
         if name in settings:
-            raise UsageError(f"make_train makes a function of a key that writes nothing: leave out {name}")
+            raise UsageError(f"make_train returns a function of one key that writes no files: leave out {name}")
     if config.run.devices != 1 or config.run.init_from or issubclass(algos.find(config.algo), MultiStage):
         raise UsageError(
-            f"make_train makes a function of only a key, on one device: leave out devices and init_from, and train "
-            f"'{config.algo}' with jaxrl.train if it begins with other runs"
+            "make_train returns a function of one key, for one device: leave out devices and init_from; if "
+            f"'{config.algo}' needs other runs, use jaxrl.train"
         )
     run = build_run(config, custom=_custom(networks, optimizers))
     if run.env.on_host:
         raise UsageError(
-            f"make_train makes a function that JAX can map and repeat, but '{run.env.spec.name}' runs on the host: use "
+            f"make_train returns a function that JAX can vmap, but '{run.env.spec.name}' runs on the host: use "
             "jaxrl.train"
         )
     remaining = Position().remaining(run.algo.phases, run.trainer.layout.num_envs, run.config.run.total_env_steps)
@@ -266,8 +266,8 @@ def evaluate(
     if env is not None:
         if type(env) is not type(policy.env):
             raise UsageError(
-                f"the policy was trained in {type(policy.env).__name__}, and env is of the type {type(env).__name__}: "
-                "make that environment with settings that the networks match"
+                f"the policy was trained in {type(policy.env).__name__}, but env is of the type {type(env).__name__}: "
+                "pass the former, with settings that fit the networks"
             )
         policy_set = policy_set.with_env_settings(_settings(env))
     else:
@@ -299,7 +299,7 @@ def _config_and_source(algo: Any, env: Any, preset: str | None, settings: dict[s
             "env='gymnasium:my_module:MyEnv-v0'"
         )
     if not isinstance(algo, str | type) or not isinstance(env, str | type | Environment | None):
-        raise UsageError("name the algorithm and the environment, or give a class or an environment")
+        raise UsageError("give algo and env by name, such as 'coma' and 'coverage', or your own classes")
     if not isinstance(preset, str | os.PathLike | None):
         raise UsageError(f"preset must be a name from configs/ or a YAML file, not {short_repr(preset)}")
     name = _name(algo) if isinstance(algo, type) else algo

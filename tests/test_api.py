@@ -263,7 +263,7 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         jaxrl.make_train(TinyQ, Corridor, optimizers={"actor": optax.sgd(1.0)}, **TINY)
     with pytest.raises(UsageError, match="one device"):
         jaxrl.make_train("student", "reach", total_env_steps=64)
-    with pytest.raises(UsageError, match="was trained in PointMass, and env is of the type Corridor"):
+    with pytest.raises(UsageError, match="was trained in PointMass, but env is of the type Corridor"):
         jaxrl.evaluate(point, Corridor())
     for arguments, words in (
         ({"episodes": 0}, "episodes must lie between 1 and 1,000,000, not 0"),
@@ -278,7 +278,7 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
         ({"runs": "~nobody-of-this-name/x"}, "names a home directory that is not known here"),
         ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
         ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),
-        ({"env": 3}, "name the algorithm and the environment"),
+        ({"env": 3}, "give algo and env by name"),
         ({"env": type("CartPole", (), {"__module__": "gymnax.cartpole"})()}, "name instead, such as env='gymnax:NAME'"),
         ({"env": type("Env", (), {"__module__": "gymnasium.core"})()}, "object of gymnasium: pass its name"),
         ({"env": type("Env", (), {"__module__": "gym.core"})()}, "object of gym: register its class with Gymnasium"),

@@ -43,7 +43,7 @@ USAGE = {
     "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
     "an algorithm without its flag": ("coma", "unexpected word 'coma': did you mean --algo coma?"),
     "capitals": ("--algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),
-    "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX takes the accelerator by itself"),
+    "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX finds a GPU by itself"),
     "an empty command line": ("", "say what to train"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
     "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
@@ -53,6 +53,10 @@ USAGE = {
     "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
     "a former name": ("--algo coma --scale_advantage true", "did you mean '--normalize_advantage"),
     "another library's name": ("--algo ppo --gae_lambda 0.9", "unknown flag '--gae_lambda': did you mean '--td_lambda"),
+    "another unit": ("--algo coma --checkpoint_minutes 5", "'--checkpoint_minutes': did you mean --checkpoint_every?"),
+    "a setting that was there": ("--algo ppo --initial_std 1", "unknown flag '--initial_std': see --help for all of"),
+    "another that was there": ("--algo coma --block_seconds 1", "'--block_seconds': did you mean '--block_iterations'"),
+    "missions for a share": (f"{COMA} --eps_anneal 10000", "not 10000 (a share of the run: 0.1 is a tenth)"),
     "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
@@ -76,12 +80,12 @@ USAGE = {
     "masks of another kind": ("--algo ddpg --env coverage", "give --masking false, which plays closed actions, too"),
     "weights of another scale": (
         f"{DDPG} --scale_observation false --init_from {{teams}}",
-        "they were built with scale_observation True; here scale_observation False",
+        "they were built with scale_observation True, but this run has scale_observation False",
     ),
     "less than was done": ("--resume {run} --total_env_steps 1", "and a total of 1 is less: raise --total_env_steps"),
     "weights of another observation": (
         f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
-        "observation obs_full, action_gradient expected, layer_norm True; here observation obs26, action_gradient soft",
+        "observation obs_full, action_gradient expected, layer_norm True, but this run has observation obs26, acti",
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
     "a port that is none": (
@@ -178,7 +182,7 @@ def test_too_many_snakes_to_look_through(
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
         pytest.param("jaxrl.train", "--resume nowhere", 2, "nowhere does not exist", "cpu", marks=pytest.mark.slow),
-        ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
+        ("jaxrl.train", "--algo coma", 1, "JAX cannot use JAX_PLATFORMS='abacus' here", "abacus"),
     ],
 )
 def test_the_real_command(module: str, argv: str, code: int, expected: str, platform: str, tmp_path: Path) -> None:
@@ -311,13 +315,13 @@ def test_no_device_is_replaced_by_a_file(here: Path, capsys: pytest.CaptureFixtu
         (render.main, [*policy, "--out", "pipe.png"]),
     ):
         assert verb(argv) == 1
-        one_sentence(capsys.readouterr().err, "it is no regular file")
+        one_sentence(capsys.readouterr().err, "it is not a regular file")
     for path in (here / "pipe.json", here / "pipe.png"):
         assert stat.S_ISFIFO(path.stat().st_mode)
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             files.write_atomically(path, "text")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         bench.harness.measure.output(str(here / "link.json"), "kind")
 
 

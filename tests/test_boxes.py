@@ -117,7 +117,7 @@ def test_boxes_without_a_choice_are_refused(kind: str, sentence: str, tmp_path: 
 
 
 def test_the_contract_looks_at_each_number() -> None:
-    assert check_env(Car(), random=False) == "ok: car keeps the contract (4 copies, 5 steps)"
+    assert check_env(Car(), random=False) == "ok: car keeps the contract (4 environments, 5 steps)"
 
     class Lower(Car):
         @property
@@ -162,7 +162,7 @@ def test_actions_between_the_box_and_the_unit_box(shape: tuple[int, ...]) -> Non
             Box((2,), low=[0, -math.inf], high=1),
             "sac needs float actions with bounds, but in 'x' they are float32 from -inf to 1",
         ),
-        (Box((2,), low=[0, 1], high=1), "in the action Box of 'x' low must be below high"),
+        (Box((2,), low=[0, 1], high=1), "in the action Box of 'x' low is not below high"),
     ],
     ids=str,
 )
@@ -219,8 +219,10 @@ def test_a_number_is_no_observation() -> None:
         def spec(self) -> EnvSpec:
             return dataclasses.replace(super().spec, observation=Discrete(4))
 
-    with pytest.raises(ContractError, match=r"Discrete\(n=4\), which only actions can be: return the number one-hot"):
+    with pytest.raises(
+        ContractError, match=r"Discrete\(n=4\), but only actions may be Discrete: return the number one-hot"
+    ):
         check_types(Number())
-    with pytest.raises(ValueError, match="which only actions can be here: return the number one-hot"):
+    with pytest.raises(ValueError, match="but only actions may be Discrete: return the number one-hot"):
         outward.checked_spec(Number())
     assert envs_jax.Box is Box

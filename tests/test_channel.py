@@ -495,13 +495,13 @@ def test_pictures_show_the_messages_that_arrive() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"delay": 5}, "a delay of 5 steps is too long for a mission of 5 steps"),
+        ({"delay": 5}, "with a delay of 5 steps no message arrives in a mission of 5 steps"),
         ({"delay": (0, 5)}, "choose at most 4"),
         ({"delay": -1}, "delay must lie between 0 and 10,000, not -1"),
         ({"delay": (0, -1)}, "delay must lie between 0 and 10,000"),
         ({"delay": 1.5}, "delay must be a whole number or a list of numbers, not 1.5"),
         ({"failure_rate": (0.0, 1.5)}, "failure_rate must lie between 0 and 1"),
-        ({"delay": ()}, "delay is an empty list; name the values that missions may have, or one"),
+        ({"delay": ()}, "delay is an empty list; give one value, or several for missions to draw from"),
         ({"failure_rate": []}, "failure_rate is an empty list"),
         ({"channel_ramp": 1.5}, "channel_ramp must lie between 0 and 1"),
     ],

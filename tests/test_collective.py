@@ -738,7 +738,7 @@ def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixtu
     expert_dataset.write(here / "set.npz", make_set())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
-    assert "observations of the expert datasets have 3 numbers, but in 'corners' 4" in capsys.readouterr().err
+    assert "observations of the expert datasets have 3 numbers, but 4 in 'corners'" in capsys.readouterr().err
     broken = dataclasses.asdict(make_set()) | {"version": 1}
     np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
     assert train.main(argv) == 1
@@ -777,7 +777,7 @@ def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys:
 def test_workers_of_another_algorithm_or_environment() -> None:
     spec, layout = Corners().spec, DataParallel(4)
     algo = Collective(spec, layout, **TINY)
-    with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
+    with pytest.raises(ValueError, match="a was trained with collective: name runs of sac as workers"):
         Collective.resolve_inputs(spec, {}, {"workers": (UpstreamRun("a", algo, {}),)}, {})
     sac = Sac(dataclasses.replace(spec, name="room"), layout, batch_size=8, buffer_size=100)
     with pytest.raises(ValueError, match="a was trained on 'room', not on 'corners'"):
@@ -790,11 +790,15 @@ def test_workers_of_another_algorithm_or_environment() -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "sentence"),
     [
-        ({"num_agents": 2}, {}, "collective needs one agent with vector observations and actions, unlike 'corners'"),
+        (
+            {"num_agents": 2},
+            {},
+            "collective needs one agent with vectors as observations and actions, unlike 'corners'",
+        ),
         ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
-        ({}, {"state_entries": (1, 1)}, "list an entry twice: list each one once"),
+        ({}, {"state_entries": (1, 1)}, "names an entry twice: name each one once"),
         ({}, {"resolved_inputs": "[]"}, "resolved_inputs is filled in by the run itself: remove it"),
-        ({}, {"num_heads": 3}, "num_heads 3 do not divide embedding_size 8"),
+        ({}, {"num_heads": 3}, "num_heads 3 does not divide embedding_size 8: change one"),
         ({}, {"context_length": 9}, "context_length must lie between 2 and the 8 steps of an episode, not 9"),
     ],
 )

@@ -1055,7 +1055,7 @@ def test_without_a_mask_every_action_is_open() -> None:
         (ORIGINAL | {"target_kl": 0.1}, "target_kl does not apply to coma_original"),
         (ORIGINAL | {"advantage": "return"}, "advantage does not apply to coma_original"),
         (ORIGINAL | {"normalize_advantage": True}, "normalize_advantage does not apply to coma_original"),
-        (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
+        (ORIGINAL | {"spec": VECTOR}, "coma_original needs episodes that all have the same length"),
         (
             {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},
             "coma needs discrete actions, 'vector' has continuous",

@@ -52,7 +52,7 @@ def test_lists_of_a_condition_are_crossed(tmp_path: Path) -> None:
         ("lossy: {failure_rate: []}", r"condition 'lossy' has no values for failure_rate: .*, or write \[\[\]\] where"),
         ("lossy: {failure_rat: 0.3}", "condition 'lossy': .*failure_rat"),
         ("lossy: {failure_rate: 2}", "condition 'lossy': .*failure_rate"),
-        ("lossy: {team_sizes: [2, 4]}", r"team_sizes is a list itself, and a list .*, such as team_sizes: \[\[2\]\]"),
+        ("lossy: {team_sizes: [2, 4]}", r"one value of team_sizes is a list, and .*, such as team_sizes: \[\[2\]\]"),
         ("lossy: {failure_rate: [0.1, 0.1]}", "holds the condition 'lossy: failure_rate 0.1' twice"),
         ("{lossy: {q: [3, 4]}, 'lossy: q 3': {}}", "holds the condition 'lossy: q 3' twice"),
     ],
@@ -69,10 +69,10 @@ def test_wrong_files(text: str, sentence: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--csv", "a.csv"], "--csv belongs to --conditions"),
-        (["--bound", "0.5"], "--bound belongs to --conditions"),
+        (["--csv", "a.csv"], "--csv works only with --conditions"),
+        (["--bound", "0.5"], "--bound works only with --conditions"),
         (["--conditions", "a.yaml", "--bound", "nan"], "--bound must be a number"),
-        (["--conditions", "a.yaml", "--greedy"], "--greedy is for leagues"),
+        (["--conditions", "a.yaml", "--greedy"], "--greedy works only with --against"),
         (["--q", "3", "--conditions", "FILE", "--csv", "OUT", "--json", "OUT"], "--json and --csv are both"),
     ],
 )
@@ -142,7 +142,7 @@ def test_all_conditions_are_checked_before_one_is_played(monkeypatch: pytest.Mon
     wrong = [Condition("a", {}), Condition("b", {"budget": 0})]
     with pytest.raises(UsageError, match="condition 'b'"):
         conditions.rollout(policy_set, wrong, ["random"], 2)
-    with pytest.raises(UsageError, match=r"failure_rate is an empty list; name the values .*\(which is \[\[\]\] in"):
+    with pytest.raises(UsageError, match=r"failure_rate is an empty list; give one value.*\(which is \[\[\]\] in"):
         conditions.rollout(policy_set, [Condition("a", {"failure_rate": []})], ["random"], 2)
 
 

@@ -548,7 +548,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (ARM, {"exploration_noise": -0.1}, "exploration_noise must lie between 0 and 10"),
         (ARM, {"target_noise_clip": -1.0}, "target_noise_clip must lie between 0 and 2"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
-        (DEPENDENT, {}, "masks that do not depend on other agents' actions"),
+        (DEPENDENT, {}, "depend on other agents' actions, which ddpg cannot use"),
         (
             dataclasses.replace(SNAKES, observation=Box((2,))),
             {"scale_observation": True},
@@ -558,8 +558,8 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (SNAKES, {"actor_lr": 0.0}, "actor_lr must lie between 1e-12"),
         (SNAKES, {"max_grad_norm": -1.0}, "max_grad_norm must lie between 0"),
         (SNAKES, {"tau": 1.5}, "tau must lie between 0 and 1"),
-        (SNAKES, {"update_interval": 200, "buffer_size": 100}, "fewer than the 200 between calls to learn"),
-        (SNAKES, {"env_steps_per_update": 200.0, "buffer_size": 100}, "fewer than the 200 between calls to learn"),
+        (SNAKES, {"update_interval": 200, "buffer_size": 100}, "but 200 are made between two calls to learn"),
+        (SNAKES, {"env_steps_per_update": 200.0, "buffer_size": 100}, "but 200 are made between two calls to learn"),
         (SNAKES, {"buffer_size": 60, "env_steps_per_update": 1.0}, "steps that the replay holds"),
         (SNAKES, {"learning_starts": 200_000}, "learning_starts 200,000 exceeds the"),
     ],
@@ -567,5 +567,5 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         Ddpg(spec, DataParallel(1), **settings)
-    with pytest.raises(ValueError, match="do not divide batch_size 63"):
+    with pytest.raises(ValueError, match="batch_size 63 is not a multiple of the 2 logical shards"):
         Ddpg(SNAKES, DataParallel(8, 2), batch_size=63)

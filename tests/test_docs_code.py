@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from PIL import Image
 
 import jaxrl
 from envs_jax import base, make
@@ -193,10 +193,10 @@ def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def provide(line: str, trained_runs: Path, here: Path) -> None:
     """Copy the runs that a command names into the directory `here`; train them first where they are new.
 
-    A picture that it names as its terrain is drawn there, and an agent for the Jidi platform exported.
+    A raster that it names as its terrain is made there, and an agent for the Jidi platform exported.
     """
-    for name in re.findall(r"--terrain (\w+\.png)", line):
-        Image.linear_gradient("L").save(here / name)
+    for name in re.findall(r"--terrain (\w+\.npy)", line):
+        np.save(here / name, np.linspace(0, 1, 2500).reshape(50, 50))
     if "--agent agent/" in line:
         jaxrl.export("pretrained:snakes", "jidi", here / "agent")
     for kind, run_index in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):

@@ -78,7 +78,7 @@ def jaxlib():
         (H200, {"jax-cuda12-plugin": jaxlib()}, {"CUDA_VISIBLE_DEVICES": ""}, "hides all GPUs"),
         (H200, {"jax-cuda12-plugin": "0.1.0"}, {}, "does not match jaxlib"),
         (H200, {"jax-cuda13-plugin": jaxlib()}, {}, "too old for CUDA 13"),
-        (H200, {"jax-cuda12-plugin": "1", "jax-cuda13-plugin": "1"}, {}, "exclude each other"),
+        (H200, {"jax-cuda12-plugin": "1", "jax-cuda13-plugin": "1"}, {}, "cannot work together"),
         (H200, {"jax-cuda12-plugin": jaxlib()}, {}, "does not start"),
     ],
 )

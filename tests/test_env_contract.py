@@ -381,7 +381,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("metric", spec_with(metrics={"reached": "mean"}), {}, "is 'mean': choose one of last, sum, max, any"),
     ("share", spec_with(shares=("won",)), {}, "spec.shares names 'won', .*: choose from reached, reduced by last, max"),
     ("sum as share", spec_with(metrics={"reached": "sum"}, shares=("reached",)), {},
-        "spec.shares names 'reached', which is no metric that is 0 or 1 in each episode: choose from none"),
+        "spec.shares names 'reached', which is not a metric that is 0 or 1 in each episode: choose from none"),
     ("share as text", spec_with(shares="reached"), {}, r"spec.shares is 'reached': .* in a tuple, such as \('win',\)"),
     ("taken metric", spec_with(metrics={"return": "sum"}), {}, "'return', which every environment already has"),
     ("score", spec_with(score="f1"), {}, "spec.score is 'f1': name one of spec.metrics, or 'return'"),
@@ -391,7 +391,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("python branch", BranchesInPython, {}, r"step cannot be compiled \(TracerBoolConversionError: .*jax.lax.cond"),
     ("no default", NeedsAContext, {},
         r"reset must take \(key\) and \(key, context\): define reset\(self, key, context=None\)"),
-    ("no context", ReadsTheContext, {}, "reset and step do not work without a context: use the context of the start"),
+    ("no context", ReadsTheContext, {}, "reset and step fail where context is None: treat None as the context"),
     ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
     ("no task", spec_with(num_tasks=2), {}, "reset returns task of structure .*: make them the same pytree"),
     ("no present", spec_with(absent_agents=True), {}, "reset returns present of structure .*: make them the same"),
@@ -401,7 +401,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("links shape", linked(lambda t, s: jnp.full((2, 3), -1, jnp.int32)), TWO,
         r"links as int32\[2, 3\], .* int32\[2, 2\]"),
     ("links before the episode", linked(lambda t, s: hears_other(jnp.where(s.t == 0, -1, 2)), max_link_age=2), TWO,
-        "agent 0 hears a message of agent 1 at step 1 .copy 0. from before the episode: write -1 until one"),
+        "agent 0 hears a message of agent 1 at step 1 .environment 0. from before the episode: write -1 until one"),
     ("link age", spec_with(max_link_age=-1), TWO, "spec.max_link_age is -1: it must be a Python int of at least 0"),
     ("age without links", spec_with(max_link_age=1), TWO, "spec.max_link_age is 1, but spec.links is False: set it"),
     ("agent types", spec_with(agent_types=(0, 1, 0)), TWO,
@@ -428,7 +428,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     # values
     ("numpy", NumpyNoise, {}, "the same key and action give different results in .*observation"),
     ("numpy scalar", NumpyStart, {}, "the same key and action give different results in .*never from NumPy"),
-    ("deaf to keys", ForgetsItsKey, {}, "copies with different keys never differ"),
+    ("deaf to keys", ForgetsItsKey, {}, "environments with different keys never differ"),
     ("bounds", timestep_with(observation=lambda t, s: 1.5 * t.observation), {},
         "0 to 1.5 .* outside its Box of 0 to 1"),
     ("not finite", timestep_with(reward=lambda t, s: jnp.where(s.t == 2, jnp.inf, t.reward)), {},
@@ -500,7 +500,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("egocentric actions", spec_with(egocentric=lambda view: (view, jnp.zeros(3, jnp.int32))), TWO,
         r"egocentric returns as actions int32\[3\], expected int32\[2\]"),
     # batch and baselines
-    ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy by itself differ at step \d.*reward"),
+    ("copies mix", SeesOtherCopies, {"length": 2}, r"gives other values in a batch than by itself at step \d.*reward"),
     ("baseline type", type("Float", (Broken,), {"baselines": {"zero": lambda env, state, timestep, key: jnp.zeros(1)}}),
         {}, r"baseline 'zero' returns float32\[4, 1\], expected int32\[4, 1\]"),
     ("baseline range",
@@ -530,7 +530,7 @@ def test_bounds_of_a_box_have_names() -> None:
 
 
 def test_the_check_says_what_it_checked() -> None:
-    assert check_env(Corridor()) == "ok: corridor keeps the contract (4 copies, 12 steps)"
+    assert check_env(Corridor()) == "ok: corridor keeps the contract (4 environments, 12 steps)"
     assert check_types(Careless()) == Careless().spec
 
 

@@ -85,11 +85,11 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
                 at = content.find(header, at + 1)
         (tmp_path / f"flag{bit}.npz").write_bytes(content)
     for name, sentence in (
-        ("flag1.npz", "no .npz archive of plain arrays): name a file that jaxrl.collect wrote, or create it again"),
-        ("flag64.npz", "no .npz archive of plain arrays"),
+        ("flag1.npz", "not an .npz archive of plain arrays): name a file that jaxrl.collect wrote, or create it again"),
+        ("flag64.npz", "not an .npz archive of plain arrays"),
         ("absent.npz", "cannot be read (No such file or directory)"),
-        ("text.npz", "no .npz archive of plain arrays"),
-        ("array.npy", "no .npz archive of plain arrays"),
+        ("text.npz", "not an .npz archive of plain arrays"),
+        ("array.npy", "not an .npz archive of plain arrays"),
     ):
         with pytest.raises(ExpertDatasetError) as caught:
             expert_dataset.read(tmp_path / name)

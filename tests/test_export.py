@@ -228,7 +228,9 @@ def test_what_the_platform_cannot_run_is_refused() -> None:
     check_refusal("snakes_1v1", "1v1 on 10 x 20|10 x 20 cells and beans 5", height=10, width=20)
     check_refusal("snakes_3v3", "10 x 20 cells and beans 3", beans=3)
     check_refusal("snakes_3v3", "plays both teams", opponent="outside")
-    check_refusal("snakes_3v3", "has no careful masks: train with careful_masks 0", masks=True, careful_masks=9)
+    check_refusal(
+        "snakes_3v3", "does not compute careful masks: train with careful_masks 0", masks=True, careful_masks=9
+    )
     check_refusal("snakes_3v3", "in the order that the observation gives", observation="obs_heading")
 
 

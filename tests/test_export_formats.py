@@ -290,7 +290,7 @@ def test_numpy(name: str, tmp_path: Path) -> None:
         check(exported_case, step, action)
         np.testing.assert_allclose(one, exported_case.actions[step][3], rtol=1e-4, atol=1e-5)
     if recurrent:
-        with pytest.raises(ValueError, match="carry is of another number of environments"):
+        with pytest.raises(ValueError, match="carry and observations have different numbers of environments"):
             module.act(arrays["observation"][:2], **{key: x[:2] for key, x in more.items()}, carry=carries[0])
         lost = dict(list(carries[0].items())[1:])
         for wrong in (lost, {}, carries[0] | {"hidden9": 0}, tuple(carries[0].values())):

@@ -321,7 +321,7 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     capsys.readouterr()
     total = 2 * int(words[words.index("--total_env_steps") + 1])
     assert train.main(["--resume", str(run), "--total_env_steps", str(total)]) == 0
-    cut = "which does not save them: all begin new episodes" in capsys.readouterr().out.replace("\n", " ")
+    cut = "cannot be saved: all begin new episodes" in capsys.readouterr().out.replace("\n", " ")
     assert cut == ("coma" not in case)  # whose iterations begin with new episodes
 
 
@@ -373,7 +373,9 @@ def test_an_environment_that_raises(command: str, tmp_path: Path, monkeypatch: A
         code = evaluate.main(["--env", "gymnasium:host/Fragile-v0", "--episodes", "2", "--policy", "random"])
     error = capsys.readouterr().err
     assert code == 1 and error.count("in the environment:\nTraceback") == error.count("Traceback") == 1
-    sentence = "'gymnasium:host/Fragile-v0' failed on the host in step 4 of copy 0 (RuntimeError: the rope broke)"
+    sentence = (
+        "'gymnasium:host/Fragile-v0' failed on the host in step 4 of environment 0 (RuntimeError: the rope broke)"
+    )
     assert error.splitlines()[-1] == f"error: {sentence}: correct it and start again"
 
 
@@ -383,7 +385,7 @@ def test_an_observation_of_another_shape_is_no_broadcast() -> None:
     rows, _ = roll(batch, np.ones((1, 1, 1, 3), np.float32))
     assert batch.failure is None and not rows[1].done.any()
     rows, _ = roll(batch, np.ones((2, 1, 1, 3), np.float32))
-    assert "an observation has the shape (1,) and not (3,), as in the space" in str(batch.failure)
+    assert "an observation has the shape (1,), but its space has (3,)" in str(batch.failure)
     assert np.isnan(rows[2].reward).all()
 
 
@@ -417,20 +419,20 @@ def test_large_arrays_on_one_core_end_in_time() -> None:
         ("gymnasium:CartPol-v1", {}, "unknown environment 'gymnasium:CartPol-v1': did you mean 'CartPole-v1'"),
         ("gymnasium:absent_module:X-v0", {}, "there is no module 'absent_module' on the Python path"),
         ("pettingzoo:absent", {}, "unknown environment 'pettingzoo:absent'"),
-        ("pettingzoo:helpers.tiny", {}, "has no parallel_env: only agents that act at once"),
+        ("pettingzoo:helpers.tiny", {}, "has no parallel_env, and jaxrl trains only agents"),
         (
             "pettingzoo:helpers.hunt",
             {"arguments": '{"boxes": true}'},
-            "actions differ and are not all integers: only in",
+            "agents with different actions that are not all int",
         ),
         (
             "pettingzoo:helpers.hunt",
             {"arguments": '{"images": true}'},
-            "observations differ, with images among them: nam",
+            "different observations, some of them images, whi",
         ),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "text"}'}, "has observations of the kind Text in 'other'"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "sequence"}'}, "of the kind Sequence in 'other'"),
-        ("gymnasium:host/Parts-v0", {"arguments": '{"other": "many"}'}, "6 integers as an action, with 531,441 comb"),
+        ("gymnasium:host/Parts-v0", {"arguments": '{"other": "many"}'}, "actions of 6 integers with 531,441 combinat"),
         ("gymnasium:host/Parts-v0", {"arguments": "other"}, "arguments must be a JSON object, such as"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"size": 3}'}, "the package cannot make .*TypeError"),
         ("gymnasium:host/Parts-v0", {"observe": "boxes"}, "has no part 'boxes': did you mean 'box'"),
@@ -451,9 +453,9 @@ def test_missing_package(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--devices 2", "steps the environments of one device: use --devices 1"),
-        ("--num_seeds 2", "steps the environments of one policy: start a run for each seed"),
-        ("--sweep actor_lr=1e-3,1e-4", "steps the environments of one policy: start a run for each seed"),
+        ("--devices 2", "serves only one device: use --devices 1"),
+        ("--num_seeds 2", "where one run trains one policy: start a run for each seed"),
+        ("--sweep actor_lr=1e-3,1e-4", "where one run trains one policy: start a run for each seed"),
     ],
 )
 def test_refused_runs(flags: str, sentence: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -463,7 +465,7 @@ def test_refused_runs(flags: str, sentence: str, tmp_path: Path, monkeypatch: An
 
 
 def test_refused_functions(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="a function that JAX can map and repeat"):
+    with pytest.raises(UsageError, match="a function that JAX can vmap"):
         jaxrl.make_train("ppo", "gymnasium:CartPole-v1", num_envs=4, total_env_steps=1024)
     flags = "--env gymnasium:CartPole-v1 --policy random --out mission.html"
     assert render.main(flags.split()) == 2

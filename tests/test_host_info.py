@@ -112,33 +112,33 @@ def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) 
         (
             [{}, {"a": 1}, {"a": 1, "b": 2}],
             "is_success",
-            "in step 2 of copy 0 (info has no 'is_success', which info_keys names, but a, b): return it at the end of",
+            "in step 2 of environment 0 (info has no 'is_success', which info_keys names; it has a, b): return it",
         ),
         (
             [{"a": 1}, {}],
             "a",
-            "in step 1 of copy 0 (info has no 'a', which info_keys names, and is empty): return",
+            "in step 1 of environment 0 (info has no 'a', which info_keys names; it is empty): return",
         ),
         (
             [{}, {"a": 1}, {}],
             "a:sum",
-            "in step 2 of copy 0 (info has no 'a', which info_keys names, and is empty): r",
+            "in step 2 of environment 0 (info has no 'a', which info_keys names; it is empty): r",
         ),
         (
             [{}, {}, {"a": 1}],
             "a:max",
-            "in step 1 of copy 0 (info has no 'a', which info_keys names, and is empty): r",
+            "in step 1 of environment 0 (info has no 'a', which info_keys names; it is empty): r",
         ),
         (
             [{}, {"a": 1}, {}],
             "a:any",
-            "in step 2 of copy 0 (info has no 'a', which info_keys names, and is empty): return it at the end of",
+            "in step 2 of environment 0 (info has no 'a', which info_keys names; it is empty): return it at",
         ),
-        ([{}, {"a": 10**400}], "a", "0, which float32 does not hold)"),
+        ([{}, {"a": 10**400}], "a", "0, too large for float32)"),
         ([{}, {"a": None}], "a", "(info['a'] is None, not one number): return a number"),
         ([{}, {"a": "1"}], "a", "(info['a'] is '1', not one number)"),
         ([{}, {"a": {"r": 1}}], "a", "(info['a'] is {'r': 1}, not one number)"),
-        ([{}, {"a": 1e39}], "a", "(info['a'] is 1e+39, which float32 does not hold)"),
+        ([{}, {"a": 1e39}], "a", "(info['a'] is 1e+39, too large for float32)"),
     ],
 )
 def test_what_is_missing(infos: list[dict[str, Any]], keys: str, sentence: str) -> None:
@@ -160,7 +160,7 @@ def test_of_a_team_any_is_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_horizon_ends_an_episode_too() -> None:
     infos = [{}, {}, {"a": 1}, {}]
     assert play(register(infos, limit=2), 2, info_keys="a")[2] is None
-    assert "in step 1 of copy 0 (info has no 'a'" in str(play(register(infos, limit=1), 1, info_keys="a")[2])
+    assert "in step 1 of environment 0 (info has no 'a'" in str(play(register(infos, limit=1), 1, info_keys="a")[2])
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_the_horizon_ends_an_episode_too() -> None:
         ("x:median", "info_keys has 'x:median': choose from|info_keys has 'x:median': did you mean"),
         ("x, x:sum", "info_keys has 'x' twice: leave one of them out"),
         ("x/y, x_y", "info_keys has 'x_y' twice: leave one of them out"),
-        ("length", "info_keys has 'length', a name that every table has: leave it out"),
-        ("return:max", "info_keys has 'return', a name that every table has: leave it out"),
+        ("length", "info_keys has 'length', which is always reported: leave it out"),
+        ("return:max", "info_keys has 'return', which is always reported: leave it out"),
         (",,", "info_keys ',,' names nothing: leave it out"),
-        (":max", "info_keys has ':max', which names no number: write it before the colon"),
+        (":max", "info_keys has ':max', which names no number: write its name before the colon"),
     ],
 )
 def test_refused_keys(keys: str, sentence: str) -> None:

@@ -261,7 +261,10 @@ def test_ppo_learns_from_a_relay(messages: str, tmp_path: Any, monkeypatch: Any,
     [
         ({"reset": {A: np.ones(1), B: np.ones(1)}}, "reset returned an object of type dict): return the pair "),
         ({"reset": (np.ones(1), np.ones(1))}, "reset returned 2 values): return the pair (observations, infos)"),
-        ({"step": None}, "in step 1 of copy 0 (step returned None): return the five dictionaries observations, rew"),
+        (
+            {"step": None},
+            "in step 1 of environment 0 (step returned None): return the five dictionaries observations, rew",
+        ),
         ({"step": ({}, {}, {}, {})}, "step returned 4 values): return the five dictionaries"),
         ({"step": ({}, {}, {}, {}, None)}, "step returned 5 values): return the five dictionaries"),
         ({"step": ({}, {}, {A: "no"}, {}, {})}, "one of terminations is 'no', not true or false): return a bool"),
@@ -269,7 +272,7 @@ def test_ppo_learns_from_a_relay(messages: str, tmp_path: Any, monkeypatch: Any,
             {"step": (SEEN, {A: None}, {}, {}, {})},
             "a reward is None, not one number): return a number",
         ),
-        ({"step": (SEEN, {}, {}, {}, {A: 3})}, "infos hold what is no dictionary): return"),
+        ({"step": (SEEN, {}, {}, {}, {A: 3})}, "an entry of infos is not a dictionary): return"),
         ({"step": ({A: np.ones(1)}, {}, {}, {}, {})}, "there is no observation of 'b_0', which is in env.agents): ret"),
         ({"step": ({B: np.ones(1)}, {}, {}, {A: True}, {})}, "no observation of 'a_0', which was truncated): return"),
     ],
@@ -284,8 +287,11 @@ def test_what_breaks_the_interface(returns: Any, sentence: str, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([Row(NOBODY)], "in a reset of copy 0 (nobody is in env.agents after a reset): name there who acts first"),
-        ([Row(BOTH), Row({A, "c_0"})], "in step 1 of copy 0 ('c_0' is in env.agents): name it in possible_agents, too"),
+        ([Row(NOBODY)], "in a reset of environment 0 (env.agents is empty after a reset): list the agents"),
+        (
+            [Row(BOTH), Row({A, "c_0"})],
+            "in step 1 of environment 0 ('c_0' is in env.agents): name it in possible_agents, too",
+        ),
     ],
 )
 def test_agents_that_cannot_be(rows: list[Row], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,9 +330,13 @@ YES, NO, FIRST, SECOND = [True, True], [False, False], [True, False], [False, Tr
     ("present", "cut", "sentence"),
     [
         ([YES, YES, FIRST], [NO, NO, SECOND, NO], None),
-        ([YES], [NO, NO, SECOND, NO], r"agent 1 is cut and present at step 2 \(copy 0\): an agent that is cut acts no"),
-        ([YES, FIRST], [NO, SECOND, SECOND, NO], r"agent 1 is cut at step 2 \(copy 0\), but was not present before"),
-        ([FIRST, FIRST], [SECOND, NO], r"agent 1 is cut after reset \(copy 0\): an episode begins without cuts"),
+        ([YES], [NO, NO, SECOND, NO], r"agent 1 is cut and present at step 2 \(environment 0\): an agent that is cut"),
+        (
+            [YES, FIRST],
+            [NO, SECOND, SECOND, NO],
+            r"agent 1 is cut at step 2 \(environment 0\), but was not present before",
+        ),
+        ([FIRST, FIRST], [SECOND, NO], r"agent 1 is cut after reset \(environment 0\): an episode begins without cuts"),
     ],
 )
 def test_a_cut_agent_was_present_and_is_no_longer(present: Any, cut: Any, sentence: str | None) -> None:
@@ -360,14 +370,14 @@ def test_masks_in_infos(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("masks", "sentence"),
     [
-        ([OPEN, {A: [1, 1, 1]}], "in step 1 of copy 0 (there is no info['action_mask'])"),
+        ([OPEN, {A: [1, 1, 1]}], "in step 1 of environment 0 (there is no info['action_mask'])"),
         (
             [OPEN, {A: [1, 1], B: [1, 1, 1]}],
-            "info['action_mask'] has the shape (2,) and not (3",
+            "info['action_mask'] has the shape (2,), but its space has (3",
         ),
         (
             [OPEN, {A: [1, 2, 1], B: [1] * 3}],
-            "info['action_mask'] holds 2, which its space Mul",
+            "info['action_mask'] holds 2, outside of its space",
         ),
         (
             [{}, OPEN],

@@ -98,7 +98,9 @@ def test_an_exception_in_a_worker_has_its_traceback(capsys: pytest.CaptureFixtur
         if workers == 1:
             assert "in the environment:\nTraceback" in printed and "the rope broke\nand more" in printed
             assert "helpers/host.py" in printed and printed.count("Traceback") == 1
-    assert failures[0] == failures[1] and "in step 4 of copy 0 (RuntimeError: the rope broke)" in str(failures[0])
+    assert failures[0] == failures[1] and "in step 4 of environment 0 (RuntimeError: the rope broke)" in str(
+        failures[0]
+    )
     assert "in a process of host_workers:\nTraceback" in printed and "the rope broke\nand more" in printed
     assert "helpers/host.py" in printed and not multiprocessing.active_children()
 

@@ -423,7 +423,7 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
 @pytest.mark.parametrize(
     ("environment", "flags", "sentence"),
     [
-        ({}, ("node1:77", 2, 2), "numbers 0 to N - 1"),
+        ({}, ("node1:77", 2, 2), "the hosts from 0 to N - 1"),
         ({}, ("node1", 2, 0), "must be HOST:PORT"),
         ({}, ("node1:77", 1, None), "remove --coordinator and --host_index"),
         ({"PMI_SIZE": "2"}, (None, None, None), "--coordinator HOST:PORT --num_hosts 2 --host_index $PMI_RANK"),
@@ -449,8 +449,8 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
         (JAX | {"JAX_NUM_PROCESSES": "two"}, (None, None, None), "JAX_NUM_PROCESSES must be a whole number, 0 or more"),
         (JAX | {"JAX_NUM_PROCESSES": "0"}, (None, None, None), "JAX_NUM_PROCESSES must be at least 1, not 0"),
         (JAX | {"JAX_PROCESS_ID": "-1"}, (None, None, None), "JAX_PROCESS_ID must be a whole number, 0 or more, not"),
-        (JAX | {"JAX_PROCESS_ID": "2"}, (None, None, None), "numbers 0 to N - 1 with JAX_PROCESS_ID"),
-        (JAX | {"JAX_NUM_PROCESSES": "1"}, (None, None, None), "host 1 of 1 hosts"),
+        (JAX | {"JAX_PROCESS_ID": "2"}, (None, None, None), "the hosts from 0 to N - 1 with JAX_PROCESS_ID"),
+        (JAX | {"JAX_NUM_PROCESSES": "1"}, (None, None, None), "there is no host 1 of 1"),
         (JAX | {"JAX_COORDINATOR_ADDRESS": "node1"}, (None, None, None), "JAX_COORDINATOR_ADDRESS must be HOST:PORT"),
     ],
 )

@@ -105,7 +105,7 @@ def test_the_cause_is_named(case: str) -> None:
     base, there, here, names = CASES[case]
     sentence = refuse(base, there, here)
     saved, present = configure(base, there | LEARNING).flat(), configure(base, here).flat()
-    built, _, rest = sentence.partition("; here ")
+    built, _, rest = sentence.partition(", but this run has ")
     found, _, remedy = rest.partition(": give ")
     assert built.startswith("the networks of RUN do not match: they were built with ")
     assert sorted(built.partition("built with ")[2].split(", ")) == sorted(f"{name} {saved[name]}" for name in names)
@@ -159,5 +159,5 @@ def test_networks_of_ones_own(own: Path) -> None:
         load({"actor": Wide})
     with pytest.raises(UserError, match="networks="):
         load({})
-    with pytest.raises(UsageError, match="built with hidden_size 8; here hidden_size 12: give --hidden_size 8, or"):
+    with pytest.raises(UsageError, match="built with hidden_size 8, but this run has hidden_size 12: give"):
         load({"actor": Plain}, hidden_size=12)  # of the critics

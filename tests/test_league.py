@@ -184,7 +184,7 @@ def test_matches_of_several_seeds():
         ({"width": 9}, "one was trained with width 9, the other with width 8"),
         ({"max_steps": STEPS + 1}, "max_steps 9, the other with max_steps 8"),
         ({"env": "snakes_3v3"}, "snakes 6"),
-        ({"env": "snakes_2p"}, "its environment 'snakes_2p' has no two teams"),
+        ({"env": "snakes_2p"}, "was trained on 'snakes_2p', which does not have two teams"),
     ],
 )
 def test_runs_of_other_games_do_not_meet(two, changes, words):
@@ -390,6 +390,6 @@ def test_a_league_of_two_runs(runs, tmp_path, capsys):
     assert any(match["score"] != drawn[match["second"]]["score"] for match in report["matches"])  # other games
     capsys.readouterr()
     assert evaluate.main([str(runs[0]), "--greedy"]) == 2
-    assert "--greedy is for leagues, with --against" in capsys.readouterr().err
+    assert "--greedy works only with --against" in capsys.readouterr().err
     assert evaluate.main([str(runs[0]), "--against", str(runs[0])]) == 2
     assert "is named twice" in capsys.readouterr().err

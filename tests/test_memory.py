@@ -539,7 +539,11 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
             "num_minibatches 3 does not divide the 4 environments of a logical shard.*use 2",
         ),
         ({"num_minibatches": 16}, Custom(), "num_minibatches 16 does not divide the 4 environments .* use 4"),
-        ({}, Custom({"actor": Plain}), "actor of your own has no memory: use memory none, or leave it out"),
+        (
+            {},
+            Custom({"actor": Plain}),
+            "your own network 'actor' cannot be combined with memory: use --memory none, or",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             Ppo(SPEC, DataParallel(B), custom, **(SMALL | {"memory": "gru"} | settings))
@@ -549,15 +553,15 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
         assert sentence in capsys.readouterr().err
         with pytest.raises(UsageError, match=f"'memory' is a setting of .*ppo, not of '{algo}': leave it out"):
             train_in_python(algo, memory="gru", runs=tmp_path)
-    with pytest.raises(ValueError, match=r"minibatch_size 9 is less than 10 transitions .* use 10 or more"):
+    with pytest.raises(ValueError, match=r"minibatch_size 9 is less than the 10 transitions .* use 10 or more"):
         Coma(SPEC, DataParallel(B), memory="gru", **(COMA | {"minibatch_size": 9}))
-    with pytest.raises(ValueError, match="actor of your own has no memory"):
+    with pytest.raises(ValueError, match="your own network 'actor' cannot be combined with memory"):
         Coma(SPEC, DataParallel(B), Custom({"actor": Plain}), **(COMA | {"memory": "gru"}))
     with pytest.raises(ValueError, match="memory does not apply to coma_original"):
         ComaOriginal(dataclasses.replace(SPEC, fixed_horizon=True), DataParallel(B), memory="gru")
     command = "--algo ppo --env snakes_1v1 --opponent self --memory gru --total_env_steps 99 --runs"
     assert train.main([*command.split(), str(tmp_path)]) == 2
-    assert "needs a policy without a carry" in capsys.readouterr().err
+    assert "needs a policy without memory between steps" in capsys.readouterr().err
 
 
 def test_logical_shards_keep_minibatches_whole() -> None:

@@ -97,7 +97,7 @@ def test_an_interrupted_run_goes_on(commands: list[list[str]], tmp_path: Path, m
     [
         ("q=abc", "--set: q must be a whole number, not 'abc'"),
         ("nope=1", "--set: unknown setting 'nope'"),
-        ("budget=2", "a delay of 3 steps is too long for a mission of 3 steps"),
+        ("budget=2", "with a delay of 3 steps no message arrives in a mission of 3 steps"),
     ],
 )
 def test_impossible_changes_are_refused_before_anything_runs(

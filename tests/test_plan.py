@@ -13,6 +13,8 @@ from helpers.tiny import Corridor, TinyQ
 import jaxrl
 from envs_jax.batch import batched
 from envs_jax.coverage.env import Coverage
+from envs_jax.snakes import timesteps
+from envs_jax.snakes.env import Snakes
 from jaxrl.algos.base import Phase
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
@@ -26,6 +28,7 @@ from jaxrl.runtime.memory_plan import GIB, TooLargeError, choose_chunks
 from jaxrl.runtime.pieces import Pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import Position
+from jaxrl.runtime.trainer import Trainer
 
 TINY = "--algo test_plan:Stored --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 320"
 
@@ -168,6 +171,22 @@ def test_a_chunk_is_chosen_by_a_trace_that_the_rollout_uses(monkeypatch: pytest.
     block = run.trainer.make_block(run.algo.phases[0])
     jax.eval_shape(block, run.trainer.shapes(), jax.ShapeDtypeStruct((), jnp.int32))
     assert len(traced) == 1
+
+
+def test_the_start_of_games_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[str] = []
+    begin = Snakes._begin
+    observe = timesteps.observe
+    init = Trainer._init
+    monkeypatch.setattr(Trainer, "_init", lambda *arguments: traced.append("init") or init(*arguments))
+    monkeypatch.setattr(Snakes, "_begin", lambda *arguments: traced.append("begin") or begin(*arguments))
+    monkeypatch.setattr(timesteps, "observe", lambda *arguments: traced.append("observe") or observe(*arguments))
+    small = "--num_envs 8 --snakes 2 --beans 3 --buffer_size 640 --learning_starts 64 --hidden_size 4 --batch_size 8"
+    run = build_run(parse(f"--config ddpg_quick {small} --devices 1".split()).config)
+    state = run.trainer.shapes()
+    run.trainer.make_init().lower(run.trainer.key_shapes(), None)
+    jax.eval_shape(run.trainer.make_block(run.algo.phases[-1]), state, jax.ShapeDtypeStruct((), jnp.int32))
+    assert traced == ["init", "begin", "observe"]
 
 
 def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:

@@ -105,7 +105,7 @@ def test_other_dtypes_with_the_same_meaning_are_taken(part: str, value: Any, tot
             "observations bytes of 'mixed' hold 256, outside of their box of 0 to 255: ",
         ),
         ("bytes", np.full((1, 2, 2), -1), "hold -1, outside of their box of 0 to 255: give them in the units"),
-        ("bytes", np.full((1, 2, 2), 0.5), "are whole numbers of uint8, and 0.5 is none: give them in the units of"),
+        ("bytes", np.full((1, 2, 2), 0.5), "must be whole numbers (uint8), not 0.5: give them in the units of"),
         ("bytes", np.full((1, 2, 2), np.nan), "hold NaN: find out which step made them"),
         ("bytes", np.full((1, 2, 2), np.inf), "hold inf, which is not finite"),
         ("each", np.array([[0.0, 201]]), "observations each of 'mixed' hold 201, outside of their box of 0 to 100"),
@@ -116,12 +116,12 @@ def test_other_dtypes_with_the_same_meaning_are_taken(part: str, value: Any, tot
         ("open", np.array([[0, -np.inf, 0]], np.float16), "hold -inf, which is not finite in float32"),
         ("open", np.array([[0, 1e300, 0]]), r"hold 1e+300, which is not finite in float32"),
         ("open", np.array([[0, np.nan, 0]]), "observations open of 'mixed' hold NaN: find out which step made them"),
-        ("open", np.array([[0, 1j, 0]]), "are arrays of real numbers, not of complex128"),
-        ("open", jnp.array([[0, 1j, 0]]), "are arrays of real numbers, not of complex64"),
-        ("open", np.array([["a", "b", "c"]]), "are arrays of real numbers, not of <U1"),
-        ("open", np.array([[0, None, 0]]), "are arrays of real numbers, not of object"),
-        ("open", np.array([[0, 1, 2]], "M8[s]"), "are arrays of real numbers, not of datetime64[s]"),
-        ("open", jax.random.split(jax.random.key(0), 3)[None], "are arrays of real numbers, not of key<fry>"),
+        ("open", np.array([[0, 1j, 0]]), "must be arrays of real numbers, not of complex128"),
+        ("open", jnp.array([[0, 1j, 0]]), "must be arrays of real numbers, not of complex64"),
+        ("open", np.array([["a", "b", "c"]]), "must be arrays of real numbers, not of <U1"),
+        ("open", np.array([[0, None, 0]]), "must be arrays of real numbers, not of object"),
+        ("open", np.array([[0, 1, 2]], "M8[s]"), "must be arrays of real numbers, not of datetime64[s]"),
+        ("open", jax.random.split(jax.random.key(0), 3)[None], "must be arrays of real numbers, not of key<fry>"),
     ],
 )
 def test_observations_that_cannot_be_meant(part: str, value: Any, sentence: str) -> None:
@@ -141,7 +141,7 @@ def test_nested_lists_are_arrays() -> None:
     )
     with pytest.raises(ValueError, match="observations each of 'mixed' hold 201, outside of their box"):
         POLICY(lists | {"each": [[0, 201]]})
-    with pytest.raises(ValueError, match="observations open of 'mixed' are arrays of real numbers, not of <U1"):
+    with pytest.raises(ValueError, match="observations open of 'mixed' must be arrays of real numbers, not of <U1"):
         POLICY(lists | {"open": [["a", "b", "c"]]})
     traced = jax.jit(lambda x: POLICY(lists | {"half": [[x]]})[1]["sum"])
     np.testing.assert_allclose(traced(1e30), POLICY(GOOD)[1]["sum"])
@@ -171,7 +171,7 @@ def test_refused_shapes_are_cut() -> None:
 
 
 def test_ragged_lists_and_missing_parts() -> None:
-    with pytest.raises(ValueError, match="each of 'mixed' are arrays of numbers, or nested lists of equal lengths"):
+    with pytest.raises(ValueError, match="each of 'mixed' must be arrays of numbers, or nested lists of equal lengths"):
         POLICY(GOOD | {"each": [[1.0], [1.0, 2.0]]})
     with pytest.raises(ValueError, match="or nested lists of equal lengths"):
         POLICY(GOOD | {"each": [[jnp.float32(1)], [1.0, 2.0]]})
@@ -250,8 +250,8 @@ def test_the_exported_agent_refuses_too(tmp_path: Path) -> None:
         (np.nan, "observations hold nan: give finite numbers in the units of training, from -21 to 21"),
         (-np.inf, "observations hold -inf: give finite numbers"),
         (100, "observations hold 100: give finite numbers in the units of training"),
-        (1j, "observations are arrays of real numbers, not of complex128"),
-        ("a", "observations are arrays of real numbers, not of <U1"),
+        (1j, "observations must be arrays of real numbers, not of complex128"),
+        ("a", "observations must be arrays of real numbers, not of <U1"),
     ):
         with pytest.raises(ValueError) as caught:
             act(np.full((2, 1, 3), value))
@@ -283,6 +283,6 @@ def test_the_exported_agent_of_whole_numbers(tmp_path: Path) -> None:
     mask = np.ones((spec.num_agents, spec.action.n), bool)
     shape = (spec.num_agents, *spec.observation.shape)
     assert act(np.ones(shape), mask).shape == (spec.num_agents,)
-    for value, sentence in ((0.5, "whole numbers in the units of training: do not scale them"), (300, "hold 300")):
+    for value, sentence in ((0.5, "must be whole numbers, in the units of training: do not scale"), (300, "hold 300")):
         with pytest.raises(ValueError, match=sentence):
             act(np.full(shape, value), mask)

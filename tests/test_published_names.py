@@ -180,8 +180,8 @@ def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
     [
         (IPP_MARL | {"networks": {"batch_number": 0}}, "networks.batch_number must be a positive whole number, not 0"),
         (IPP_MARL | {"networks": {"batch_number": "five"}}, "must be a positive whole number, not 'five'"),
-        (FORK | {"missions": {"type": "DeepQ"}}, "missions of type 'DeepQ' are not trained here"),
-        (WORKER | {"mode": "record"}, "the mode 'record' is no training here: use python -m jaxrl.evaluate"),
+        (FORK | {"missions": {"type": "DeepQ"}}, "missions of type COMA, not 'DeepQ'"),
+        (WORKER | {"mode": "record"}, "the mode 'record' does not train: use python -m jaxrl.evaluate"),
         (WORKER | {"num_train_steps": "many"}, "total_env_steps must be a whole number, not 'many'"),
         (WORKER | {"eval_freq": [1]}, "eval_freq must be a positive whole number"),
     ],

@@ -128,7 +128,7 @@ def test_html_through_the_verb_with_an_evaluation(evaluated, run, capsys):
     names = {shape[3] for shape in data["charts"]["entropy"] if shape[0] == "text" and shape[3].endswith(" (mean)")}
     assert names == {f"{name} (mean)" for name in json.loads(numbers.read_text())["policies"]}
     assert render.main([*SMALL[:2], "--budget", "3", "--policy", "random", "--out", str(page)]) == 0
-    assert "about other settings of the environment" in capsys.readouterr().err
+    assert "made with other settings of the environment" in capsys.readouterr().err
     assert "(mean)" not in page.read_text()
     numbers.write_text("{}")
     assert render.main(argv) == 0
@@ -156,7 +156,7 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
             "level2": {"sampled": {"score": 1.0, "win": 0.1}, "random": {"score": 3.0, "win": 0.3}},
         },
     )
-    with pytest.raises(UserError, match="about other settings"):
+    with pytest.raises(UserError, match="made with other settings"):
         records.read_evaluation(path, wide, "random")
     for broken in ("{}", "[1]", '{"env": 3', json.dumps({**report, "matches": [{"first": "a"}]})):
         path.write_text(broken)

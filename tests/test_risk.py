@@ -209,7 +209,9 @@ def test_risk_goes_with_memory_messages_and_types(tmp_path: Path) -> None:
 
 
 def test_impossible_levels_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match=r"risk_level 0\.05 is less than one of 8 quantiles: use --risk_quantiles 20"):
+    with pytest.raises(
+        ValueError, match=r"risk_level 0\.05 covers less than one of the 8 quantiles: use --risk_quantiles 20"
+    ):
         Ppo(Corridor().spec, DataParallel(8), risk_level=0.05, risk_quantiles=8, num_minibatches=2)
     assert 1 / 49 * 49 < 1  # a rounding error is no reason to refuse
     Ppo(Corridor().spec, DataParallel(8), risk_level=1 / 49, risk_quantiles=49, num_minibatches=2)

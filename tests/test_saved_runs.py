@@ -186,7 +186,7 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(harm: Callable[[Path], None
             checkpoints.wait()
             assert 1 in checkpoints.steps() or step == 4
         assert checkpoints.steps() == [3, 4]
-    assert len(sentences) == 1 and "0000000002 is damaged, older ones stay in its place" in sentences[0]
+    assert len(sentences) == 1 and "0000000002 is damaged, so older ones are kept" in sentences[0]
 
 
 def test_a_new_checkpoint_that_is_incomplete_replaces_none(tmp_path: Path, monkeypatch: Any) -> None:
@@ -223,15 +223,15 @@ def test_a_folder_without_its_zeros_is_told(tmp_path: Path, run: Path, capsys: A
     sentences: list[str] = []
     with Checkpoints(tmp_path / "checkpoints", warn=sentences.append) as checkpoints:
         assert checkpoints.newest()[0] == 1
-        with pytest.raises(CheckpointError, match=r"choose from 1; .*/20 is passed over: .* rename it to 0000000020"):
+        with pytest.raises(CheckpointError, match=r"choose from 1; .*/20 is ignored: .* rename it to 0000000020"):
             checkpoints.restore(STATE, 20)
         (tmp_path / "checkpoints" / "0000000001").rename(tmp_path / "checkpoints" / "00000000001")
-        with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*/00000000001 is passed over"):
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*/00000000001 is ignored"):
             checkpoints.newest()
-    assert "checkpoints/20 is passed over: if it is a checkpoint, rename it to 0000000020" in sentences[0]
+    assert "checkpoints/20 is ignored: if it is a checkpoint, rename it to 0000000020" in sentences[0]
     (run / "checkpoints" / "0000000002").rename(run / "checkpoints" / "2")
     assert train.main(["--resume", str(run)]) == 0
-    assert "/2 is passed over" in " ".join(capsys.readouterr().out.split())
+    assert "/2 is ignored" in " ".join(capsys.readouterr().out.split())
 
 
 # Folders that vanish
@@ -508,7 +508,7 @@ def test_without_versions_json_a_warning_says_what_is_not_checked(run: Path, cap
     (run / "versions.json").unlink()
     capsys.readouterr()
     assert jaxrl.load(run).step == 2
-    assert f"warning: {run / 'versions.json'} is absent: whether " in capsys.readouterr().err
+    assert f"warning: {run / 'versions.json'} is missing, so nothing checks " in capsys.readouterr().err
 
 
 def test_an_id_that_fits_no_checkpoint_blames_versions_json(run: Path, capsys: Any) -> None:
@@ -765,6 +765,6 @@ def test_a_cache_that_cannot_be_written_is_told_once(variable: str, tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", PROGRAMS], env=environment, capture_output=True, text=True)
     first, *others = done.stderr.splitlines()
     assert first.startswith(f"warning: compiled programs cannot be kept in {tmp_path / 'file'}"), done.stderr
-    assert "and each start compiles them again: make it writable, or let JAX_COMPILATION_CACHE_DIR name" in first
+    assert "so each start compiles them again: make it writable, or set JAX_COMPILATION_CACHE_DIR to" in first
     assert "UserWarning: another warning" in others[0], done.stderr
     assert len(others) == 1 or others[1:] == ['  warnings.warn("another warning")'], done.stderr  # as Python 3.13 shows

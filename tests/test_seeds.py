@@ -178,7 +178,7 @@ def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str
     assert jaxrl.cli.evaluate.main([str(three / "seed_7")]) == 2
     assert "did you mean" in capsys.readouterr().err
     assert jaxrl.cli.train.main(["--resume", str(three / "seed_4")]) == 2
-    assert f"is a part of the run {three}" in capsys.readouterr().err
+    assert f"is one trial of the run {three}" in capsys.readouterr().err
 
 
 # Sweeps

@@ -143,7 +143,7 @@ def test_the_pool_divides_the_games_of_a_logical_shard(snapshots: int, expected:
     ("flags", "sentence"),
     [
         ("--self_play 0", "self_play must lie between 1 and"),
-        ("--eval_opponent self", "eval_opponent is 'self'; choose scripted players"),
+        ("--eval_opponent self", "eval_opponent 'self' cannot play in evaluations; choose scripted"),
         ("--self_play_every 0", "self_play_every must lie between 1 and"),
     ],
 )

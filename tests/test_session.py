@@ -253,7 +253,7 @@ def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     line = next(line for line in process.stdout if "SIGINT" in line)
-    assert "finishing the current block within 10 s, then saving" in line
+    assert "finishing the current iterations within 10 s, then saving" in line
     time.sleep(2 * signals.TWICE_SECONDS)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -291,7 +291,7 @@ def test_a_signal_gives_up_a_long_iteration(tmp_path: Path, capsys: Any, monkeyp
             directory = run(COMA, tmp_path)
         said = capsys.readouterr().out
         assert "stopped by SIGTERM at iteration 2 " in said
-        assert "(the next one was given up: " in said and steps(directory)[-1] == 2
+        assert "(the next one was not finished: " in said and steps(directory)[-1] == 2
         resume(directory)
         assert outcome(directory) == whole
 
@@ -455,7 +455,7 @@ def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and time.monotonic() - began < 15
-    assert "took longer than 10 s and was given up; continue from iteration 0 with --resume" in said
+    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in " ".join(said.split())
 
 
 def test_a_signal_that_the_process_was_started_to_ignore_is_answered() -> None:
@@ -526,9 +526,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.
     out = " ".join(capsys.readouterr().out.split())
     assert f"warning: the run began with jax 0.0.1, this is {jax.__version__}" in out
     assert "finished at iteration 45 (1,280 environment steps): nothing is left to do" in out
-    assert "compil" not in out and "change nothing" not in out
+    assert "compil" not in out and "no effect" not in out
     resume(tmp_path / "run", "--keep_checkpoints 7")
-    assert "so that these settings change nothing: keep_checkpoints" in " ".join(capsys.readouterr().out.split())
+    assert "so these settings have no effect: keep_checkpoints" in " ".join(capsys.readouterr().out.split())
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     ignored = [path for path in before | after if path.name == ".lock" or "events" in path.parts]
     assert [before.pop(path, None) or after.pop(path, None) for path in ignored]

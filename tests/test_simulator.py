@@ -237,8 +237,11 @@ def one_sentence(text: str, expected: str) -> None:
         (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: jax, metaworld"),
         (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
         (f"{SCRIPTED} metaworld --task drawer-close-v3,reach", "one of its own tasks at a time, not drawer-close-v3,r"),
-        (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
-        ("--env snakes_1v1 --policy random --simulator metaworld", "the arm of 'reach', this is 'snakes_1v1'"),
+        (
+            f"{SCRIPTED} metaworld --weld v2",
+            "turns the hand like weld v3, but the environment has weld v2: choose weld v3",
+        ),
+        ("--env snakes_1v1 --policy random --simulator metaworld", "plays only 'reach', but this is 'snakes_1v1'"),
     ],
 )
 def test_evaluate_refuses(argv: str, expected: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,9 +278,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("--out OUT", "labels need an expert: name the directory of a run"),
+        ("--out OUT", "name a run of sac on reach, whose policy plays"),
         ("RUN", "say where to write: --out FILE.npz"),
-        ("RUN --out set.csv", "--out 'set.csv': an expert dataset is an .npz file: give it that ending"),
+        ("RUN --out set.csv", "--out 'set.csv': an expert dataset must end in .npz"),
         ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: use --simulator"),
     ],
 )

@@ -62,7 +62,7 @@ def test_what_it_cannot_do_is_a_sentence(run: Path, small: Path, capsys: pytest.
     finding = jaxrl.cli.doctor.look_at_checkpoints(str(small))[0]
     assert finding.state == "bad" and "holds only weights: start a run with --init_from" in finding.value
     assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small), "--greedy"]) == 2
-    assert "--greedy is for --format jidi" in capsys.readouterr().err
+    assert "--greedy has no effect on --format run" in capsys.readouterr().err
     assert jaxrl.cli.export.main([str(run), "--format", "run", "--out", str(small)]) == 2
     assert "holds a run already: choose another folder" in capsys.readouterr().err
     other = small.parent / "mixed" / "checkpoints" / "0000000001" / "commit_success.txt"  # of another program's run

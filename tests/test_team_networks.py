@@ -427,8 +427,18 @@ def test_impossible_settings_end_in_a_sentence() -> None:
     for spec, settings, custom, sentence in (
         (Corridor().spec, {}, Custom(), "message_passing is for teams, and 'corridor' has one agent: use .* none"),
         (SPEC, {"message_heads": 3}, Custom(), "message_heads 3 does not divide hidden_size 8.*change one"),
-        (SPEC, {"depth": 0}, Custom(), "messages are what the last hidden layer computes: use --depth 1 or more"),
-        (SPEC, {}, Custom({"actor": MLP}), "actor of your own has no message_passing: use message_passing none"),
+        (
+            SPEC,
+            {"depth": 0},
+            Custom(),
+            "messages come from the last hidden layer, and depth 0 .*: use --depth 1 or more",
+        ),
+        (
+            SPEC,
+            {},
+            Custom({"actor": MLP}),
+            "your own network 'actor' cannot .* message_passing: use --message_passing none",
+        ),
         (SPEC, {"num_minibatches": 3}, Custom(), "num_minibatches 3 does not divide the 4 environments"),
     ):
         with pytest.raises(ValueError, match=sentence):

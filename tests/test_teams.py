@@ -190,7 +190,7 @@ def test_deviations_of_minibatches_are_those_of_what_counts() -> None:
 def test_other_learners_refuse_teams() -> None:
     spec = make(team_sizes=(2, 4)).spec
     with pytest.raises(
-        ValueError, match="ddpg cannot leave out absent agents, which 'coverage' may have: use coma or ppo"
+        ValueError, match="ddpg cannot train with absent agents, which 'coverage' may have: use coma or ppo"
     ):
         Ddpg(spec, DataParallel(8), masking=False)
     assert not make().spec.absent_agents and make(loss_rate=0.1).spec.absent_agents
@@ -332,7 +332,7 @@ def test_pictures_show_those_that_fly() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_agents": 4, "team_sizes": (2, 6)}, "a team of 6 UAVs has no room in an array of 4; raise num_agents"),
+        ({"num_agents": 4, "team_sizes": (2, 6)}, "team_sizes allows 6 UAVs, but num_agents is 4; raise num_agents"),
         ({"team_sizes": (0, 2)}, "team_sizes must lie between 1 and 12"),
         ({"num_agents": 13}, "num_agents must lie between 1 and 12, not 13"),
         ({"loss_rate": 1.5}, "loss_rate must lie between 0 and 1"),
@@ -353,5 +353,5 @@ def test_teams_are_trained(algo: str, tmp_path: Path) -> None:
         algo, "coverage", q=3, budget=3, num_agents=6, team_sizes=(2, 4, 6), loss_rate=0.1, total_env_steps=320, **sizes
     )
     assert 1 < np.nanmean(done.metrics["rollout/uavs"]) < 4.5
-    with pytest.raises(UsageError, match="does not know which agents are absent"):
+    with pytest.raises(UsageError, match="cannot tell which agents are absent"):
         agent_settings(done.policy)

@@ -321,7 +321,9 @@ def _spec(env: Adapter) -> EnvSpec:
     names = list(map(to_metric, output.metrics or {}))
     for name in names:
         if name in team.returns:
-            raise ValueError(f"'{env.full_name}' has the metric '{name}' of its agents: leave that name out")
+            raise ValueError(
+                f"'{env.full_name}' already has a metric '{name}' for its agents: leave that name out of info_keys"
+            )
     spec = EnvSpec(
         name=env.full_name,
         num_agents=len(output.observations),

@@ -92,7 +92,9 @@ def describe_actions(space: Any) -> tuple[Discrete | Box, ActionMap]:
         check_integers(exact, exact + counts.astype(object) - 1)
         return join_integers(counts, exact.astype(np.int32))
     if low is None:
-        raise UnfitError(f"has actions of the kind {kind}: only integers, or a box of floats, can be chosen here")
+        raise UnfitError(
+            f"has actions of the kind {kind}, but jaxrl needs integers or bounded floats: choose another environment"
+        )
     return bounded(tuple(space.shape), space.dtype, low, high)
 
 
@@ -108,8 +110,8 @@ def describe_team(spaces: Sequence[Any]) -> tuple[Discrete | Box, ActionMap]:
         return describe_actions(spaces[0])
     if any(integer_counts(space) is None for space in spaces):
         raise UnfitError(
-            "has agents whose actions differ and are not all integers: only integers may differ, choose another "
-            "environment"
+            "has agents with different actions that are not all integers: choose an environment whose agents all have "
+            "the same actions, or integers"
         )
     maps = [describe_actions(space)[1] for space in spaces]
 
@@ -156,14 +158,17 @@ def join_integers(counts: np.ndarray, start: np.ndarray) -> tuple[Discrete, Acti
     Raises UnfitError: there are more than LARGEST_JOINT combinations, or more integers than int32 holds.
     """
     if counts.ndim == 0 and counts >= 2**31:
-        raise UnfitError(f"has {int(counts):,} integers to choose from: at most {2**31 - 1:,} can be chosen from here")
+        raise UnfitError(
+            f"has {int(counts):,} actions, more than the {2**31 - 1:,} that jaxrl can choose from: choose another "
+            "environment"
+        )
     if counts.ndim == 0:
         return Discrete(int(counts)), (lambda action: action + start) if start.any() else (lambda action: action)
     sizes = [int(count) for count in counts.flat]
     if (combinations := math.prod(sizes)) > LARGEST_JOINT:
         raise UnfitError(
-            f"has {len(sizes)} integers as an action, with {combinations:,} combinations: at most {LARGEST_JOINT:,} "
-            "can be chosen from here"
+            f"has actions of {len(sizes)} integers with {combinations:,} combinations, more than the {LARGEST_JOINT:,} "
+            "that jaxrl can choose from: choose another environment"
         )
     first = np.broadcast_to(start, counts.shape)
 
@@ -211,11 +216,14 @@ def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Bo
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise UnfitError(
-            f"has actions of {np.dtype(dtype).name}: only integers, or a box of floats, can be chosen here"
+            f"has actions of type {np.dtype(dtype).name}, but jaxrl needs integers or bounded floats: choose another "
+            "environment"
         )
     low, high = _inner_float32(low, high, shape)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise UnfitError("has actions without bounds: only bounded ones can be chosen here")
+        raise UnfitError(
+            "has actions without bounds: give its space of actions low and high, or choose another environment"
+        )
     fixed = low >= high
     if not fixed.any() or fixed.all():
         return Box(shape, low=low, high=high), lambda action: action
@@ -316,8 +324,8 @@ class Joined:
             return boxes[0]
         if any(one.image for one in joined):
             raise ValueError(
-                f"'{env}' has agents whose observations differ, with images among them: name other parts in observe, "
-                "or choose another environment"
+                f"'{env}' has agents with different observations, some of them images, which cannot be padded to one "
+                "shape: leave the images out with observe, or choose another environment"
             )
         bounds = {"low": 0.0, "high": 1.0} if all(one.unit for one in joined) else {}
         return Box((max(box.shape[0] for box in boxes),), **bounds)

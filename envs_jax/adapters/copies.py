@@ -240,9 +240,9 @@ class CopyArrays:
                 self.metrics[i, k] = COMBINE[how](self.metrics[i, k], number, step)
             elif ended or how not in _LATE:
                 names = sorted({str(name) for info in infos for name in info})
-                there = f"but {', '.join(names)}" if names else "and is empty"
+                there = f"it has {', '.join(names)}" if names else "it is empty"
                 when = "at the end of an episode" if how in _LATE else f"in every step, as '{key}:{how}' needs it"
-                raise Fault(f"info has no {key!r}, which info_keys names, {there}", f"return it {when}")
+                raise Fault(f"info has no {key!r}, which info_keys names; {there}", f"return it {when}")
 
     def check(self, rows: np.ndarray) -> None:
         """Raise Fault if numbers of copies that moved, bool[B], lie outside of their spaces or of float32.
@@ -316,14 +316,14 @@ def _lead(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
 def to_number(value: Any, name: str) -> float:
     """Return a number that float32 holds, or that is infinite or NaN itself. Raises Fault."""
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
-        raise Fault(f"{name} is {short_repr(value)}, which float32 does not hold", "return smaller numbers")
+        raise Fault(f"{name} is {short_repr(value)}, too large for float32", "return smaller numbers")
     if not isinstance(value, float):
         array = to_array(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise Fault(f"{name} is {short_repr(value)}, not one number", "return a number")
         value = float(array.item())
     if LARGEST_NUMBER < abs(value) < np.inf:
-        raise Fault(f"{name} is {value}, which float32 does not hold", "return smaller numbers")
+        raise Fault(f"{name} is {value}, too large for float32", "return smaller numbers")
     return value
 
 

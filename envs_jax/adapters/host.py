@@ -144,7 +144,7 @@ class HostVector:
         if self.arrays.moved is None:
             return ""
         copy, step = self.arrays.moved
-        return f" in step {step} of copy {copy}" if step else f" in a reset of copy {copy}"
+        return f" in step {step} of environment {copy}" if step else f" in a reset of environment {copy}"
 
     def start(self, seeds: np.ndarray) -> None:
         if not self._copies:
@@ -231,7 +231,7 @@ class HostAdapter(Adapter):
     arguments: str = setting("", 'arguments of the environment as JSON, such as {"continuous": true}')
     info_keys: str = setting(
         "",
-        "make metrics of these numbers of info, such as is_success,x_position:max; without :max of their last value in "
+        "report these numbers of info as metrics, such as is_success,x_position:max; without :max, their last value in "
         "an episode",
     )
 
@@ -287,14 +287,14 @@ class HostAdapter(Adapter):
             keys.append(InfoKey(key, how) if colon else InfoKey(how, "last"))
             if not keys[-1].key:
                 raise AdapterError(
-                    f"info_keys has {short_repr(word)}, which names no number: write it before the colon"
+                    f"info_keys has {short_repr(word)}, which names no number: write its name before the colon"
                 )
             if keys[-1].how not in COMBINE:
                 raise AdapterError(f"info_keys has {short_repr(word)}: {closest(how, COMBINE)} after the colon")
         names = [to_metric(key.key) for key in keys]
         for name in names:
             if name in ("return", "length", "episodes"):
-                raise AdapterError(f"info_keys has {short_repr(name)}, a name that every table has: leave it out")
+                raise AdapterError(f"info_keys has {short_repr(name)}, which is always reported: leave it out")
             if names.count(name) > 1:
                 raise AdapterError(f"info_keys has {short_repr(name)} twice: leave one of them out")
         return tuple(keys)

@@ -154,14 +154,16 @@ class RealReach(ReachBatch):
         Raises ValueError: Meta-World is not installed, has no such task, or cannot do what `env` asks for.
         """
         if env.weld != "v3":
-            raise ValueError(f"Meta-World turns the hand as weld v3 does, not {env.weld}: choose weld v3")
+            raise ValueError(
+                f"Meta-World turns the hand like weld v3, but the environment has weld {env.weld}: choose weld v3"
+            )
         vectors = None if task is None else goals.pool(env.pool_seed) if task == REACH else pool(task, env.pool_seed)
         real = cls(env, [Arm(task or REACH) for _ in range(arms)], vectors)
         (expected_size,), (size,) = env.spec.observation.shape, real.arms[0].reset(real._vector(0)).shape
         if expected_size != size:
             raise ValueError(
-                f"observations of Meta-World's {task or REACH} have {size} numbers, the policy's {expected_size}: "
-                "choose another task"
+                f"observations of Meta-World's {task or REACH} have {size} numbers, but the policy takes "
+                f"{expected_size}: choose another task"
             )
         return real
 

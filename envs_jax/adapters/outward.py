@@ -45,8 +45,8 @@ def checked_spec(env: Any) -> EnvSpec:
     spec = env.spec
     if isinstance(spec.observation, Discrete):
         raise ValueError(
-            f"an observation of '{spec.name}' is {spec.observation}, which only actions can be here: return the number "
-            f"one-hot, Box(({spec.observation.n},), low=0, high=1)"
+            f"an observation of '{spec.name}' is {spec.observation}, but only actions may be Discrete: return the "
+            f"number one-hot, Box(({spec.observation.n},), low=0, high=1)"
         )
     if not isinstance(spec.observation, Box):
         raise ValueError(
@@ -60,7 +60,7 @@ def checked_spec(env: Any) -> EnvSpec:
         )
     if spec.absent_agents:
         raise ValueError(
-            f"agents of '{spec.name}' may be absent, which other libraries are not shown: make an environment whose "
+            f"agents of '{spec.name}' may be absent, which this interface cannot express: make an environment whose "
             "team is always complete (coverage: without team_sizes and loss_rate; pettingzoo: with complete_team)"
         )
     return spec
@@ -120,7 +120,7 @@ class Copies:
         check_process(
             "environments",
             "gymnasium.vector.AsyncVectorEnv(..., context='spawn'), or gymnasium.make_vec(..., "
-            "vector_kwargs={'context': 'spawn'})), or step all copies in one process by "
+            "vector_kwargs={'context': 'spawn'})), or step all environments in one process with "
             "envs_jax.adapters.gymnasium.GymnasiumVectorEnv",
         )
         self._reset, self._step = _programs(env)

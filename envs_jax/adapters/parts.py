@@ -85,8 +85,8 @@ class Part(NamedTuple):
             raise Fault(f"{self.where} is {short_repr(value)}, not numbers", f"return values of {self._space()}")
         if array.shape != shape:  # NumPy would repeat one number
             if [size for size in array.shape if size != 1] != [size for size in shape if size != 1]:
-                shapes = f"the shape {array.shape} and not {shape}"
-                raise Fault(f"{self.where} has {shapes}, as in the space", "return arrays of its shape")
+                shapes = f"the shape {array.shape}, but its space has {shape}"
+                raise Fault(f"{self.where} has {shapes}", "return arrays of that shape")
             array = array.reshape(shape)
         dtype = self.stored[1]
         if array.dtype == dtype:
@@ -111,7 +111,7 @@ class Part(NamedTuple):
         """Return the error about a number that the space does not hold."""
         value = number.item() if isinstance(number, np.generic) else number
         holder = "float32" if self.stored[1].kind == "f" else f"its space {self._space()}"
-        return Fault(f"{self.where} holds {value}, which {holder} does not", "return values of the space", copy)
+        return Fault(f"{self.where} holds {value}, outside of {holder}", "return values of the space", copy)
 
     def _space(self) -> str:
         text = " ".join(str(self.space).split())
@@ -161,7 +161,7 @@ def check_integers(low: Any, high: Any) -> None:
     least, most = np.min(low, initial=0), np.max(high, initial=0)
     if least < -(2**31) or most >= 2**31:
         raise UnfitError(
-            f"has integers from {np.min(low)} to {np.max(high)} as actions, which int32 does not hold: choose smaller "
+            f"has integers from {np.min(low)} to {np.max(high)} as actions, which do not fit into int32: use smaller "
             "ones"
         )
 
@@ -189,7 +189,10 @@ def describe_parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[Part]:
         yield describe_bits(path, space, tuple(space.shape))
     else:
         part = f" in '{'.'.join(map(str, path))}'" if path else ""
-        raise UnfitError(f"has observations of the kind {kind}{part}: only arrays of a fixed shape can be learned from")
+        raise UnfitError(
+            f"has observations of the kind {kind}{part}, but jaxrl needs arrays of a fixed shape: choose another "
+            "environment"
+        )
 
 
 def describe_bits(path: tuple[Any, ...], space: Any, shape: tuple[int, ...], in_info: bool = False) -> Part:

@@ -35,7 +35,7 @@ class PettingZooCopy(Copy):
             raise Fault(f"reset returned {describe_returned(result)}", fix)
         self._present, self._over = self._find_named(), frozenset()
         if not self._present:
-            raise Fault("nobody is in env.agents after a reset", "name there who acts first")
+            raise Fault("env.agents is empty after a reset", "list the agents that act first")
         if self.complete and len(self._present) < len(self.agents):
             raise self._incomplete(self._present)
         observations, infos = result
@@ -88,7 +88,7 @@ class PettingZooCopy(Copy):
                 raise Fault(f"there is no observation of {agent!r}, which {why}", "return one")
         their_infos = [infos.get(agent, {}) if agent in acted or agent in present else {} for agent in self.agents]
         if not all(isinstance(info, Mapping) for info in their_infos):
-            raise Fault("infos hold what is no dictionary", "return one for each agent")
+            raise Fault("an entry of infos is not a dictionary", "return one for each agent")
         flags = [[agent in agents for agent in self.agents] for agents in (present, cut - present)]
         return CopyStep(shown, their_infos, present=flags[0], cut=flags[1])
 
@@ -113,5 +113,7 @@ def make_copy(name: str, keywords: Mapping[str, Any], complete: bool) -> Copy:
     """Make a team of a module; see `PettingZooCopy`. Raises UnfitError: its agents do not act at once."""
     module = importlib.import_module(name)
     if not hasattr(module, "parallel_env"):
-        raise UnfitError("has no parallel_env: only agents that act at once can be trained here")
+        raise UnfitError(
+            "has no parallel_env, and jaxrl trains only agents that act at the same time: choose another environment"
+        )
     return PettingZooCopy(module.parallel_env(**keywords), complete)

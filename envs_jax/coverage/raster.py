@@ -53,7 +53,9 @@ def _load(path: str, n: int, mtime_ns: int, size: int) -> Raster:
         values = _read_png(content) if path.lower().endswith(".png") else _read_npy(content)
         cells = resample(check(values), n) > _MORE_THAN_HALF
         if not cells.any():
-            raise ValueError("has no cell above 0.5, which would be the region of interest: raise some of its values")
+            raise ValueError(
+                "has no cell above 0.5, so the region of interest would be empty: raise some of its values"
+            )
     except ValueError as error:
         raise ValueError(f"coverage: the terrain '{path}' {error}") from None
     padded = np.pad(cells, ((0, -n % 8), (0, 0))).reshape(-1, 8, n)
@@ -67,7 +69,7 @@ def _read_npy(content: bytes) -> np.ndarray:
     except (ValueError, OSError, EOFError, SyntaxError, MemoryError):
         values = None
     if not isinstance(values, np.ndarray):
-        raise ValueError("is no array of NumPy's: write one with numpy.save")
+        raise ValueError("is not a NumPy array: write it with numpy.save")
     return values
 
 
@@ -79,7 +81,7 @@ def _read_png(content: bytes) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
             image.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise ValueError("is no PNG that can be read: save the picture again") from None
+        raise ValueError("is not a readable PNG: save the picture again") from None
     if image.mode in ("I", "I;16", "I;16B"):  # 16 bits
         grey = np.asarray(image, np.float64) / 65535
     else:

@@ -160,17 +160,19 @@ class CoverageConfig(Environment):
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
         if max(self.team_sizes, default=0) > self.num_agents:
             raise ValueError(
-                f"coverage: a team of {max(self.team_sizes)} UAVs has no room in an array of {self.num_agents}; raise "
+                f"coverage: team_sizes allows {max(self.team_sizes)} UAVs, but num_agents is {self.num_agents}; raise "
                 "num_agents, or lower team_sizes"
             )
 
         for name in ("failure_rate", "delay"):
             if getattr(self, name) == ():
-                raise ValueError(f"coverage: {name} is an empty list; name the values that missions may have, or one")
+                raise ValueError(
+                    f"coverage: {name} is an empty list; give one value, or several for missions to draw from"
+                )
         if self.max_delay > self.budget:
             raise ValueError(
-                f"coverage: a delay of {self.max_delay} steps is too long for a mission of {self.steps} steps, in "
-                f"which no message would arrive; choose at most {self.budget}"
+                f"coverage: with a delay of {self.max_delay} steps no message arrives in a mission of {self.steps} "
+                f"steps; choose at most {self.budget}"
             )
 
     def _take_terrain(self) -> None:

@@ -94,10 +94,10 @@ class Snakes(SnakesConfig):
         plays_self = self.accepts_opponent_actions
         expected = snakes if plays_self else self.num_agents
         if len(action) != expected:
-            hint = "; 'self' is played by training: pass the other team's actions, too" if plays_self else ""
+            hint = "; only training plays the opponent 'self': pass the other team's actions, too" if plays_self else ""
             raise ValueError(
-                f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {expected}"
-                f"{hint}"
+                f"snakes: step got {len(action)} actions, but a game with the opponent '{self.opponent}' takes "
+                f"{expected}{hint}"
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)

@@ -99,6 +99,6 @@ def parse(text: str) -> Schedule:
     if shares[0] != 0.0 or shares[-1] > 1.0 or any(a >= b for a, b in itertools.pairwise(shares)):
         raise ValueError(
             f"snakes: the shares of training in the opponent {short_repr(text)} are {short_repr(shares)}; they must "
-            "begin with 0, rise from part to part and end at 1 at most"
+            "begin with 0, increase from part to part, and not exceed 1"
         )
     return Schedule(shares, tuple(_mixture(mixture, text) for mixture, _, _ in parts))

@@ -81,8 +81,8 @@ def show(
     paid = for_all_agents(env, functools.partial(_pay, done=done), game, score_change, hit, opponent_losses)
     sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (score_change > 0).astype(jnp.int32))]
     return TimeStep(
-        observation=materialize(functools.partial(for_all_agents, env, observe))(game),
-        action_mask=materialize(functools.partial(for_all_agents, env, open_directions))(game) if env.masks else None,
+        observation=materialized_for_all_agents(env, observe, game),
+        action_mask=materialized_for_all_agents(env, open_directions, game) if env.masks else None,
         reward=jnp.zeros_like(paid) if start else paid,
         terminated=done & ~truncated,
         truncated=truncated,
@@ -109,6 +109,10 @@ def for_all_agents(env: SnakesConfig, function: Callable[..., Array], game: Game
     half = env.snakes // 2
     other = half_turn(game, half), *(jnp.roll(x, half, 0) for x in arrays)
     return jnp.concatenate([function(env, game, *arrays, half), function(env, *other, half)])
+
+
+# made once, so that a start and a step share a trace
+materialized_for_all_agents = materialize(for_all_agents, static_argnums=(0, 1))
 
 
 def _pay(

@@ -110,7 +110,7 @@ class SnakesConfig(Environment):
                 "snakes: the reward duel and careful_masks are for 2 teams: choose the reward lives and careful_masks 0"
             )
         if self.careful_masks and not self.masks:
-            raise ValueError(f"snakes: careful_masks {self.careful_masks} changes masks, which are off: add masks true")
+            raise ValueError(f"snakes: careful_masks {self.careful_masks} needs action masks: add masks true")
         if self.loss_weight != 1.0 and self.reward not in ("lives", "duel"):
             raise ValueError(
                 f"snakes: loss_weight is for the rewards lives and duel: choose one of them instead of {self.reward}"
@@ -122,7 +122,10 @@ class SnakesConfig(Environment):
             )
         schedule.parse(self.opponent)
         if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:
-            raise ValueError(f"snakes: eval_opponent is {short_repr(self.eval_opponent)}; choose scripted players")
+            raise ValueError(
+                f"snakes: eval_opponent {short_repr(self.eval_opponent)} cannot play in evaluations; choose scripted "
+                "players, such as 2"
+            )
 
     # Derived values
 

@@ -73,8 +73,8 @@ def check_env(
     batch = batched(env)
     if batch.on_host:
         raise ContractError(
-            f"'{spec.name}' runs on the host, where no step can be made twice, which check_env does: check it with the "
-            "tools of its library (gymnasium.utils.env_checker.check_env, pettingzoo.test.parallel_api_test)"
+            f"'{spec.name}' runs on the host, where check_env cannot repeat a step: check it with the tools of its "
+            "library (gymnasium.utils.env_checker.check_env, pettingzoo.test.parallel_api_test)"
         )
     check = Check(env, spec, batch, tolerance, copies)
     key = jax.random.key(0) if key is None else key
@@ -86,4 +86,4 @@ def check_env(
     check.baselines(*start)
     if random:
         check.randomness(*start)
-    return f"ok: {spec.name} keeps the contract ({copies} copies, {played:,} steps)"
+    return f"ok: {spec.name} keeps the contract ({copies} environments, {played:,} steps)"

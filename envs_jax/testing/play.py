@@ -75,14 +75,14 @@ class Check(TypeCheck):
     def _check_masks(self, choices: dict[str, Any], when: str) -> None:
         """Check the masks [B, A, ...] from `_choose`."""
         self._refuse(
-            (~choices["open"].any(-1), f"action_mask closes every action of agent <1> {when} (copy <0>): leave at "
-             "least one action open in every time step, the last one included"),
-            (~choices["mask"].any(-1), f"next_mask closes every action of agent <1> {when} (copy <0>): leave at least "
-             "one action open, for example fall back to action_mask"),
+            (~choices["open"].any(-1), f"action_mask closes every action of agent <1> {when} (environment <0>): "
+             "leave at least one action open in every time step, the last one included"),
+            (~choices["mask"].any(-1), f"next_mask closes every action of agent <1> {when} (environment <0>): leave "
+             "at least one action open, for example fall back to action_mask"),
             (choices["mask"] & ~choices["open"], f"next_mask opens action <2> of agent <1> that action_mask closes "
-             f"{when} (copy <0>): combine it with action_mask by &"),
+             f"{when} (environment <0>): combine it with action_mask by &"),
             (choices["reads_ahead"], f"next_mask of agent <1> depends on actions of itself or later agents {when} "
-             "(copy <0>): use chosen[j] only for j < agent"),
+             "(environment <0>): use chosen[j] only for j < agent"),
             (choices["closed"], f"sampling agent after agent picks an action that next_mask closes {when}"),
         )  # fmt: skip
 
@@ -152,13 +152,14 @@ class Check(TypeCheck):
             ((task < 0) | (task >= spec.num_tasks), f"task lies outside 0 to {spec.num_tasks - 1} {when}: set "
              "spec.num_tasks, or number from 0"),
             ((links < -1) | (links > spec.max_link_age), "links[<1>, <2>] (receiver, sender) lies outside -1 to "
-             f"{spec.max_link_age} {when} (copy <0>): raise spec.max_link_age, or write -1 where no message arrives"),
-            (links.diagonal(0, 1, 2) >= 0, f"links say that agent <1> hears itself {when} (copy <0>): write -1 on the "
-             "diagonal"),
-            ((links >= 0) & absent, f"links say that agent <1>, which is absent, hears agent <2> {when} (copy <0>): "
-             "write -1 in its row"),
-            (cut_and_present, f"agent <1> is cut and present {when} (copy <0>): an agent that is cut acts no more, "
-             "leave it out of present"),
+             f"{spec.max_link_age} {when} (environment <0>): raise spec.max_link_age, or write -1 where no message "
+             "arrives"),
+            (links.diagonal(0, 1, 2) >= 0, f"links say that agent <1> hears itself {when} (environment <0>): write "
+             "-1 on the diagonal"),
+            ((links >= 0) & absent, f"links say that agent <1>, which is absent, hears agent <2> {when} (environment "
+             "<0>): write -1 in its row"),
+            (cut_and_present, f"agent <1> is cut and present {when} (environment <0>): an agent that is cut acts no "
+             "more, leave it out of present"),
             (timestep.terminated & timestep.truncated, f"terminated and truncated are both true {when}: let truncated "
              "be limit & ~terminated"),
         )  # fmt: skip
@@ -241,7 +242,7 @@ class Check(TypeCheck):
             (timestep.reward != 0, f"the reward is not 0 {when}: no action has been taken yet"),
             (
                 _has_cuts(timestep) and timestep.cut,
-                f"agent <1> is cut {when} (copy <0>): an episode begins without cuts",
+                f"agent <1> is cut {when} (environment <0>): an episode begins without cuts",
             ),
         )
         self._check_link_ages(timestep, 0, when)
@@ -261,8 +262,8 @@ class Check(TypeCheck):
             self._check_first(jax.tree.map(lambda x: x[rows], timestep), f"{when} (the restart)")
         if _has_cuts(timestep):
             self._refuse(
-                (timestep.cut & ~before.present & ~ended[:, None], f"agent <1> is cut {when} (copy <0>), but was not "
-                 "present before: cut only those that acted last"),
+                (timestep.cut & ~before.present & ~ended[:, None], f"agent <1> is cut {when} (environment <0>), but "
+                 "was not present before: cut only those that acted last"),
             )  # fmt: skip
         self._check_link_ages(timestep, age[:, None, None], when)
         self._refuse(
@@ -276,8 +277,8 @@ class Check(TypeCheck):
         """Check that messages are from this episode, which began `age` steps ago."""
         if self.spec.links:
             self._refuse(
-                (timestep.links > age, f"links say that agent <1> hears a message of agent <2> {when} (copy <0>) from "
-                 "before the episode: write -1 until one of this episode arrives"),
+                (timestep.links > age, f"links say that agent <1> hears a message of agent <2> {when} (environment "
+                 "<0>) from before the episode: write -1 until one of this episode arrives"),
             )  # fmt: skip
 
     def _compare_single(self, in_batch: Any, single: Any, when: str) -> None:
@@ -288,8 +289,8 @@ class Check(TypeCheck):
         different = difference(a, b, self.tolerance)
         if different:
             self.fail(
-                f"a copy in a batch and the same copy by itself differ {when} in {different}: a copy must depend only "
-                "on its key and its actions, and sums must not depend on the batch"
+                f"an environment gives other values in a batch than by itself {when} in {different}: it must depend "
+                "only on its key and its actions, and sums must not depend on the batch"
             )
 
     def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
@@ -312,6 +313,6 @@ class Check(TypeCheck):
                 return
             state, timestep, *_ = self.advance(keys, state, timestep, np.int32(step_index), np.bool_(True))
         self.fail(
-            "copies with different keys never differ: draw from the key given to reset, or call check_env(..., "
+            "environments with different keys never differ: draw from the key given to reset, or call check_env(..., "
             "random=False) if nothing is random here"
         )

@@ -73,14 +73,17 @@ def check_spec(env: Environment) -> EnvSpec:
         if spec.metrics.get(name, "sum") == "sum":
             chosen = [metric for metric, reduction in spec.metrics.items() if reduction != "sum"]
             fail(
-                f"spec.shares names '{name}', which is no metric that is 0 or 1 in each episode: choose from "
+                f"spec.shares names '{name}', which is not a metric that is 0 or 1 in each episode: choose from "
                 f"{', '.join(chosen) or 'none'}, reduced by last, max or any"
             )
     if spec.score not in {*spec.metrics, "return"}:
         fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
     for name in spec.tie_breakers:
         if name != "return" and name not in spec.metrics:
-            fail(f"spec.tie_breakers names '{name}', which is no metric: choose from {', '.join(spec.metrics)}, return")
+            fail(
+                f"spec.tie_breakers names '{name}', which is not a metric: choose from {', '.join(spec.metrics)}, "
+                "return"
+            )
     if spec.score_mode not in ("min", "max"):
         fail(f"spec.score_mode is {spec.score_mode!r}: choose 'min' or 'max'")
     return spec
@@ -90,8 +93,8 @@ def check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
     """Call `fail` with a sentence unless a leaf of a spec is a Box with ordered bounds."""
     if isinstance(box, Discrete):
         fail(
-            f"spec.{field} is or holds {box!r}, which only actions can be: return the number one-hot, Box(({box.n},), "
-            f"low=0, high=1), or as Box((1,), jnp.int32, 0, {box.n - 1})"
+            f"spec.{field} is or holds {box!r}, but only actions may be Discrete: return the number one-hot, "
+            f"Box(({box.n},), low=0, high=1), or as Box((1,), jnp.int32, 0, {box.n - 1})"
         )
     if not isinstance(box, Box):
         fail(f"spec.{field} holds {box!r}: every leaf must be a Box")

@@ -131,7 +131,7 @@ class TypeCheck:
                 jax.eval_shape(lambda *x: (self.env.reset(x[0]), self.env.step(*x[1:])), key, state, self.action)
             except (TypeError, ValueError, AttributeError, KeyError) as error:
                 self.fail(
-                    "reset and step do not work without a context: use the context of the start of training for None",
+                    "reset and step fail where context is None: treat None as the context at the start of training",
                     error,
                 )
         if isinstance(spec.action, Discrete):

@@ -179,8 +179,8 @@ class Algorithm:
                 raise ValueError(f"{name} is always {value} in {type(self).__name__}, not {given}: give {value}")
         if self.spec.absent_agents and not self.weighs_agents:
             raise ValueError(
-                f"{type(self).__name__.lower()} cannot leave out absent agents, which '{self.spec.name}' may have: use "
-                "coma or ppo, or a team that is always complete (teams of pettingzoo: --complete_team true)"
+                f"{type(self).__name__.lower()} cannot train with absent agents, which '{self.spec.name}' may have: "
+                "use coma or ppo, or a team that is always complete (teams of pettingzoo: --complete_team true)"
             )
         for kind, by_part in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
             for name in by_part:

@@ -41,7 +41,10 @@ class BoxActions:
                 f"from {box.lowest:g} to {box.highest:g}: give its action Box low and high"
             )
         if not (low < high).all():
-            raise ValueError(f"{algorithm} needs a choice: in the action Box of '{spec.name}' low must be below high")
+            raise ValueError(
+                f"in the action Box of '{spec.name}' low is not below high, which leaves {algorithm} nothing to "
+                "choose: raise high"
+            )
         return cls(box)
 
     @property

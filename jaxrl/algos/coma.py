@@ -138,7 +138,10 @@ class Coma(OnPolicy):
             raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
         object.__setattr__(self, "spec", with_critic_input(spec))  # a default one, where the environment has none
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
-            raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
+            raise ValueError(
+                f"coma needs a centralised observation, but '{spec.name}' defines no critic_input: define it, or use "
+                "ppo"
+            )
         super().__post_init__()
         if self.eps_min > self.eps_max:
             raise ValueError(
@@ -148,11 +151,12 @@ class Coma(OnPolicy):
         row = self.batches.row_samples
         if self.minibatch_size < row:
             raise ValueError(
-                f"minibatch_size {self.minibatch_size} is less than {row} transitions kept together: use {row} or more"
+                f"minibatch_size {self.minibatch_size} is less than the {row} transitions that stay together: use "
+                f"{row} or more"
             )
         if self.normalize_advantage and self.gradient_samples * self.layout.shards < 2:
             raise ValueError(
-                "a minibatch holds one sample, whose advantage has no deviation for normalize_advantage: raise "
+                "a minibatch holds only one sample, so normalize_advantage has no deviation to divide by: raise "
                 "minibatch_size or num_envs, or give --normalize_advantage false"
             )
         if self.actor_epochs > self.num_epochs:

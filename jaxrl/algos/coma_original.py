@@ -118,13 +118,17 @@ class ComaOriginal(Coma):
         for name, neutral in self.fixed_settings.items():  # before `Algorithm` does, with advice
             if getattr(self, name) != neutral:
                 raise ValueError(
-                    f"{name} does not apply to coma_original, whose loss is the repository's: remove it, or use coma"
+                    f"{name} does not apply to coma_original, which keeps the loss of the original repository: remove "
+                    "it, or use coma"
                 )
         super().__post_init__()
         if self.layout.shards > 1:
             raise ValueError("coma_original uses all episodes of a training step at once: use --logical_shards 1")
         if not self.spec.fixed_horizon:
-            raise ValueError("coma_original needs an environment whose episodes all have the same length")
+            raise ValueError(
+                f"coma_original needs episodes that all have the same length, and in '{self.spec.name}' they may end "
+                "earlier: use coma"
+            )
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:

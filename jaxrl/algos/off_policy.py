@@ -54,14 +54,14 @@ class OffPolicy(Algorithm):
 
     env_steps_per_update: float = setting(
         64.0,
-        "environment steps, all environments together, for each gradient update; the same for any num_envs: more "
-        "environments make more updates after each of their steps",
+        "environment steps, all environments together, for each gradient update, whatever num_envs is; with more "
+        "environments more updates follow each of their steps",
         between=(1e-5, 1e9),
     )
     update_interval: int = setting(
         1,
-        "steps of every environment between calls to learn, which makes all updates that are due; raised where fewer "
-        "steps would not make one update due",
+        "steps of every environment between calls to learn, which makes all updates that are due; raised until at "
+        "least one is due",
         between=(1, 100_000),
     )
     batch_size: int = setting(
@@ -117,8 +117,8 @@ class OffPolicy(Algorithm):
         if self.respects_masks and spec.next_mask is not independent_mask:
             way_out = ", or give --masking false, which plays closed actions, too" if hasattr(self, "masking") else ""
             raise ValueError(
-                f"{name} needs masks that do not depend on other agents' actions, unlike '{spec.name}'s: use coma or "
-                f"ppo{way_out}"
+                f"the action masks of '{spec.name}' depend on other agents' actions, which {name} cannot use: use coma "
+                f"or ppo{way_out}"
             )
         super().__post_init__()
         if self.updates > MAX_UPDATES:
@@ -129,17 +129,16 @@ class OffPolicy(Algorithm):
             )
         if self.batch_size % self.layout.shards:
             raise ValueError(
-                f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
-                "them, or fewer --logical_shards"
+                f"batch_size {self.batch_size} is not a multiple of the {self.layout.shards} logical shards: change "
+                "it, or lower --logical_shards"
             )
         rows = self.replay_rows
         envs = self.layout.num_envs
         first_batch = self.learning_starts or self.batch_size
         if rows < self.steps_per_call + self.n_step:
             raise ValueError(
-                f"the replay holds {rows - self.n_step} steps of each environment, fewer than the "
-                f"{self.steps_per_call} between calls to learn (update_interval, or more for an update per "
-                "env_steps_per_update): raise buffer_size, or lower update_interval or env_steps_per_update"
+                f"the replay holds {rows - self.n_step} steps of each environment, but {self.steps_per_call} are made "
+                "between two calls to learn: raise buffer_size, or lower update_interval or env_steps_per_update"
             )
         if rows * envs // self.layout.shards >= replay.MAX_ROWS:
             max_rows = (replay.MAX_ROWS - 1) * self.layout.shards

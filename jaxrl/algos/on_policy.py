@@ -77,7 +77,7 @@ class OnPolicy(Algorithm):
     memory_size: int = setting(128, "units of each layer of the memory", between=(1, 2**14))
     memory_layers: int = setting(1, "layers of the memory", between=(1, 100))
     message_passing: Literal["none", "attention"] = setting(
-        "none", "attention: each step, an agent's actor attends to what the agents that it hears send"
+        "none", "attention: in each step, an agent's actor attends to the messages that reach it"
     )
     message_heads: int = setting(4, "heads of the attention", between=(1, 1000))
     message_layers: int = setting(2, "layers of the attention within one exchange of messages", between=(1, 100))
@@ -95,7 +95,10 @@ class OnPolicy(Algorithm):
         for part in self.custom.networks:
             if self._has_layers(part):
                 kind = "memory" if self.has_memory else "message_passing"
-                raise ValueError(f"{part} of your own has no {kind}: use {kind} none, or leave it out of networks")
+                raise ValueError(
+                    f"your own network '{part}' cannot be combined with {kind}: use --{kind} none, or leave it out of "
+                    "networks"
+                )
         if not self.passes_messages:
             return
         if self.spec.num_agents == 1:
@@ -104,11 +107,11 @@ class OnPolicy(Algorithm):
             )
         if self.hidden_size % self.message_heads:
             raise ValueError(
-                f"message_heads {self.message_heads} does not divide hidden_size {self.hidden_size}, the numbers of a "
+                f"message_heads {self.message_heads} does not divide hidden_size {self.hidden_size}, the size of a "
                 "message: change one of them"
             )
         if not self.depth:
-            raise ValueError("messages are what the last hidden layer computes: use --depth 1 or more")
+            raise ValueError("messages come from the last hidden layer, and depth 0 has none: use --depth 1 or more")
 
     def warnings(self, total_env_steps: int) -> list[str]:
         del total_env_steps

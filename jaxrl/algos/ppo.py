@@ -114,7 +114,9 @@ class Ppo(OnPolicy):
         "view (MAPPO); auto = central for teams and with a global state, if the environment has such a view"
     )  # fmt: skip
     risk_level: float = setting(
-        1.0, "share of returns, the worst ones, whose mean is maximised (CVaR); 1 = all of them", between=(1e-3, 1)
+        1.0,
+        "maximise the mean of this share of the returns, the worst ones (CVaR); 1 = of all returns",
+        between=(1e-3, 1),
     )
     risk_quantiles: int = setting(32, "quantiles of the returns that the critic learns, where risk_level is below 1",
                                   between=(2, 10_000))  # fmt: skip
@@ -142,8 +144,8 @@ class Ppo(OnPolicy):
         super().__post_init__()
         if self.quantiles and self.risk_level * self.quantiles < 1 - 1e-6:
             raise ValueError(
-                f"risk_level {self.risk_level:g} is less than one of {self.quantiles} quantiles: use --risk_quantiles "
-                f"{math.ceil(1 / self.risk_level)} or more"
+                f"risk_level {self.risk_level:g} covers less than one of the {self.quantiles} quantiles: use "
+                f"--risk_quantiles {math.ceil(1 / self.risk_level)} or more"
             )
         rows = self.batches.rows_per_shard
         count = self.num_minibatches
@@ -160,8 +162,8 @@ class Ppo(OnPolicy):
             )
         if self.normalize_advantage and self.most_samples < 2:
             raise ValueError(
-                "a rollout holds one sample, whose advantage would be 0 after normalize_advantage, so that the actor "
-                "would never move: raise num_envs or rollout_steps, or give --normalize_advantage false"
+                "a rollout holds only one sample, whose advantage is 0 after normalize_advantage, so the actor would "
+                "not learn: raise num_envs or rollout_steps, or give --normalize_advantage false"
             )
 
     @classmethod

@@ -52,13 +52,11 @@ def main(argv: Sequence[str]) -> int:
     speed_up_start()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:
-        raise UsageError(
-            "labels need an expert: name the directory of a run of sac on reach, with --expert scripted for its values"
-        )
+        raise UsageError("name a run of sac on reach, whose policy plays and labels the data")
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
     if not flags.out.endswith(".npz"):
-        raise UsageError(f"--out {short_repr(flags.out)}: an expert dataset is an .npz file: give it that ending")
+        raise UsageError(f"--out {short_repr(flags.out)}: an expert dataset must end in .npz")
     names = parse_policies(flags.policy)
     episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MAX_EPISODES)
     task = own_task(flags)

@@ -158,7 +158,7 @@ def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str,
     if not plugins:
         return f"JAX is installed without CUDA: pip install -e '.[{extra}]'"
     if len(plugins) > 1:
-        return f"{' and '.join(plugins)} exclude each other: uninstall both, then pip install -e '.[{extra}]'"
+        return f"{' and '.join(plugins)} cannot work together: uninstall both, then pip install -e '.[{extra}]'"
     name, version = next(iter(plugins.items()))
     ours = importlib.metadata.version("jaxlib")
     if version.split(".")[:2] != ours.split(".")[:2]:
@@ -234,9 +234,9 @@ def find_jax_limits(packages: Iterable[importlib.metadata.Distribution]) -> list
                 and package.name not in ("jax", "jaxlib", "jaxrl", *PLUGINS)
             ):
                 limits[package.name] = (
-                    f"{package.name} {package.version} asks for {bound.strip()}: installing it lowered JAX without a "
-                    f"word if a newer one was there (now {importlib.metadata.version('jax')}); for the newest JAX "
-                    "leave it out, or give it a virtual environment of its own"
+                    f"{package.name} {package.version} requires {bound.strip()}, which may have replaced a newer JAX "
+                    f"(now {importlib.metadata.version('jax')}): for the newest JAX uninstall it, or give it its own "
+                    "virtual environment"
                 )
     return [limits[name] for name in sorted(limits)]
 
@@ -285,5 +285,5 @@ def look_at_checkpoints(run: str) -> list[Finding]:
     if meta.get(SMALL):
         return [Finding("resuming", f"{run} holds only weights: start a run with --init_from", "bad")]
     if not isinstance(env_steps := meta.get("env_steps"), int):
-        return [Finding("resuming", f"the metadata of checkpoint {step:,} do not say how far the run is", "bad")]
+        return [Finding("resuming", f"the metadata of checkpoint {step:,} does not say how far the run is", "bad")]
     return [Finding("resuming", f"from checkpoint {step:,}, after {env_steps:,} environment steps", "good")]

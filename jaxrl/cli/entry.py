@@ -65,7 +65,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             platforms = os.environ.get("JAX_PLATFORMS")
             if not platforms or _has_devices():
                 raise
-            sentence = f"JAX_PLATFORMS={short_repr(platforms)} is nothing that JAX can use here: unset it"
+            sentence = f"JAX cannot use JAX_PLATFORMS={short_repr(platforms)} here: unset it"
             print(f"error: {sentence}", file=sys.stderr)
             return 1
 

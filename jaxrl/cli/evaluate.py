@@ -70,9 +70,9 @@ def main(argv: Sequence[str]) -> int:
     options = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
     for name in ("csv", "bound"):
         if getattr(flags, name) is not None and not flags.conditions:
-            raise UsageError(f"--{name} belongs to --conditions: name a file of conditions")
+            raise UsageError(f"--{name} works only with --conditions FILE: add that, or leave it out")
     if flags.greedy and not flags.against:
-        raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy greedy")
+        raise UsageError("--greedy works only with --against: use --policy greedy instead")
     if flags.conditions:
         return _play_conditions(flags, policy_set, options)
     if flags.against:
@@ -132,7 +132,7 @@ def _play_conditions(flags: argparse.Namespace, policy_set: PolicySet, options: 
 
 def _league(flags: argparse.Namespace, policy_set: PolicySet) -> league.League:
     if flags.simulator:
-        raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
+        raise UsageError("--against needs two teams, which no simulator has: leave --simulator out")
     if policy_set.run is None:
         raise UsageError("--against plays a run against others: name the run first")
     players = [policy_set, *(policies.load_run(run, not flags.last) for run in flags.against)]

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("say where to write: --out DIR")
     if flags.format == RUN:
         if flags.greedy:
-            raise UsageError("--greedy is for --format jidi: a run keeps the whole policy, leave it out")
+            raise UsageError("--greedy has no effect on --format run, which keeps the whole policy: leave it out")
         paths = write_small_run(flags.run, Path(expand_home(flags.out)), not flags.last, find_checkpoint(flags))
         print(f"wrote {flags.out} ({sum(path.stat().st_size for path in paths) / 2**10:,.0f} KiB)")
         return 0

@@ -82,8 +82,8 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(f"unexpected word {short_repr(word)}: {advice}")
             if self.algo and word in _DEVICE_FLAGS:
                 raise UsageError(
-                    f"unknown flag '{word}': JAX takes the accelerator by itself; JAX_PLATFORMS=cpu before the command "
-                    "makes it train on the CPU"
+                    f"unknown flag '{word}': JAX finds a GPU by itself; to train on the CPU, put JAX_PLATFORMS=cpu "
+                    "before the command"
                 )
             if published_name:
                 raise UsageError(f"unknown flag {short_repr(word)}: {published_name}")

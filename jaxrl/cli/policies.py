@@ -69,9 +69,7 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
         if not word.startswith("-") and not (before.startswith("--") and "=" not in before and before not in switches)
     ]
     if len(runs) > 1:
-        raise UsageError(
-            f"unexpected word {short_repr(runs[1])}: flags begin with --, and one run is looked at at a time"
-        )
+        raise UsageError(f"unexpected word {short_repr(runs[1])}: name only one run; flags begin with --")
     named = [word for before, word in pairs if before == "--env"]
     named += [word.removeprefix("--env=") for word in argv if word.startswith("--env=")]
     if not runs:

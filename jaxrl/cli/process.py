@@ -73,8 +73,8 @@ class _CacheWarnings:
         else:
             reason = getattr(error, "strerror", None) or str(message).rpartition(": ")[2]
             sentence = (
-                f"compiled programs cannot be kept in {folder} ({reason}), and each start compiles them again: make it "
-                "writable, or let JAX_COMPILATION_CACHE_DIR name another folder"
+                f"compiled programs cannot be kept in {folder} ({reason}), so each start compiles them again: make it "
+                "writable, or set JAX_COMPILATION_CACHE_DIR to another folder"
             )
         print(f"warning: {one_line(sentence)}", file=sys.stderr)
 

@@ -100,7 +100,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 def _check_regular(path: Path) -> None:
     """Raise OSError for devices, pipes and sockets, which a file would replace."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -90,8 +90,8 @@ def rollout(
         for key, value in condition.settings.items():
             if typing.get_origin(kinds.get(key)) is tuple and not isinstance(value, list):
                 raise UsageError(
-                    f"condition '{condition.name}': {key} is a list itself, and a list of values is crossed: write it "
-                    f"in two pairs of brackets, such as {key}: [[{value}]]"
+                    f"condition '{condition.name}': one value of {key} is a list, and a list means several values: "
+                    f"write it in two pairs of brackets, such as {key}: [[{value}]]"
                 )
         try:
             changed.append(policy_set.with_env_settings(condition.settings))

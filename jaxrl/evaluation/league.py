@@ -267,9 +267,14 @@ def _check_meets(run: PolicySet, others: Sequence[PolicySet]) -> None:
     """Raise UsageError unless a run can play the others."""
     assert run.run and run.config and run.algo
     if run.env.env.match_rules is None:
-        raise UsageError(f"{run.run}: its environment '{run.name}' has no two teams: use --against with runs that have")
+        raise UsageError(
+            f"{run.run} was trained on '{run.name}', which does not have two teams: use --against with runs of games "
+            "between two teams, such as snakes"
+        )
     if run.algo.recurrent:
-        raise UsageError(f"{run.run} needs a carry, which policies of the other team cannot have: remove it")
+        raise UsageError(
+            f"{run.run} keeps a memory between steps, which --against does not support: leave this run out"
+        )
     for other in others:
         assert other.run and other.config
         if (run.run.resolve(), run.step) == (other.run.resolve(), other.step):

@@ -242,5 +242,8 @@ def _refit_algorithm(
         raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
     needed, loaded = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (expected, params))
     if needed != loaded:
-        raise UsageError(f"the run's policy does not match {changed}: its networks were built for other shapes")
+        raise UsageError(
+            f"the run's policy does not match {changed}: its networks were built for other shapes: leave that setting "
+            "out"
+        )
     return algo

@@ -78,7 +78,9 @@ def read_evaluation(path: Path, policy_set: PolicySet, name: str) -> tuple[Refer
         names = {*evaluated_settings, *settings}
         different = {name for name in names if evaluated_settings.get(name) != settings.get(name)}
         if report["env"] != policy_set.name or not different <= free_settings:
-            raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
+            raise UserError(
+                f"{path} was made with other settings of the environment: run jaxrl.evaluate with these settings first"
+            )
         return _references(report, policy_set, name), _final_means(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {short_repr(str(error))}"

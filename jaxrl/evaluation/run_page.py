@@ -122,7 +122,9 @@ def make_page(runs: Sequence[RunSummary]) -> str:
     charts = [chart for name in names for env in envs if (chart := _chart(name, env, all_series, runs))]
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     if not charts:
-        raise UserError(f"{', '.join(run.name for run in runs)}: no metrics yet, nothing can be drawn")
+        raise UserError(
+            f"{', '.join(run.name for run in runs)}: no metrics yet: wait until training has written the first row"
+        )
     parts = [
         _table("run", run_summary.TITLES, run_summary.make_run_rows(runs)),
         *(f"<p>{html.escape(line)}</p>" for line in run_summary.describe_scores(runs)),

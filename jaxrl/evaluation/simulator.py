@@ -61,7 +61,7 @@ def require_reach(policy_set: PolicySet) -> ReachBatch:
     """Return the reach environment of a policy. Raises UsageError for any other."""
     if not isinstance(policy_set.env, ReachBatch):
         origin = f"{policy_set.run} was trained on" if policy_set.run else "this is"
-        raise UsageError(f"the simulator has the arm of 'reach', {origin} '{policy_set.name}': choose a run of reach")
+        raise UsageError(f"the simulator plays only 'reach', but {origin} '{policy_set.name}': choose a run of reach")
     return policy_set.env
 
 

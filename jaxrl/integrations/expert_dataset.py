@@ -99,7 +99,7 @@ def read(path: Path | str, min_episodes: int = MIN_EPISODES) -> ExpertDataset:
         with np.load(path, allow_pickle=False) as archive:
             arrays: dict[str, Any] = {name: archive[name] for name in _NAMES if name in archive}
     except Exception as error:  # a damaged archive can raise anything
-        reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
+        reason = getattr(error, "strerror", None) or "it is not an .npz archive of plain arrays"
         raise ExpertDatasetError(
             f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or create it "
             f"again"
@@ -168,7 +168,9 @@ def _check(arrays: dict[str, Any], path: str, min_episodes: int) -> None:
         if not sizes[0]:
             raise refuse(f"has an empty {first}: give observations and actions")
         if sizes[0] != sizes[1]:
-            raise refuse(f"mixes sizes: {first} has {sizes[0]} numbers, {second} {sizes[1]}")
+            raise refuse(
+                f"mixes sizes: {first} has {sizes[0]} numbers, {second} has {sizes[1]}: give both the same size"
+            )
     for name in ("action", "mu"):
         if np.abs(arrays[name]).max() > 1 + 1e-6:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
@@ -182,7 +184,10 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, min_episodes: int) -> N
     task = arrays["task"]
     names = arrays["task_names"]
     if len(task) and not 0 <= task.min() <= task.max() < len(names):
-        raise refuse(f"names {len(names)} tasks, but has rows of task {task.max() if task.min() >= 0 else task.min()}")
+        raise refuse(
+            f"names {len(names)} tasks, but has rows of task {task.max() if task.min() >= 0 else task.min()}: number "
+            "the tasks from 0"
+        )
     begins = step == 0
     goes_on = (step[1:] == step[:-1] + 1) & (task[1:] == task[:-1]) & ~arrays["terminated"][:-1]
     wrong = ~(begins[1:] | goes_on)

@@ -60,8 +60,8 @@ def _choose_ipp_marl(values: Values) -> str:
     kind = values.get("missions.type", "COMA")
     if kind != "COMA":
         raise UsageError(
-            f"missions of type {short_repr(kind)} are not trained here, only COMA: scripted policies play with "
-            "python -m jaxrl.evaluate --env coverage --policy random,lawnmower,ig"
+            f"jaxrl trains missions of type COMA, not {short_repr(kind)}: to play scripted policies run python -m "
+            "jaxrl.evaluate --env coverage --policy random,lawnmower,ig"
         )
     return "coma"
 
@@ -224,8 +224,8 @@ def _choose_collective(values: Values) -> str:
     mode = str(values.get("mode", "train_worker"))
     if mode not in _STAGES:
         raise UsageError(
-            f"the mode {short_repr(mode)} is no training here: use python -m jaxrl.evaluate or jaxrl.collect with a "
-            f"run, or one of the modes {', '.join(_STAGES)}"
+            f"the mode {short_repr(mode)} does not train: use python -m jaxrl.evaluate or jaxrl.collect with a run, or "
+            f"one of the modes {', '.join(_STAGES)}"
         )
     return _STAGES[mode]
 

@@ -61,7 +61,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
         )
     if getattr(algo, "passes_messages", False) or getattr(algo, "types", None):
         raise UsageError(
-            "the numpy format has one network for all agents and no messages between them: choose --format stablehlo "
+            "the numpy format needs one network for all agents and no messages between them: choose --format stablehlo "
             "or onnx, or a run with message_passing none and share_parameters true"
         )
     settings = network_settings(algo, "numpy")
@@ -76,7 +76,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
     if getattr(algo, "egocentric", False):
         if not isinstance(policy.env, Coverage) or not isinstance(spec.action, Discrete):
             raise UsageError(
-                "the numpy format makes egocentric views of coverage, not of other environments: choose --format "
+                f"the numpy format makes egocentric views only of coverage, not of '{spec.name}': choose --format "
                 "stablehlo or onnx, or train with --egocentric false"
             )
         settings["frames"] = actions_in_frames(spec.action.n).tolist()
@@ -95,7 +95,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
     masking = rule if algo.respects_masks and policy._blank.action_mask is not None else "none"
     if spec.absent_agents and masking == "sequential":
         raise UsageError(
-            "the numpy format does not know which agents are absent, and their actions would close those of others: "
+            "the numpy format cannot tell which agents are absent, and their actions would close actions of others: "
             "choose --format stablehlo or onnx, or a run without absent agents (of coverage: team_sizes, loss_rate)"
         )
     settings |= {"actions": "discrete", "masking": masking}
@@ -154,7 +154,7 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
                          "against an opponent")  # fmt: skip
     masking = algo.respects_masks and env.masks
     if env.careful_masks and masking:
-        raise UsageError("the agent of the jidi format has no careful masks: train with careful_masks 0")
+        raise UsageError("an agent of the jidi format does not compute careful masks: train with careful_masks 0")
     return network_settings(algo, "jidi") | {
         "snakes": env.snakes,
         "beans": env.beans,

@@ -47,7 +47,10 @@ class Sizes:
         Raises ValueError: there is no network for this shape.
         """
         if len(shape) not in (1, 3):
-            raise ValueError(f"networks need vectors or images (H, W, C) as observations, not arrays of shape {shape}")
+            raise ValueError(
+                f"networks need vectors or images (H, W, C) as observations, not arrays of shape {shape}: reshape them "
+                "in the environment"
+            )
         if len(shape) == 1:
             return MLP(outputs, self.hidden_size, self.depth, self.initializer, self.dtype)
         smallest = 5 + (4 - 1) * self.stride  # leaves a pixel for the last convolution

@@ -92,8 +92,8 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         trials = settings.num_seeds * len(combined)
         if env.on_host and trials > 1:
             raise UsageError(
-                f"'{env.spec.name}' runs on the host, which steps the environments of one policy: start a run for each "
-                "seed, without num_seeds and sweep"
+                f"'{env.spec.name}' runs on the host, where one run trains one policy: start a run for each seed, "
+                "without num_seeds and sweep"
             )
         if trials > 1:
             devices = choose_trial_devices(settings.devices, trials)
@@ -166,9 +166,7 @@ def _check_environment(env: Environment) -> None:
 def _settings_on_host(settings: RunSettings, env: str) -> RunSettings:
     """Return the settings with one device, to which the host gives its steps. Raises UsageError: more are requested."""
     if settings.devices > 1 or hosts.count_hosts() > 1:
-        raise UsageError(
-            f"'{env}' runs on the host, which steps the environments of one device: use --devices 1, and one host"
-        )
+        raise UsageError(f"'{env}' runs on the host, which serves only one device: use --devices 1 and one host")
     return dataclasses.replace(settings, devices=1)
 
 
@@ -209,12 +207,13 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, settings: RunSetti
     snapshots = largest_divisor(games, settings.self_play)
     if any(phase.restart for phase in algo.phases):
         raise UsageError(
-            "the opponent 'self' needs an algorithm whose environments go on from iteration to iteration: choose "
+            "the opponent 'self' needs an algorithm whose games continue from one iteration to the next: choose "
             "scripted players, such as --opponent 2"
         )
     if algo.recurrent:
         raise UsageError(
-            "the opponent 'self' needs a policy without a carry: choose scripted ones, such as --opponent 2"
+            "the opponent 'self' needs a policy without memory between steps: choose scripted players, such as "
+            "--opponent 2"
         )
     return SelfPlay(env.env, env, algo, games // snapshots, snapshots, iterations_for(settings.self_play_every, algo))
 

@@ -217,7 +217,7 @@ class Checkpoints:
         except ValueError as error:
             if step not in self._damaged:
                 self._damaged.add(step)
-                self._warn(f"checkpoint {folder} is damaged, older ones stay in its place: {error}")
+                self._warn(f"checkpoint {folder} is damaged, so older ones are kept: {error}")
             return False
         return True
 
@@ -374,7 +374,9 @@ class Checkpoints:
         """Raise CheckpointError if an intact checkpoint is of another run; warn if nothing can tell."""
         versions = self.directory.parent / run_directory.VERSIONS
         if stored.run and not versions.exists():
-            self._warn(f"{versions} is absent: whether versions, spaces and checkpoints are this run's is not checked")
+            self._warn(
+                f"{versions} is missing, so nothing checks that versions, spaces and checkpoints belong to this run"
+            )
         if not self._is_foreign(stored):
             return
         if any(self._is_own(step) for step in self.steps()):
@@ -482,7 +484,7 @@ def _describe_misnamed(directory: Path) -> list[str]:
     """Return a sentence for each folder that may be a checkpoint but for its name, such as 120 for 0000000120."""
     names = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else ()
     return [
-        f"{directory / name} is passed over: if it is a checkpoint, rename it to {_folder_name(int(name))}"
+        f"{directory / name} is ignored: if it is a checkpoint, rename it to {_folder_name(int(name))}"
         for name in names
         if re.fullmatch(r"[0-9]{1,18}", name) and len(name) != _DIGITS
     ]

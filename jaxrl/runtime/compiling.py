@@ -98,7 +98,7 @@ class RunCompiler:
         return [self._make_phase(phase) if left else None for phase, left in zip(phases, remaining, strict=True)]
 
     def make_start(self, inputs: Any) -> Program:
-        return self._make_program("the start", lambda: (self.trainer.make_init(), self._key_shapes(), inputs))
+        return self._make_program("the start", lambda: (self.trainer.make_init(), self.trainer.key_shapes(), inputs))
 
     def make_evaluation(self) -> Program:
         return self._make_program("the evaluation", self._jit_evaluation, self.state_bytes)
@@ -152,10 +152,6 @@ class RunCompiler:
     def _say_compiled(self, what: str, seconds: float) -> None:
         self.say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(self.needed[-1])} per device")
 
-    def _key_shapes(self) -> Any:
-        trainer = self.trainer
-        return trainer.place_shapes(jax.eval_shape(lambda: trainer.keys(0)), self._trial_spec)
-
     @property
     def _trial_spec(self) -> Any:
         return SPLIT if self.trainer.trials > 1 else REPLICATED
@@ -193,4 +189,4 @@ class RunCompiler:
             return final_values(policies, held_out, run.eval_env.context(progress))
 
         function = jax.jit(evaluate, compiler_options=compiler_options())
-        return function, policies, self._key_shapes(), self.state.progress
+        return function, policies, self.trainer.key_shapes(), self.state.progress

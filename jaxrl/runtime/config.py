@@ -100,7 +100,7 @@ class RunSettings:
         "iterations per row at its beginning", between=(0, 1e9))
     self_play: int = setting(4,
         "maximum number of snapshots of the learner that play where the opponent is 'self', lowered to a divisor of "
-        "the number of games; more of them vary the opponents more and need more memory", between=(1, 1000))
+        "num_envs; more of them vary the opponents more and need more memory", between=(1, 1000))
     self_play_every: int = setting(256_000,
         "environment steps between two snapshots, summed over all environments and rounded to whole iterations; a new "
         "snapshot replaces the oldest", between=(1, 1e12))
@@ -294,7 +294,8 @@ def check_value(field: Field, value: Any, where: str) -> Any:
     try:
         return exact_value(field.name, value, field.kind, field.between or (-LARGEST, LARGEST), texts=True)
     except ValueError as error:
-        raise UsageError(f"{where}: {error}") from None
+        unit = " (a share of the run: 0.1 is a tenth)" if field.help.startswith("share of the run") else ""
+        raise UsageError(f"{where}: {error}{unit}") from None
 
 
 def _is_plain(value: Any) -> bool:
@@ -402,11 +403,18 @@ def suggestion(word: str, known: dict[str, str]) -> str:
     akin = [name for name in known if name.endswith(ending)]
     if len(words) > 1:
         akin += [name for name, text in known.items() if text.startswith(meaning) and name not in akin]
+        akin = akin or [name for name, text in known.items() if _explains(name, text, words)]
     if akin:
         return f"did you mean {' or '.join(akin[:4])}?"
     bare = {name.strip("-"): name for name in known}  # all flags begin with dashes
-    matches = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word[:100].strip("-"), list(bare), n=1, cutoff=0.68)
     return f"did you mean '{bare[matches[0]]}'?" if matches else "see --help for all of them"
+
+
+def _explains(name: str, text: str, words: list[str]) -> bool:
+    """Return whether a setting's name holds the first of several words, and its explanation or name the others."""
+    parts = re.split("[-_]+", name.strip("-"))
+    return words[0] in parts and {*words} <= {*parts, *re.findall(r"\w+", text.lower())}
 
 
 def find_env_name(values: dict[str, Any]) -> str | None:

@@ -101,7 +101,7 @@ def find(coordinator: str | None, count: int | None, index: int | None) -> Proce
     if count is not None and count < 1:
         raise UsageError(f"{names[1]} must be at least 1, not {count}")
     if index is not None and not 0 <= index < (count or index + 1):
-        raise UsageError(f"host {index} of {count} hosts: give hosts the numbers 0 to N - 1 with {names[2]}")
+        raise UsageError(f"there is no host {index} of {count}: number the hosts from 0 to N - 1 with {names[2]}")
     port_match = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
     if coordinator is not None and not (port_match and 0 < int(port_match[1]) < 2**16):
         raise UsageError(f"{names[0]} must be HOST:PORT of host 0, such as node1:7733, not {short_repr(coordinator)}")

@@ -158,8 +158,8 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[dict[int, AlgoState], in
     described = describe_failed({all_trials[k].folder: iteration for k, iteration in lost.items()})
     if len(lost) == len(indices):
         raise UserError(
-            f"every trial of {saved.directory} has failed ({described}): name another one, or the number of an earlier "
-            "checkpoint if there is one"
+            f"every trial of {saved.directory} has failed ({described}): name another run, or an earlier checkpoint if "
+            "there is one"
         )
     if lost:
         print(f"warning: {described}, and is left out", file=sys.stderr)
@@ -311,12 +311,14 @@ def _check_weights(name: str, run: Run, saved: _SavedRun) -> None:
         built = [", ".join(f"{setting} {values[setting]}" for setting in names) for values in (saved_flat, flat)]
         remedy = " ".join(f"--{setting} {_word(saved_flat[setting])}" for setting in needed)
         raise UsageError(
-            f"the networks of {name} do not match: they were built with {built[0]}; here {built[1]}: give {remedy}, or "
-            "leave out init_from"
+            f"the networks of {name} do not match: they were built with {built[0]}, but this run has {built[1]}: give "
+            f"{remedy}, or leave out init_from"
         )
     if other_shapes:
         cause = "with other networks=" if run.algo.custom.networks else f"by another version of '{there.algo}'"
-        raise UsageError(f"the networks of {name} do not match: they were built {cause}")
+        raise UsageError(
+            f"the networks of {name} do not match: they were built {cause}; use the same here, or leave out init_from"
+        )
 
 
 def _word(value: Any) -> str:

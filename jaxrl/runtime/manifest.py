@@ -139,7 +139,7 @@ def _check_types(manifest: Manifest) -> None:
         "sizes": not isinstance(manifest.sizes, dict) or not all(map(is_count, manifest.sizes.values())),
     }
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
-        raise ValueError(f"its entry '{names[0]}' has another form than it is written in")
+        raise ValueError(f"its entry '{names[0]}' does not have the expected form")
     if len({name for name, *_ in manifest.leaves}) < len(manifest.leaves):
         raise ValueError("it lists a leaf twice")
     if META not in manifest.files:
@@ -176,7 +176,7 @@ def read_meta(folder: Path, manifest: Manifest) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{META} cannot be used: {error}") from None
     if not isinstance(meta, dict):
-        raise ValueError(f"{META} holds no JSON object")
+        raise ValueError(f"{META} is not a JSON object")
     return meta
 
 

@@ -65,10 +65,10 @@ class Leaf:
         try:
             array = np.asarray(value) if is_known else jnp.asarray(value)
         except (ValueError, TypeError):  # the latter from JAX
-            raise ValueError(f"{self.what} are arrays of numbers, or nested lists of equal lengths") from None
+            raise ValueError(f"{self.what} must be arrays of numbers, or nested lists of equal lengths") from None
         kinds = (jnp.bool_, jnp.integer, jnp.floating)
         if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
-            raise ValueError(f"{self.what} are arrays of real numbers, not of {array.dtype}")
+            raise ValueError(f"{self.what} must be arrays of real numbers, not of {array.dtype}")
         return array
 
     def check(self, array: Any, in_box: bool) -> None:
@@ -107,8 +107,8 @@ class Leaf:
             )
         fraction = values[values != np.floor(values)][0]
         raise ValueError(
-            f"{self.what} are whole numbers of {np.dtype(self.box.dtype).name}, and {fraction:g} is none: give them in "
-            "the units of the environment's spec"
+            f"{self.what} must be whole numbers ({np.dtype(self.box.dtype).name}), not {fraction:g}: give them in the "
+            "units of the environment's spec"
         )
 
     def cast(self, array: Any) -> Array:

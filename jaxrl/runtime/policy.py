@@ -98,7 +98,9 @@ class Policy:
         else:
             check_key(key)
             if key.shape not in ((), (size,)):
-                raise ValueError(f"key must be one key, or {size} for as many observations, not of shape {key.shape}")
+                raise ValueError(
+                    f"key must be one key, or {size} keys, one for each observation, not of shape {key.shape}"
+                )
             keys = key if key.ndim else jax.random.split(key, size)
             mode = "sample"
         action, carry = _act(self.algo, self.params, carry, timestep, keys, mode)
@@ -267,7 +269,9 @@ def _flags(first: Any, size: int) -> Array:
         or flags.dtype.kind not in "biu"
         or (is_known and not np.isin(np.asarray(flags), (0, 1)).all())
     ):
-        raise ValueError(f"first must be True, False or bool[{size}], as many as observations, not {short_repr(first)}")
+        raise ValueError(
+            f"first must be True, False or bool[{size}], one for each observation, not {short_repr(first)}"
+        )
     return jnp.asarray(flags, bool)
 
 

@@ -95,7 +95,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
     if directory.parent == run_directory.PRETRAINED:  # the package's files are not to be locked
         raise UsageError(f"{path} holds only weights, which cannot be resumed: start a run with --init_from")
     if not saved_run.is_run(directory) and (root := saved_run.locate(directory)[0]) != directory.absolute():
-        raise UsageError(f"{path} is a part of the run {root}, which trains its trials together: resume that one")
+        raise UsageError(f"{path} is one trial of the run {root}, which trains its trials together: resume that run")
     run_directory.require_writable_path(directory)
     new_config = configuration.apply_resume_changes(config, changes)
     hosts.call_on_host_0(lambda: loggers.check(new_config.run.logger))
@@ -116,7 +116,7 @@ def resume(path: str, config: Config, changes: dict[str, Any]) -> RunOutcome:
                 console.say(f"warning: {lost}")
             if changes:
                 console.say(
-                    f"warning: nothing is left to do, so that these settings change nothing: {', '.join(changes)}"
+                    f"warning: nothing is left to train, so these settings have no effect: {', '.join(changes)}"
                 )
             return RunOutcome(directory, _describe_finished(meta))
         if (schedule := run.config.run.schedule_env_steps) < run.config.run.total_env_steps:

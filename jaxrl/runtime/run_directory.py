@@ -262,7 +262,7 @@ def read_versions(run: Path) -> dict[str, Any]:
     try:
         entries = json.loads((run / VERSIONS).read_text(encoding="utf-8"))
         if not isinstance(entries, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if entries.pop(_DIGEST, None) != _digest(entries):
             raise ValueError("its checksum differs")
         _check_types(entries)
@@ -281,12 +281,12 @@ def _check_types(entries: Mapping[str, Any]) -> None:
     """Raise ValueError if entries of versions.json that are read here have other types than they are written with."""
     for name in (_RUN_ID, "jaxrl", *_PACKAGES, "backend"):
         if not isinstance(entries.get(name, ""), str):
-            raise ValueError(f"its entry '{name}' is no text")
+            raise ValueError(f"its entry '{name}' is not text")
     if not isinstance(entries.get(_ENV), int):
-        raise ValueError(f"its entry '{_ENV}' is no number")
+        raise ValueError(f"its entry '{_ENV}' is not a number")
     spaces = entries.get(SPACES, {})
     if not isinstance(spaces, dict) or not all(isinstance(text, str) for text in spaces.values()):
-        raise ValueError(f"its entry '{SPACES}' is no mapping of texts")
+        raise ValueError(f"its entry '{SPACES}' is not a mapping of texts")
 
 
 def read_run_id(run: Path) -> str:

@@ -49,7 +49,9 @@ class SelfPlay(BatchedEnvironment):
         group = self.group
         games = len(keys)
         if games % (players * group):
-            raise ValueError(f"{games} games do not divide into groups of {group} for each of {players} snapshots")
+            raise ValueError(
+                f"{games} games do not divide into groups of {group} for each of {players} snapshots: change num_envs"
+            )
 
         def by_player(x: Array) -> Array:  # [games, ...] -> [P, games / P, ...]
             rounds = x.reshape(-1, players, group, *x.shape[1:])

@@ -135,8 +135,8 @@ class Session:
         if not self.run.trainer.keeps_envs:
             return state
         self.console.say(
-            "the environments run on the host, which does not save them: all begin new episodes, and the run is not "
-            "what it would have been without the stop"
+            "environments on the host cannot be saved: all begin new episodes, so results differ from a run without "
+            "the stop"
         )
         ends = state.timestep.terminated, state.timestep.truncated
         truncated = jax.device_put(~np.asarray(ends[0]), ends[1].sharding)
@@ -196,9 +196,9 @@ class Session:
                 self.abandoned = True
                 self.checkpoints.wait()
                 reason = (
-                    f"stopped by {self._signals.names[0]}: the running block took longer than {GRACE_SECONDS:.0f} s "
-                    f"and was given up; continue from iteration {self.saver.saved_iteration or 0:,} with --resume "
-                    f"{self.directory}"
+                    f"stopped by {self._signals.names[0]}: the iterations in progress took longer than "
+                    f"{GRACE_SECONDS:.0f} s and are lost; continue from iteration {self.saver.saved_iteration or 0:,} "
+                    f"with --resume {self.directory}"
                 )
         return reason
 
@@ -320,7 +320,7 @@ class Session:
         if (result := pieces.run(state, show, stop)) is None:
             assert last is not None
             progress = f"{last.activity}, {last.done:,} of {last.total:,} {last.unit}"
-            self._abandoned_text = f" (the next one was given up: {progress})"
+            self._abandoned_text = f" (the next one was not finished: {progress})"
             return state
         state, metrics = result
         self._running = metrics, before, 1
@@ -434,8 +434,8 @@ class Session:
             time.sleep(min(0.02, 0.0002 + 0.01 * (time.monotonic() - began)))
             if time.monotonic() - message_time >= PROGRESS_SECONDS:
                 message_time = time.monotonic()
-                self.console.say(f"at work for {format_duration(message_time - began)}, without figures so far")
-            if self._should_abandon("the current block", GRACE_SECONDS):
+                self.console.say(f"still at work after {format_duration(message_time - began)}, no new metrics yet")
+            if self._should_abandon("the current iterations", GRACE_SECONDS):
                 raise _GivenUpError
         return hosts.fetch(tree)
 

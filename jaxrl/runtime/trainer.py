@@ -129,8 +129,15 @@ class Trainer:
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes: TrainState = self.place_shapes(jax.eval_shape(self._init_on_mesh, self.keys(0), inputs), self.specs())
+        shapes: TrainState = self.place_shapes(
+            jax.eval_shape(self._init_on_mesh, self.key_shapes(), inputs), self.specs()
+        )
         return shapes
+
+    def key_shapes(self) -> Any:
+        """Return the shapes of `self.keys`, placed as `make_init` takes them: its trace then serves `shapes`, too."""
+        spec = SPLIT if self.trials > 1 else REPLICATED
+        return self.place_shapes(self.keys(0), spec)
 
     def place_shapes(self, shapes: Any, specs: Any) -> Any:
         """Return ShapeDtypeStructs with the shardings of a prefix tree of PartitionSpecs."""

@@ -74,18 +74,26 @@ class CollectivePhases(MultiStage):
         action = self.spec.action
         vectors = all(isinstance(box, Box) and len(box.shape) == 1 for box in (spec.observation, action))
         if spec.num_agents != 1 or not vectors:
-            raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
+            raise ValueError(
+                f"collective needs one agent with vectors as observations and actions, unlike '{spec.name}': choose "
+                "reach, or another environment that has them"
+            )
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
-            raise ValueError(f"collective needs actions in [-1, 1], but in '{spec.name}' they are {action}")
+            raise ValueError(
+                f"collective needs actions in [-1, 1], but in '{spec.name}' they are {action}: scale them in the "
+                "environment"
+            )
         super().__post_init__()
         _ = self._resolved
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
         if len(set(self.state_entries)) < len(self.state_entries):
-            raise ValueError(f"state_entries {self.state_entries} list an entry twice: list each one once")
+            raise ValueError(f"state_entries {self.state_entries} names an entry twice: name each one once")
         if self.embedding_size % self.num_heads:
-            raise ValueError(f"num_heads {self.num_heads} do not divide embedding_size {self.embedding_size}")
+            raise ValueError(
+                f"num_heads {self.num_heads} does not divide embedding_size {self.embedding_size}: change one of them"
+            )
         if not 2 <= self.context_length <= spec.horizon:
             raise ValueError(
                 f"context_length must lie between 2 and the {spec.horizon} steps of an episode, not "
@@ -93,8 +101,8 @@ class CollectivePhases(MultiStage):
             )
         if self.batch_size % self.layout.shards or self.transformer_batch % self.layout.shards:
             raise ValueError(
-                f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size} and transformer_batch "
-                f"{self.transformer_batch}: choose multiples of them, or fewer --logical_shards"
+                f"batch_size {self.batch_size} and transformer_batch {self.transformer_batch} must be multiples of the "
+                f"{self.layout.shards} logical shards: change them, or lower --logical_shards"
             )
 
     @classmethod

@@ -50,8 +50,8 @@ def resolve_workers(
             size = recording[name].shape[1]
             if (size,) != box.shape:
                 raise ValueError(
-                    f"{kind} of the expert datasets have {size} numbers, but in '{spec.name}' {math.prod(box.shape)}: "
-                    "take sets of one arm and one kind of observation"
+                    f"{kind} of the expert datasets have {size} numbers, but {math.prod(box.shape)} in '{spec.name}': "
+                    "use datasets of one arm and one kind of observation"
                 )
         tasks = list(dict.fromkeys([*(tasks if workers else ()), *recording["task_names"]]))
         lengths = dataset.count_lengths(recording["step"]) + 1
@@ -59,7 +59,7 @@ def resolve_workers(
     if len(tasks) < 2:
         raise ValueError(
             f"collective needs several tasks, and there is only {', '.join(tasks)}: name workers of more tasks and "
-            "let the environment set them, or add expert datasets"
+            "give the environment these tasks, or add expert datasets"
         )
     resolved = json.dumps(dict(zip(RESOLVED, (tasks, worker, rows), strict=True)))
     return settings | {"workers": ",".join(source.run for source in workers), "resolved_inputs": resolved}
@@ -72,11 +72,11 @@ def order_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...]) -> list[Upstr
         run = source.run
         algo = source.algo
         if not isinstance(algo, Sac):
-            raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
+            raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: name runs of sac as workers")
         source.check(spec)
         names = algo.spec.task_names
         if len(names) != 1:
-            raise ValueError(f"{run} was trained on {len(names)} tasks: a worker has one")
+            raise ValueError(f"{run} was trained on {len(names)} tasks: name workers with one task each")
         if names[0] not in spec.task_names:
             raise ValueError(
                 f"{run} was trained on '{names[0]}', which is not among the tasks here ({', '.join(spec.task_names)}): "

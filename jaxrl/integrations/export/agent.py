@@ -83,7 +83,7 @@ class Policy:
     def _check(self, observation: np.ndarray) -> None:
         """Raise ValueError for observations that cannot be meant."""
         if observation.dtype.kind not in "biuf":
-            raise ValueError(f"observations are arrays of real numbers, not of {observation.dtype}")
+            raise ValueError(f"observations must be arrays of real numbers, not of {observation.dtype}")
         low, high = (np.asarray(limit) for limit in self.settings["limits"])
         outside = ~((observation >= low) & (observation <= high))  # also true for NaN
         if outside.any():
@@ -93,7 +93,7 @@ class Policy:
                 f"{low:g} to {high:g}"
             )
         if self.settings["whole"] and (observation != np.floor(observation)).any():
-            raise ValueError("observations are whole numbers in the units of training: do not scale them")
+            raise ValueError("observations must be whole numbers, in the units of training: do not scale them")
 
     def _reset(self, carry: Any, first: Any, batch: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the carry [B, A, units], 0 where an episode begins, {} without a memory. Raises ValueError."""
@@ -104,7 +104,7 @@ class Policy:
             return {}
         flags = np.asarray(first)
         if flags.shape not in ((), batch[:1]) or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
-            raise ValueError(f"first must be True, False or bool[{batch[0]}], as many as observations")
+            raise ValueError(f"first must be True, False or bool[{batch[0]}], one for each observation")
         begins = np.broadcast_to(flags != 0, batch[:1])[:, None, None]
         names = ("hidden", "cell") if settings["memory"] == "lstm" else ("hidden",)
         zeros = np.zeros((*batch, settings["memory_size"]), np.float32)
@@ -114,7 +114,7 @@ class Policy:
         if not isinstance(carry, dict) or set(carry) != set(blank):
             raise ValueError(f"carry must be what the last call returned, with {', '.join(blank)}, or None")
         if any(np.shape(state) != zeros.shape for state in carry.values()):
-            raise ValueError("carry is of another number of environments than the observations: begin with carry=None")
+            raise ValueError("carry and observations have different numbers of environments: begin with carry=None")
         carry = {name: np.where(begins, zeros, carry[name]) for name in blank}
         if not all(np.isfinite(state).all() for state in carry.values()):
             raise ValueError(

@@ -223,7 +223,10 @@ def _convolution(graph: _Graph, eqn: Any, x: Any, kernel: Any) -> str:
     numbers = params["dimension_numbers"]
     padding = params["padding"]
     if any(dilation != 1 for dilation in params["lhs_dilation"]) or params["batch_group_count"] != 1:
-        raise UsageError("the onnx format is not available because the policy has a transposed convolution")
+        raise UsageError(
+            "the onnx format is not available because the policy has a transposed convolution: choose --format "
+            "stablehlo"
+        )
     out = graph.op(
         "Conv",
         graph.op("Transpose", x, perm=_ints(numbers.lhs_spec)),
@@ -323,7 +326,9 @@ def _reverse(graph: _Graph, eqn: Any, x: Any) -> str:
 def _pad(graph: _Graph, eqn: Any, x: Any, value: Any) -> str:
     low, high, inner = zip(*eqn.params["padding_config"], strict=True)
     if any(inner) or min(*low, *high) < 0:
-        raise UsageError("the onnx format is not available because the policy pads between entries")
+        raise UsageError(
+            "the onnx format is not available because the policy pads between entries: choose --format stablehlo"
+        )
     return graph.op("Pad", x, _int64([*low, *high]), value)
 
 
@@ -346,7 +351,9 @@ def _scatter(graph: _Graph, eqn: Any, x: Any, index: Any, update: Any) -> str:
 
 def _select(graph: _Graph, eqn: Any, which: Any, *cases: Any) -> str:
     if len(cases) != 2 or eqn.invars[0].aval.dtype != np.bool_:
-        raise UsageError("the onnx format is not available because the policy selects among several cases")
+        raise UsageError(
+            "the onnx format is not available because the policy selects among several cases: choose --format stablehlo"
+        )
     if eqn.outvars[0].aval.dtype == np.bool_:  # which onnxruntime does not select
         first, second = graph.op("And", graph.op("Not", which), cases[0]), graph.op("And", which, cases[1])
         return graph.op("Or", first, second)

@@ -1,0 +1,83 @@
+"""Results of claims: bench/results/claims/NAME.json, with a row for each seed, and the verdict over all of them."""
+
+import json
+import statistics
+from typing import Any
+
+from bench.claims.claim import Claim, Figure
+from bench.harness import measure
+from jaxrl.common.errors import UserError
+from jaxrl.common.files import write_atomically
+
+RESULTS = measure.RESULTS / "claims"
+MEASURED_ANEW = ("ratio", "parity")  # in each call: they train nothing, and depend on more than the sources
+
+
+def read(claim: Claim) -> dict[str, Any] | None:
+    """Return the result of a claim, None if there is none. Raises UserError: it is damaged."""
+    path = RESULTS / f"{claim.name}.json"
+    if not path.is_file():
+        return None
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is damaged: delete it, and run the claim again") from None
+    return result
+
+
+def usable_rows(claim: Claim, result: dict[str, Any] | None, sources: str) -> list[dict[str, Any]]:
+    """Return the rows of a result that the same commands and sources have made."""
+    if result is None or result["commands"] != claim.commands or claim.kind in MEASURED_ANEW:
+        return []
+    names = {figure.name for figure in claim.figures}
+    return [row for row in result["rows"] if row["sources"] == sources and names <= set(row["figures"])]
+
+
+def write(claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write the result of a claim with these rows, and return it."""
+    rows = sorted(rows, key=lambda row: row["seed"] or 0)
+    result = {
+        "claim": claim.name,
+        "about": claim.about,
+        "kind": claim.kind,
+        "commands": claim.commands,
+        "verdict": judge(claim, rows),
+        "rows": rows,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    write_atomically(RESULTS / f"{claim.name}.json", _format(result))
+    return result
+
+
+def _format(result: dict[str, Any]) -> str:
+    return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def judge(claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return {"holds", "sentence", "figures": {name: {"mean", "expected", "within", "holds"}}} over all rows."""
+    if claim.kind == "parity":
+        (code,) = [row["figures"]["exit_code"] for row in rows]
+        verb = "does not hold" if code else "holds"
+        sentence = f"{claim.name} {verb}: {claim.command.split()[0]} ended with exit code {code}"
+        return {"holds": code == 0, "sentence": sentence, "figures": {}}
+    judged = {figure.name: _judge_figure(figure, rows) for figure in claim.figures}
+    seeds = [str(row["seed"]) for row in rows if row["seed"] is not None]
+    over = f" over seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}" if seeds else ""
+    failed = [name for name, entry in judged.items() if entry["holds"] is False]
+    if failed:
+        problems = [_describe(name, judged[name], "which is not") for name in failed]
+        sentence = f"{claim.name} does not hold{over}: {'; '.join(problems)}"
+    else:
+        checked = [_describe(name, entry, "within") for name, entry in judged.items() if entry["holds"]]
+        sentence = f"{claim.name} holds{over}: {'; '.join(checked)}"
+    return {"holds": not failed, "sentence": sentence, "figures": judged}
+
+
+def _judge_figure(figure: Figure, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    mean = statistics.fmean(row["figures"][figure.name] for row in rows)
+    holds = None if figure.within is None else abs(mean - figure.expectation) <= figure.within
+    return {"mean": mean, "expected": figure.expectation, "within": figure.within, "holds": holds}
+
+
+def _describe(name: str, entry: dict[str, Any], relation: str) -> str:
+    return f"{name} is {entry['mean']:.4g}, {relation} {entry['expected']:.4g} ± {entry['within']:.4g}"
