@@ -31,9 +31,7 @@ def greedy(env, communication):
     return choose
 
 
-@pytest.mark.parametrize(
-    "name", by_day(["own-ig0", "ig0", "ig1"], ["own-ig0", "ig0"])
-)
+@pytest.mark.parametrize("name", by_day(["own-ig0", "ig0", "ig1"], ["own-ig0", "ig0"]))
 def test_recorded_greedy_missions(name):
     record = golden.coverage_mission(name)
     env = environment(record, belief_dtype="float32", communication_range=float(record.config["range"]))
